@@ -1,0 +1,148 @@
+"""Every error that ckstore raises on purpose, and the exit status of each.
+
+    CkstoreError                 1
+    ├── StoreNotFound            4   there is no store at that place
+    ├── NoSuchRef                4   no checkpoint, tag or id of that name (also a LookupError)
+    ├── AmbiguousRef             4   the ref fits several checkpoints (also a LookupError)
+    ├── BadInput                 2   an argument or a file that cannot be used as given (also a ValueError)
+    │   └── CannotStore          1   a value in the state that the format does not hold
+    ├── StepExists               1   the run has another checkpoint at that step
+    ├── StateChanged             1   the state was changed while it was being saved
+    ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
+    │   ├── InsufficientSpace    6   not enough bytes or inodes
+    │   ├── SaveAbandoned        1   the saver was given up
+    │   ├── MissingRanks         1   some ranks did not deliver their part in time
+    │   └── RankMismatch         1   ranks disagree about what they save
+    ├── DamagedBlob              3   bytes on disk are not what their name says
+    ├── InUse                    5   somebody holds what was to be taken apart
+    ├── NewerFormat              1   written by a newer ckstore
+    └── UnsafePlace              1   the filesystem cannot keep what ckstore promises
+
+A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive pickling, since
+training code raises them across processes. Exit statuses: docs/reference/exit-statuses.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CkstoreError(Exception):
+    """Base of all errors of ckstore.
+
+    Attributes:
+        hint: What to do next, one sentence; empty if there is nothing better than the message.
+        exit_status: What the command line exits with.
+    """
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """The message without the hint."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, Any]) -> CkstoreError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class StoreNotFound(CkstoreError):
+    """There is no store at that place."""
+
+    exit_status = 4
+
+
+class NoSuchRef(CkstoreError, LookupError):
+    """No checkpoint, tag or id of that name."""
+
+    exit_status = 4
+
+
+class AmbiguousRef(CkstoreError, LookupError):
+    """The ref fits several checkpoints; the message lists some."""
+
+    exit_status = 4
+
+
+class BadInput(CkstoreError, ValueError):
+    """An argument, or a file that was read, cannot be used as it is."""
+
+    exit_status = 2
+
+
+class CannotStore(BadInput):
+    """A value in the state that the format does not hold.
+
+    Attributes:
+        path: Where it is in the state, ``optimizer.param_groups[0].foo``.
+    """
+
+    exit_status = 1
+
+    def __init__(self, path: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"{path or 'the state itself'}: {why}", hint=hint)
+        self.path = path
+
+
+class StepExists(CkstoreError):
+    """The run has another checkpoint at that step."""
+
+
+class StateChanged(CkstoreError):
+    """The state was changed while it was being saved; nothing was published."""
+
+
+class SaveFailed(CkstoreError):
+    """A save failed. Nothing was published; every earlier checkpoint is intact."""
+
+
+class InsufficientSpace(SaveFailed):
+    """Not enough bytes or inodes on the filesystem of the store."""
+
+    exit_status = 6
+
+
+class SaveAbandoned(SaveFailed):
+    """The saver of this save was given up and fenced off."""
+
+
+class MissingRanks(SaveFailed):
+    """Some ranks did not deliver their part in time."""
+
+
+class RankMismatch(SaveFailed):
+    """Ranks disagree about what they save."""
+
+
+class DamagedBlob(CkstoreError):
+    """Bytes on disk are not what their name says, or are missing."""
+
+    exit_status = 3
+
+
+class InUse(CkstoreError):
+    """Somebody holds what was to be taken apart, or a lock was not had in time."""
+
+    exit_status = 5
+
+
+class NewerFormat(CkstoreError):
+    """Written by a newer ckstore; it is refused, never guessed."""
+
+
+class UnsafePlace(CkstoreError):
+    """The filesystem cannot keep what ckstore promises."""

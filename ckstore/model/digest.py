@@ -1,0 +1,103 @@
+"""Digests: the names of bytes. Source: docs/format/v1.md, "Terms"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import xxhash
+
+from ckstore.errors import BadInput, UnsafePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined, unused-ignore]
+
+DIGEST_PATTERN = re.compile(r"(?:xxh3-[0-9a-f]{32}|blake3-[0-9a-f]{64})\Z")
+
+
+class RunningDigest(Protocol):
+    """A digest of bytes that arrive in parts."""
+
+    def update(self, data: Buffer, /) -> object:
+        """Add `data`."""
+
+    def hexdigest(self) -> str:
+        """Return the hexadecimal digits for all bytes so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A hash algorithm that a store can be made with.
+
+    Attributes:
+        name: As in ``store.json``: ``xxh3_128`` or ``blake3``.
+        prefix: First part of its digests: ``xxh3`` or ``blake3``.
+        collision_resistant: Whether equal digests mean equal bytes even when an adversary chose them.
+        start: Begins a running digest. One-shot and running digests of more than 64 KiB release the GIL.
+    """
+
+    name: str
+    prefix: str
+    collision_resistant: bool
+    start: Callable[[], RunningDigest]
+
+    def digest(self, data: Buffer) -> str:
+        """Return the digest of `data`, a contiguous buffer."""
+        running = self.start()
+        running.update(data)
+        return f"{self.prefix}-{running.hexdigest()}"
+
+    def digest_of_parts(self, running: RunningDigest) -> str:
+        """Return the digest of everything that was given to `running`."""
+        return f"{self.prefix}-{running.hexdigest()}"
+
+
+def _start_blake3() -> RunningDigest:
+    try:
+        import blake3  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        msg = "this store is hashed with blake3, and the package blake3 is not installed"
+        raise UnsafePlace(msg, hint="pip install 'ckstore[blake3]'") from error
+    running: RunningDigest = blake3.blake3()
+    return running
+
+
+ALGORITHMS = {
+    "xxh3_128": Algorithm("xxh3_128", "xxh3", collision_resistant=False, start=xxhash.xxh3_128),
+    "blake3": Algorithm("blake3", "blake3", collision_resistant=True, start=_start_blake3),
+}
+_BY_PREFIX = {algorithm.prefix: algorithm for algorithm in ALGORITHMS.values()}
+
+
+def algorithm_named(name: object) -> Algorithm:
+    """Return the algorithm that ``store.json`` calls `name`.
+
+    Raises:
+        BadInput: There is no such algorithm.
+    """
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        msg = f"hash must be one of {', '.join(ALGORITHMS)}, got {name!r}"
+        raise BadInput(msg)
+    return ALGORITHMS[name]
+
+
+def algorithm_of(digest: str) -> Algorithm:
+    """Return the algorithm of a digest; it must be valid (`is_digest`)."""
+    return _BY_PREFIX[digest.partition("-")[0]]
+
+
+def is_digest(text: object) -> bool:
+    """Whether `text` has the form of a digest."""
+    return isinstance(text, str) and DIGEST_PATTERN.match(text) is not None
+
+
+def fan_out(digest: str) -> str:
+    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits."""
+    return digest.partition("-")[2][:2]
+
+
+def short_id(digest: str, digits: int = 10) -> str:
+    """Return the first hexadecimal digits of a digest, for people."""
+    return digest.partition("-")[2][:digits]

@@ -1,0 +1,79 @@
+"""What users are told about a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.model.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One published checkpoint.
+
+    Attributes:
+        id: Digest of its manifest.
+        run, step: Its identity in the store.
+        sequence: Order of commits; the greatest is the latest.
+        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        logical_bytes: Bytes of everything it holds; what a copy without any sharing would take.
+        new_bytes: Bytes of the blobs that the save wrote.
+        reused_bytes: Bytes of it that the save found in the store.
+        leaf_count: Tensors, arrays and other values kept as bytes.
+        content: Says whether two checkpoints hold the same.
+        parent: Id of the checkpoint that this one continues, or None.
+        tags: Tags that name it when this was read.
+        durable: False if it lies on a filesystem that cannot keep it through a power cut.
+        catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
+    """
+
+    id: str
+    run: str
+    step: int
+    sequence: int
+    created: str
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+    leaf_count: int
+    content: str
+    parent: str | None = None
+    message: str = ""
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    durable: bool = True
+    catalogued: bool = True
+
+    @property
+    def name(self) -> str:
+        """The full ref of the checkpoint, ``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """Sort key of the order of commits."""
+        return self.sequence, self.created, self.id
+
+    @classmethod
+    def of(cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = ()) -> CheckpointInfo:
+        """Return what a manifest says."""
+        about = manifest.description
+        return cls(
+            id=manifest_id,
+            run=manifest.run,
+            step=manifest.step,
+            sequence=manifest.sequence,
+            created=manifest.created,
+            logical_bytes=manifest.logical_bytes,
+            new_bytes=manifest.new_bytes,
+            reused_bytes=manifest.reused_bytes,
+            leaf_count=len(manifest.leaves),
+            content=manifest.content,
+            parent=about.parent,
+            message=about.message,
+            metrics=about.metrics,
+            metadata=about.metadata,
+            tags=tags,
+        )

@@ -1,0 +1,173 @@
+"""What a checkpoint is: the values of ``manifest.json``. Source: docs/format/v1.md, "A checkpoint"."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckstore.model.digest import Algorithm
+
+MANIFEST_VERSION = 1
+MANIFEST_MAX_BYTES = 512 * 2**20
+MAX_DEPTH = 100
+SAFE_INT = 2**53
+
+LeafKind = Literal["torch", "numpy", "bytes", "str"]
+Node = Any
+"""A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where one piece is.
+
+    Attributes:
+        piece: Digest of the piece.
+        blob: Index into the manifest's `blobs`.
+        offset: Bytes from the start of the blob.
+        length: Bytes, at least 1.
+    """
+
+    piece: str
+    blob: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRecord:
+    """A row of `nbytes` bytes: the concatenation of its extents."""
+
+    nbytes: int
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRecord:
+    """One value that is kept as bytes.
+
+    Attributes:
+        name: Path in the state, ``model.layers[0].weight``.
+        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
+        dtype: ``float32`` or, for NumPy, ``<f4``; empty for bytes and str.
+        shape: Sizes, outermost first; empty for a scalar, bytes and str.
+        storage: Index into the manifest's `storages`.
+        offset: Bytes from the start of the storage to the first element.
+        strides: Elements, one for each dimension; None: row-major contiguous.
+    """
+
+    name: str
+    kind: LeafKind
+    dtype: str
+    shape: tuple[int, ...]
+    storage: int
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRecord:
+    """A blob that a checkpoint needs: its digest and its size in bytes."""
+
+    digest: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the caller says about a checkpoint; all of it is checked and plain JSON (`model.describe`)."""
+
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
+
+    run: str
+    step: int
+    sequence: int
+    created: str
+    writer: str
+    description: Description
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+    content: str
+    blobs: tuple[BlobRecord, ...]
+    storages: tuple[StorageRecord, ...]
+    leaves: tuple[LeafRecord, ...]
+    state: Node
+
+
+def leaf_json(leaf: LeafRecord) -> dict[str, Any]:
+    """Return the JSON object of a leaf; members that have their default are left out."""
+    out: dict[str, Any] = {"name": leaf.name, "kind": leaf.kind, "storage": leaf.storage}
+    if leaf.kind in ("torch", "numpy"):
+        out["dtype"] = leaf.dtype
+        out["shape"] = list(leaf.shape)
+        if leaf.strides is not None:
+            out["strides"] = list(leaf.strides)
+    if leaf.offset:
+        out["offset"] = leaf.offset
+    return out
+
+
+def canonical_json(value: object) -> bytes:
+    """Return `value` as JSON with sorted member names, without spaces, in ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def content_digest(
+    leaves: tuple[LeafRecord, ...], state: Node, storages: tuple[StorageRecord, ...], algorithm: Algorithm
+) -> str:
+    """Return the digest that says whether two checkpoints hold the same (docs/format/v1.md, "content")."""
+    held = {
+        "leaves": [leaf_json(leaf) for leaf in leaves],
+        "state": state,
+        "storages": [[s.nbytes, [[e.piece, e.length] for e in s.extents]] for s in storages],
+    }
+    return algorithm.digest(canonical_json(held))
+
+
+def render(manifest: Manifest, algorithm: Algorithm) -> tuple[str, bytes]:
+    """Return the id of the manifest and the bytes of ``manifest.json``."""
+    about = manifest.description
+    body = canonical_json(
+        {
+            "format": "ckstore-manifest",
+            "version": MANIFEST_VERSION,
+            "run": manifest.run,
+            "step": manifest.step,
+            "sequence": manifest.sequence,
+            "created": manifest.created,
+            "writer": manifest.writer,
+            "parent": about.parent,
+            "message": about.message,
+            "metrics": {name: encode_metric(value) for name, value in about.metrics.items()},
+            "metadata": about.metadata,
+            "logical_bytes": manifest.logical_bytes,
+            "new_bytes": manifest.new_bytes,
+            "reused_bytes": manifest.reused_bytes,
+            "content": manifest.content,
+            "blobs": [[blob.digest, blob.nbytes] for blob in manifest.blobs],
+            "storages": [
+                [s.nbytes, [[e.piece, e.blob, e.offset, e.length] for e in s.extents]] for s in manifest.storages
+            ],
+            "leaves": [leaf_json(leaf) for leaf in manifest.leaves],
+            "state": manifest.state,
+        }
+    )
+    digest = algorithm.digest(body)
+    return digest, b'{"digest":"' + digest.encode("ascii") + b'","manifest":' + body + b"}\n"
+
+
+def encode_metric(value: float) -> int | float | str:
+    """Return a metric as JSON holds it: numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124 - nan
+        return str(value)
+    return value

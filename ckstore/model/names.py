@@ -1,0 +1,69 @@
+r"""Names of leaves: the path in the state, written so that no two paths have one name.
+
+Source: docs/format/v1.md, "Names". ``{"a": {"b": t}}`` has ``a.b`` and ``{"a.b": t}`` has ``a\.b``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckstore.errors import BadInput
+
+_SPECIAL = re.compile(r"[\\.\[\]]")
+RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
+_HEX_PATTERN = re.compile(r"[0-9a-fA-F]{6,}\Z")
+MAX_STEP = 2**53
+
+
+def join_key(path: str, key: str) -> str:
+    """Return the name of the value at string `key` of the dict named `path`."""
+    escaped = _SPECIAL.sub(r"\\\g<0>", key) if key else "\\0"
+    return f"{path}.{escaped}" if path else escaped
+
+
+def join_index(path: str, index: int) -> str:
+    """Return the name of the value at `index` of the list, tuple or int-keyed dict named `path`."""
+    return f"{path}[{index}]"
+
+
+def check_run(run: object) -> str:
+    """Return `run`.
+
+    Raises:
+        BadInput: It is not a run name.
+    """
+    if not isinstance(run, str) or RUN_PATTERN.match(run) is None or run in (".", ".."):
+        msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
+        raise BadInput(msg)
+    return run
+
+
+def check_step(step: object) -> int:
+    """Return `step`.
+
+    Raises:
+        BadInput: It is not an integer from 0 to 2^53.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        msg = f"a step is an integer from 0 to 2^53, got {step!r}"
+        raise BadInput(msg)
+    return step
+
+
+def check_tag(tag: object) -> str:
+    """Return `tag`.
+
+    Raises:
+        BadInput: It is not a tag name, or it looks like another kind of ref.
+    """
+    if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
+        msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
+        raise BadInput(msg)
+    looks_like = (
+        "a step" if tag.isdigit() else "a ref that is computed" if tag in ("latest", "latest-valid") else "an id"
+    )
+    if tag.isdigit() or tag in ("latest", "latest-valid") or _HEX_PATTERN.match(tag):
+        msg = f"a tag may not look like {looks_like}, got {tag!r}"
+        raise BadInput(msg)
+    return tag
