@@ -1,0 +1,134 @@
+"""Locks on directories: rule L of the design.
+
+Whoever uses a directory holds a shared `flock` on the directory itself; whoever takes it apart needs the exclusive one, without
+waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and made anew is
+another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child closes its copies, since
+a lock lives as long as any descriptor of its open file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+from ckstore.errors import InUse
+
+_POLL_FIRST_S = 0.001
+_POLL_MOST_S = 0.05
+_LOCK_TRIES = 100
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+class DirectoryLock:
+    """A `flock` on a directory, held until `release`; a context manager.
+
+    Attributes:
+        fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
+    """
+
+    __slots__ = ("__weakref__", "_owner", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._owner = os.getpid()
+        _held.add(self)
+
+    def release(self) -> None:
+        """Release the lock; harmless when it was released before."""
+        fd, self.fd = self.fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+    def names(self, path: Path) -> bool:
+        """Whether `path` still gives the directory that is locked."""
+        try:
+            there = os.stat(path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self.fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def __enter__(self) -> DirectoryLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def lock_shared(path: Path, *, timeout_s: float = 10.0) -> DirectoryLock:
+    """Lock the directory `path` for use; wait while somebody takes it apart, at most `timeout_s`.
+
+    Raises:
+        FileNotFoundError: There is no such directory (any more).
+        InUse: It was not had in time.
+    """
+    return _lock(path, fcntl.LOCK_SH, timeout_s)
+
+
+def lock_exclusive(path: Path, *, timeout_s: float) -> DirectoryLock:
+    """Lock the directory `path` against all others; wait at most `timeout_s` seconds.
+
+    Raises:
+        FileNotFoundError: There is no such directory (any more).
+        InUse: It was not had in time.
+    """
+    return _lock(path, fcntl.LOCK_EX, timeout_s)
+
+
+def try_exclusive(path: Path) -> DirectoryLock | None:
+    """Lock the directory `path` for taking it apart, without waiting; None if somebody uses it or it is gone."""
+    try:
+        return _lock(path, fcntl.LOCK_EX, 0.0)
+    except (InUse, FileNotFoundError):
+        return None
+
+
+def _lock(path: Path, kind: int, timeout_s: float) -> DirectoryLock:
+    deadline = time.monotonic() + timeout_s
+    for _ in range(_LOCK_TRIES):
+        lock = DirectoryLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        try:
+            _wait_for(lock.fd, kind, deadline, path)
+            if lock.names(path):
+                return lock
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+    msg = f"{path} was replaced {_LOCK_TRIES} times while it was being locked"
+    raise InUse(msg)
+
+
+def _wait_for(fd: int, kind: int, deadline: float, path: Path) -> None:
+    pause_s = _POLL_FIRST_S
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        else:
+            return
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            msg = f"{path} is locked by another process"
+            raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _POLL_MOST_S)

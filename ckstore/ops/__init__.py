@@ -1,0 +1,1 @@
+"""The verbs of the store, one a module."""

@@ -1,0 +1,1 @@
+"""States to leaves and storages, and back. The only room that imports torch or NumPy, and only when a state needs them."""
