@@ -1,0 +1,75 @@
+# Everything runs in .venv, which the first target that needs it makes. `make help` tells the targets.
+# Needed on the machine: Python 3.11 or later, make, a C compiler, a package registry for pip.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := ckstore cli migrations tests
+
+# More threads than workers only fight each other, and results must not depend on the machine's cores.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format crash bench changelog system-packages clean
+.DELETE_ON_ERROR:
+
+help: ## Tell the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+
+venv: $(STAMP) ## Make .venv with everything that development needs
+
+# torch comes first and alone: it is by far the largest, and a failure there should be seen as its own.
+# No build isolation: hatchling is taken from the same pins as the rest.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: ckstore needs Python 3.11 or later, and '$(PYTHON)' is" \
+			"$$($(PYTHON) -V 2>/dev/null || echo 'not there')" >&2; \
+		echo "hint: say which Python to use: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+		exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $$($(PYTHON) -V)"; \
+		$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "hint: on Debian and Ubuntu the venv module is in the package python3-venv" >&2; exit 1; }; }
+	@echo "installing torch"
+	@$(PIP) install -q -c constraints.txt torch==2.13.0
+	@echo "installing ckstore with its development tools"
+	@$(PIP) install -q -c constraints.txt hatchling
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich]'
+	@touch $@
+
+system-packages:
+	@tests/tools/system-packages
+
+demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
+	@$(BIN)/ckstore demo
+
+test: lint system-packages ## Lint, then every test but the long crash lanes (PYTEST_ARGS="-k name")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## Let ruff format and fix what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
+	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
+		--timeout=3600 --durations=15 $(PYTEST_ARGS)
+
+bench: $(STAMP) ## The measuring tests alone, one after another
+	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
+
+changelog: $(STAMP) ## Show what the next release's changelog will say
+	@$(BIN)/towncrier build --draft
+
+clean: ## Remove .venv, caches and built packages
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,148 @@
+"""What holds for every test: a clean environment, no descriptor left open, reproducible drawing."""
+
+import gc
+import os
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.descriptors import open_below
+from tests.support.loopfs import Kind, loop_filesystem
+
+# Before anything imports torch; `make` sets it too. Workers that each use every core only get slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
+_SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "default", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE
+)
+settings.register_profile(
+    "ci",
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=_SLOW_IS_FINE,
+    derandomize=True,  # a change must not fail because of what an earlier one drew
+    print_blob=True,
+)
+settings.register_profile(
+    "nightly",
+    deadline=None,
+    max_examples=2000,
+    suppress_health_check=_SLOW_IS_FINE,
+    print_blob=True,
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
+_KEPT = ("CKSTORE_CI", "CKSTORE_CRASH")
+_TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own home, own working directory (`tmp_path`), no variable that ckstore or click would read."""
+    for name in list(os.environ):
+        if name.startswith(("CKSTORE_", "_CKSTORE_", "XDG_")) and name not in _KEPT:
+            monkeypatch.delenv(name)
+    for name in _TERMINAL:
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / ".home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure, for `_no_descriptor_left`."""
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_left(
+    request: pytest.FixtureRequest, tmp_path: Path, _clean_environment: None
+) -> Iterator[None]:
+    """Fail a test that leaves a file or directory below its `tmp_path` open.
+
+    What is below `journaled_dir` is watched as well. A test that failed anyway is left alone: its
+    traceback keeps alive whatever was open. A test that leaks on purpose says so with
+    ``@pytest.mark.usefixtures("descriptors_may_leak")``.
+    """
+    watched = [tmp_path]
+    if "journaled_dir" in request.fixturenames:
+        watched.append(request.getfixturevalue("journaled_dir"))
+    before = {entry for folder in watched for entry in open_below(folder).items()}
+
+    yield
+
+    if "descriptors_may_leak" in request.fixturenames or request.node.stash.get(_failed, False):
+        return
+
+    def left() -> set[tuple[int, str]]:
+        return {entry for folder in watched for entry in open_below(folder).items()} - before
+
+    if left():
+        gc.collect()  # a cycle may hold one that nobody else does; slow, so only now
+    if found := left():
+        listed = ", ".join(f"{fd}: {path}" for fd, path in sorted(found))
+        pytest.fail(f"the test left descriptors open: {listed}")
+
+
+@pytest.fixture
+def descriptors_may_leak() -> None:
+    """Switch the check for open descriptors off for one test."""
+
+
+@pytest.fixture
+def make_filesystem(tmp_path: Path) -> Iterator[Callable[[Kind, int], Path]]:
+    """Give a function `(kind, size_mib) -> mountpoint`; unmounted after the test. Needs root."""
+    with ExitStack() as mounts:
+
+        def make(kind: Kind, size_mib: int) -> Path:
+            mount: AbstractContextManager[Path] = loop_filesystem(kind, size_mib, tmp_path)
+            return mounts.enter_context(mount)
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def _journaled_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with loop_filesystem("ext4", 1024, tmp_path_factory.mktemp("journaled")) as mountpoint:
+        yield mountpoint
+
+
+@pytest.fixture(scope="session")
+def journaled_dir(_journaled_filesystem: Path) -> Path:
+    """An ext4 with a journal, 1 GiB, made once a session (a worker): a place that keeps promises.
+
+    All tests of the session share it: work in `journaled_tmp_path`, which is emptied afterwards.
+    """
+    return _journaled_filesystem
+
+
+@pytest.fixture
+def journaled_tmp_path(journaled_dir: Path) -> Iterator[Path]:
+    """A new empty directory on `journaled_dir`; removed after the test."""
+    number = 0
+    while (path := journaled_dir / f"test-{number}").exists():
+        number += 1
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)

@@ -1,0 +1,1 @@
+"""What several tests need; no test is in here."""

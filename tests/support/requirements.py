@@ -1,0 +1,51 @@
+"""What a test needs from the machine: without it a visible skip, in continuous integration a failure.
+
+A machine that checks every change must be able to run every test. If it cannot, a skip would hide that
+a promise is no longer tried, so `CKSTORE_CI=1` (set by `.ci/run`) turns each of these into a failure.
+A GPU is the one exception: ckstore builds and passes without.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+IN_CI = os.environ.get("CKSTORE_CI", "") not in ("", "0")
+"""Whether a test that cannot run here is a failure."""
+
+CRASH_FULL = os.environ.get("CKSTORE_CRASH", "") == "full"
+"""Whether the crash lanes try every point (`make crash`) instead of a sample of them."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Go on if `condition` is true; else skip with `reason`, or fail with it under CKSTORE_CI."""
+    if condition:
+        return
+    if IN_CI:
+        pytest.fail(f"this test must run in continuous integration, and cannot: {reason}")
+    pytest.skip(reason)
+
+
+def require_root() -> None:
+    """Go on as root; else skip or fail."""
+    require(os.geteuid() == 0, "needs root")
+
+
+def require_program(name: str) -> Path:
+    """Return where the program is, looking into the sbin folders too; else skip or fail."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    require(found, f"needs the program {name}")
+    return Path(str(found))
+
+
+def require_c_compiler() -> Path:
+    """Return the system's C compiler; else skip or fail."""
+    return require_program("cc")
+
+
+def require_cuda() -> None:
+    """Go on where torch sees a CUDA device; else skip, in continuous integration too."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
