@@ -35,10 +35,10 @@ $(STAMP): pyproject.toml constraints.txt
 		$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "hint: on Debian and Ubuntu the venv module is in the package python3-venv" >&2; exit 1; }; }
 	@echo "installing torch"
-	@$(PIP) install -q -c constraints.txt torch==2.13.0
+	@$(PIP) install -qq -c constraints.txt torch==2.13.0
 	@echo "installing ckstore with its development tools"
-	@$(PIP) install -q -c constraints.txt hatchling
-	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich]'
+	@$(PIP) install -qq -c constraints.txt hatchling editables
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich]'
 	@touch $@
 
 system-packages:
@@ -48,7 +48,7 @@ demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that not
 	@$(BIN)/ckstore demo
 
 test: lint system-packages ## Lint, then every test but the long crash lanes (PYTEST_ARGS="-k name")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=15 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
@@ -61,7 +61,7 @@ format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff format
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
-	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
+	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m crash \
 		--timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 bench: $(STAMP) ## The measuring tests alone, one after another

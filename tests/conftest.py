@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.descriptors import open_below
 from tests.support.loopfs import Kind, loop_filesystem
 
-# Before anything imports torch; `make` sets it too. Workers that each use every core only get slower.
+# Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
@@ -46,7 +46,7 @@ _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS",
 
 @pytest.fixture(autouse=True)
 def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own home, own working directory (`tmp_path`), no variable that ckstore or click would read."""
+    """Own home, own working directory (`tmp_path`), no variable that ckstore or click reads."""
     for name in list(os.environ):
         if name.startswith(("CKSTORE_", "_CKSTORE_", "XDG_")) and name not in _KEPT:
             monkeypatch.delenv(name)

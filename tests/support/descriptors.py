@@ -8,7 +8,7 @@ from pathlib import Path
 def open_below(folder: Path) -> dict[int, str]:
     """Return descriptor -> path of every open regular file or directory below `folder`.
 
-    Files that were unlinked while open count too (a leak is a leak); pipes, sockets and devices do not.
+    Files that were unlinked while open count too; pipes, sockets and devices do not.
     """
     prefix = f"{folder}{os.sep}"
     found: dict[int, str] = {}

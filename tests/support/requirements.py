@@ -1,8 +1,8 @@
-"""What a test needs from the machine: without it a visible skip, in continuous integration a failure.
+"""What a test needs from the machine: else a visible skip, in continuous integration a failure.
 
-A machine that checks every change must be able to run every test. If it cannot, a skip would hide that
-a promise is no longer tried, so `CKSTORE_CI=1` (set by `.ci/run`) turns each of these into a failure.
-A GPU is the one exception: ckstore builds and passes without.
+A machine that checks every change must be able to run every test. If it cannot, a skip would hide
+that a promise is no longer tried, so `CKSTORE_CI=1` (set by `.ci/run`) turns each of these into a
+failure. A GPU is the one exception: ckstore builds and passes without.
 """
 
 import os

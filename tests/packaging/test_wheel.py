@@ -1,0 +1,134 @@
+"""The wheel, installed in an empty environment, is what users get: nothing else guards that."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {"ckstore", "ckstore_cli", "ckstore_migrations"}
+
+# Taken before a test replaces HOME: pip may be configured there.
+_OUTER = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=cwd,
+        env=_OUTER,
+    )
+    assert done.returncode == 0, f"{command} gave {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dist = tmp_path_factory.mktemp("dist")
+    run(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, ROOT, cwd=dist
+    )
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment in which nothing but the wheel and what it needs was installed."""
+    environment = tmp_path_factory.mktemp("empty") / "venv"
+    run(sys.executable, "-m", "venv", environment, cwd=wheel.parent)
+    constraints = ROOT / "constraints.txt"
+    pip = (environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q")
+    run(*pip, "install", "-c", constraints, wheel, cwd=wheel.parent)
+    return environment
+
+
+def project_version() -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def test_the_wheel_holds_three_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {name.split("/")[0] for name in names} == {
+        *TOP_LEVEL,
+        f"ckstore-{project_version()}.dist-info",
+    }
+    assert "ckstore/py.typed" in names
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+    assert not [name for name in names if "__pycache__" in name or "tests/" in name]
+
+
+def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {
+        path.relative_to(root).as_posix()
+        for root in (ROOT, ROOT / "cli", ROOT / "migrations")
+        for package in TOP_LEVEL
+        for path in (root / package).rglob("*.py")
+    }
+
+    assert sources <= names
+
+
+def test_installing_adds_exactly_three_importable_names(installed: Path, tmp_path: Path) -> None:
+    script = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps([f.parts[0] for f in m.files('ckstore') if f.parts[0] != '..']))"
+    )
+    added = set(json.loads(run(installed / "bin" / "python", "-c", script, cwd=tmp_path)))
+
+    assert {name for name in added if not name.endswith(".dist-info")} == TOP_LEVEL
+
+
+def test_the_core_needs_neither_torch_nor_numpy(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed / "bin" / "python", "-m", "pip", "list", "--format=json", cwd=tmp_path)
+    names = {entry["name"].lower() for entry in json.loads(listed)}
+
+    assert {"ckstore", "click", "xxhash", "sqlite-utils", "safetensors"} <= names
+    assert not {"torch", "numpy", "rich", "pytest"} & names
+
+
+def test_the_library_is_imported_without_any_extra(installed: Path, tmp_path: Path) -> None:
+    script = "import ckstore, ckstore_cli, ckstore_migrations; print(ckstore.__file__)"
+    where = run(installed / "bin" / "python", "-c", script, cwd=tmp_path).strip()
+
+    assert Path(where).is_relative_to(installed.resolve())
+
+
+def test_the_command_tells_its_version(installed: Path, tmp_path: Path) -> None:
+    told = run(installed / "bin" / "ckstore", "--version", cwd=tmp_path)
+
+    assert project_version() in told
+
+
+def test_the_command_tells_its_help(installed: Path, tmp_path: Path) -> None:
+    told = run(installed / "bin" / "ckstore", "--help", cwd=tmp_path)
+
+    assert re.search(r"usage: +ckstore", told, re.IGNORECASE)
+
+
+def test_the_source_package_holds_what_its_tests_need(tmp_path: Path) -> None:
+    out = ("--no-isolation", "--outdir", tmp_path)
+    run(sys.executable, "-m", "build", "--sdist", *out, ROOT, cwd=tmp_path)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"ckstore/py.typed", "tests/conftest.py", "constraints.txt", "Makefile"} <= names
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith(".venv") or "__pycache__" in name]
