@@ -48,7 +48,7 @@ demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that not
 	@$(BIN)/ckstore demo
 
 test: lint system-packages ## Lint, then every test but the long crash lanes (PYTEST_ARGS="-k name")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=15 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
@@ -61,7 +61,7 @@ format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff format
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
-	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m crash \
+	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
 		--timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 bench: $(STAMP) ## The measuring tests alone, one after another

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+from tests.support.once import once
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {"ckstore", "ckstore_cli", "ckstore_migrations"}
@@ -37,23 +39,25 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dist = tmp_path_factory.mktemp("dist")
-    run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, ROOT, cwd=dist
-    )
-    (found,) = dist.glob("*.whl")
+    def build(dist: Path) -> None:
+        out = ("--no-isolation", "--outdir", dist)
+        run(sys.executable, "-m", "build", "--wheel", *out, ROOT, cwd=dist)
+
+    (found,) = once(tmp_path_factory, "wheel", build).glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment in which nothing but the wheel and what it needs was installed."""
-    environment = tmp_path_factory.mktemp("empty") / "venv"
-    run(sys.executable, "-m", "venv", environment, cwd=wheel.parent)
-    constraints = ROOT / "constraints.txt"
-    pip = (environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q")
-    run(*pip, "install", "-c", constraints, wheel, cwd=wheel.parent)
-    return environment
+
+    def install(folder: Path) -> None:
+        run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+        pip = (folder / "venv" / "bin" / "python", "-m", "pip", "--disable-pip-version-check")
+        constraints = ("-c", ROOT / "constraints.txt")
+        run(*pip, "install", "-q", *constraints, wheel, cwd=folder)
+
+    return once(tmp_path_factory, "installed", install) / "venv"
 
 
 def project_version() -> str:
