@@ -1,0 +1,172 @@
+"""What all JSON documents of a store have in common: strict JSON, a version, times.
+
+Strict: ASCII, no name twice in an object, no number that JSON readers disagree about. What else a document
+must hold is checked by `model.manifest_read` and `model.settings`. Source: docs/format/v1.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import reprlib
+from datetime import datetime
+from typing import Any, NoReturn
+
+from ckstore.errors import BadInput, NewerFormat
+from ckstore.model.manifest import SAFE_INT
+
+_MAX_DIGITS = len(str(SAFE_INT))
+_BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
+_PART_DIGITS = 4000
+"""Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
+_CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
+
+
+class _Refused(ValueError):
+    """Raised inside the parser's hooks, where the name of the document is not known."""
+
+
+def _make_short() -> reprlib.Repr:
+    short = reprlib.Repr()
+    short.maxlevel = 3
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short
+
+
+_SHORT = _make_short()
+
+
+def shown(value: object) -> str:
+    """Return `value` as a message shows it: cut to a line, however long or deep it is."""
+    return _SHORT.repr(value)
+
+
+def refuse(where: str, what: str, wanted: str, found: object) -> NoReturn:
+    """Raise the error for content that is not as the format says."""
+    raise BadInput(f"{where}: {what}: wanted {wanted}, found {shown(found)}")
+
+
+def is_big_decimal(text: object) -> bool:
+    """Whether `text` is an integer outside ±2^53 in decimal, as `decimal_of_int` writes it."""
+    if not isinstance(text, str) or _BIG_PATTERN.match(text) is None:
+        return False
+    return len(text) > _MAX_DIGITS + 1 or abs(int(text)) > SAFE_INT
+
+
+def decimal_of_int(value: int) -> str:
+    """Return an integer of any size in decimal; str() refuses more than 4300 digits."""
+    if value < 0:
+        return "-" + decimal_of_int(-value)
+    parts = []
+    part = 10**_PART_DIGITS
+    while value >= part:
+        value, rest = divmod(value, part)
+        parts.append(str(rest).rjust(_PART_DIGITS, "0"))
+    return str(value) + "".join(reversed(parts))
+
+
+def int_of_decimal(text: str) -> int:
+    """Return the integer of any size that `decimal_of_int` or `is_big_decimal` approved."""
+    digits = text.removeprefix("-")
+    value = 0
+    for i in range(0, len(digits), _PART_DIGITS):
+        part = digits[i : i + _PART_DIGITS]
+        value = value * 10 ** len(part) + int(part)
+    return -value if text.startswith("-") else value
+
+
+def check_version(version: object, newest: int, where: str) -> None:
+    """Check the version of a document.
+
+    Raises:
+        NewerFormat: It is above `newest`.
+        BadInput: It is no version.
+    """
+    if type(version) is not int or version < 1:
+        refuse(where, "version", "an integer from 1", version)
+    if version > newest:
+        raise NewerFormat(
+            f"{where}: this ckstore reads versions up to {newest}, found version {version}",
+            hint="install a newer ckstore",
+        )
+
+
+def check_created(created: object, where: str) -> str:
+    """Return `created`.
+
+    Raises:
+        BadInput: It is not a time of the form ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+    """
+    if not isinstance(created, str) or _CREATED_PATTERN.match(created) is None:
+        refuse(where, "created", "YYYY-MM-DDTHH:MM:SS.ffffffZ", created)
+    try:
+        datetime.fromisoformat(created)
+    except ValueError:
+        refuse(where, "created", "a time that exists", created)
+    return created
+
+
+def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
+    """Return the JSON object in `data`: dict, list, str, int within ±2^53, finite float, bool, None.
+
+    Args:
+        data: The whole document.
+        where: What is read, for messages: a path, usually.
+
+    Raises:
+        BadInput: It is not such an object, or nested deeper than the interpreter can follow.
+    """
+    try:
+        text = str(data, "ascii")
+        # Hooks, not a walk afterwards: the scanner has thrown the second of two names away by then,
+        # and int() of a million digits takes as long as somebody likes.
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_constant,
+        )
+    except UnicodeDecodeError as error:
+        found = f"byte {bytes(data[error.start : error.start + 1])!r} at {error.start}"
+        raise BadInput(f"{where}: wanted JSON in ASCII, found {found}") from error
+    except RecursionError as error:
+        raise BadInput(f"{where}: wanted JSON, found it nested too deep") from error
+    except ValueError as error:
+        raise BadInput(f"{where}: wanted JSON, found: {error}") from error
+    if not isinstance(value, dict):
+        refuse(where, "the document", "a JSON object", value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _Refused(f"the member {shown(name)} twice in one object")
+            seen.add(name)
+    return members
+
+
+def _integer(digits: str) -> int:
+    if len(digits) < _MAX_DIGITS:
+        return int(digits)
+    if len(digits) <= _MAX_DIGITS + 1:
+        value = int(digits)
+        if -SAFE_INT <= value <= SAFE_INT:
+            return value
+    raise _Refused(f"an integer outside ±2^53: {shown(digits)}")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _Refused(f"a number that no float holds: {shown(digits)}")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise _Refused(f"{name}, which is no JSON")

@@ -1,0 +1,363 @@
+"""Read ``manifest.json``: the digest first, then every type and number, before anything is allocated by them.
+
+Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model.state_read`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.model.describe import check_metadata
+from ckstore.model.digest import algorithm_of, is_digest
+from ckstore.model.document import (
+    check_created,
+    check_version,
+    parse_object,
+    refuse,
+    shown,
+)
+from ckstore.model.dtypes import itemsize
+from ckstore.model.manifest import (
+    MANIFEST_MAX_BYTES,
+    MANIFEST_VERSION,
+    SAFE_INT,
+    BlobRecord,
+    Description,
+    Extent,
+    LeafKind,
+    LeafRecord,
+    Manifest,
+    StorageRecord,
+)
+from ckstore.model.names import check_run
+from ckstore.model.state_read import check_state
+
+EXTENT_GRAIN_BYTES = 2**20
+"""All extents of a storage but the last are a multiple of this, so that they can be mapped side by side."""
+
+MAX_ELEMENTS = 2**63
+"""What torch and NumPy count elements in; the product of the sizes that are not 0 stays below."""
+
+NUMPY_MAX_DIMENSIONS = 64
+
+_HEAD = b'{"digest":"'
+_MIDDLE = b'","manifest":'
+_TAIL = b"}\n"
+_DIGEST_MAX_BYTES = 80
+_HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
+_LEAF_KINDS = frozenset(get_args(LeafKind))
+_METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def parse_manifest(data: bytes, *, where: str) -> tuple[Manifest, str]:
+    """Return what ``manifest.json`` says, and its id.
+
+    Args:
+        data: The whole file.
+        where: Its path, for messages.
+
+    Returns:
+        Metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON values;
+        all of it keeps to the format, so that whoever uses it need not look again.
+
+    Raises:
+        DamagedBlob: The file is not framed as a manifest, or its bytes are not those that its digest names.
+        NewerFormat: A newer ckstore wrote it.
+        BadInput: Its bytes are as they were written, and what they say is not as the format says; or it is longer
+            than `MANIFEST_MAX_BYTES`.
+    """
+    if len(data) > MANIFEST_MAX_BYTES:
+        refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
+    manifest_id, body = _unframe(data, where)
+    return _Reader(parse_object(body, where=where), manifest_id, where).manifest(), manifest_id
+
+
+def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
+    """Return the id and the bytes of the manifest proper, which agree."""
+    end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
+    start = end + len(_MIDDLE)
+    if not (
+        data.startswith(_HEAD)
+        and end > 0
+        and data.startswith(_MIDDLE, end)
+        and data.endswith(_TAIL)
+    ):
+        wanted = '{"digest":"…","manifest":…} and a line feed'
+        found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
+        raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
+    claimed = data[len(_HEAD) : end].decode("latin-1")
+    if not is_digest(claimed):
+        raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
+    body = memoryview(data)[start : len(data) - len(_TAIL)]
+    found = algorithm_of(claimed).digest(body)
+    if found != claimed:
+        raise DamagedBlob(
+            f"{where}: the manifest is damaged: wanted the digest {claimed}, found {found}"
+        )
+    return claimed, body
+
+
+class _Reader:
+    """Checks one parsed manifest, member by member."""
+
+    def __init__(self, members: dict[str, Any], manifest_id: str, where: str) -> None:
+        self.members = members
+        self.where = where
+        prefix = manifest_id.partition("-")[0]
+        self.is_own_digest = re.compile(rf"{prefix}-[0-9a-f]{{{_HEX_BY_PREFIX[prefix]}}}\Z").match
+        self.wanted_digest = f"a digest {prefix}-…"
+
+    def manifest(self) -> Manifest:
+        members = self.members
+        if members.get("format") != "ckstore-manifest":
+            refuse(self.where, "format", "'ckstore-manifest'", members.get("format"))
+        check_version(members.get("version"), MANIFEST_VERSION, self.where)
+        blobs = self.blobs()
+        storages = self.storages(blobs)
+        leaves = self.leaves(storages)
+        if "state" not in members:
+            refuse(self.where, "state", "a node", "no such member")
+        check_state(members["state"], leaves, self.where)
+        logical_bytes = self.integer("logical_bytes")
+        total = sum(storage.nbytes for storage in storages)
+        if logical_bytes != total:
+            refuse(self.where, "logical_bytes", f"the sum of the storages, {total}", logical_bytes)
+        return Manifest(
+            run=self.run(),
+            step=self.integer("step"),
+            sequence=self.integer("sequence", least=1),
+            created=check_created(members.get("created"), self.where),
+            writer=self.text("writer"),
+            description=self.description(),
+            logical_bytes=logical_bytes,
+            new_bytes=self.integer("new_bytes"),
+            reused_bytes=self.integer("reused_bytes"),
+            content=self.own_digest(members.get("content"), "content"),
+            blobs=blobs,
+            storages=storages,
+            leaves=leaves,
+            state=members["state"],
+        )
+
+    # ------------------------------------------------------------------ single members
+
+    def integer(self, name: str, least: int = 0) -> int:
+        value = self.members.get(name)
+        if type(value) is not int or not least <= value <= SAFE_INT:
+            refuse(self.where, name, f"an integer from {least} to 2^53", value)
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.members.get(name)
+        if not isinstance(value, str):
+            refuse(self.where, name, "a string", value)
+        return value
+
+    def array(self, name: str) -> list[Any]:
+        value = self.members.get(name)
+        if not isinstance(value, list):
+            refuse(self.where, name, "an array", value)
+        return value
+
+    def own_digest(self, value: object, what: str) -> str:
+        """Return a digest by the algorithm of the manifest itself."""
+        if not isinstance(value, str) or self.is_own_digest(value) is None:
+            refuse(self.where, what, self.wanted_digest, value)
+        return value
+
+    def run(self) -> str:
+        try:
+            return check_run(self.members.get("run"))
+        except BadInput as error:
+            raise BadInput(f"{self.where}: {error.message}") from error
+
+    def description(self) -> Description:
+        parent = self.members.get("parent", 0)
+        if parent is not None and not is_digest(parent):
+            refuse(self.where, "parent", "an id or null", parent)
+        metadata = check_metadata(self.members.get("metadata"), self.where)
+        return Description(self.metrics(), metadata, self.text("message"), parent)
+
+    def metrics(self) -> dict[str, int | float]:
+        metrics = self.members.get("metrics")
+        if not isinstance(metrics, dict):
+            refuse(self.where, "metrics", "an object", metrics)
+        decoded: dict[str, int | float] = {}
+        for name, value in metrics.items():
+            if isinstance(value, str) and value in _METRIC_WORDS:
+                decoded[name] = _METRIC_WORDS[value]
+            elif type(value) is int or type(value) is float:
+                decoded[name] = value
+            else:
+                refuse(
+                    self.where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value
+                )
+        return decoded
+
+    # ------------------------------------------------------------------ bytes
+
+    def blobs(self) -> tuple[BlobRecord, ...]:
+        blobs = []
+        seen = set()
+        for i, item in enumerate(self.array("blobs")):
+            if type(item) is not list or len(item) != 2:
+                refuse(self.where, f"blobs[{i}]", "[digest, size]", item)
+            digest, nbytes = item
+            self.own_digest(digest, f"blobs[{i}]")
+            if type(nbytes) is not int or nbytes < 1:
+                refuse(self.where, f"size of blobs[{i}]", "an integer from 1", nbytes)
+            if digest in seen:
+                refuse(self.where, f"blobs[{i}]", "each blob once", digest)
+            seen.add(digest)
+            blobs.append(BlobRecord(digest, nbytes))
+        return tuple(blobs)
+
+    def storages(self, blobs: tuple[BlobRecord, ...]) -> tuple[StorageRecord, ...]:
+        sizes = [blob.nbytes for blob in blobs]
+        storages = []
+        for i, item in enumerate(self.array("storages")):
+            if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
+                refuse(self.where, f"storages[{i}]", "[size, extents]", item)
+            nbytes, items = item
+            if type(nbytes) is not int or nbytes < 0:
+                refuse(self.where, f"size of storages[{i}]", "an integer from 0", nbytes)
+            extents = tuple([self.extent(e, sizes, i) for e in items])
+            for extent in extents[:-1]:
+                if extent.length % EXTENT_GRAIN_BYTES:
+                    wanted = f"all but the last to be a multiple of {EXTENT_GRAIN_BYTES} long"
+                    refuse(self.where, f"extents of storages[{i}]", wanted, extent.length)
+            total = sum([extent.length for extent in extents])
+            if total != nbytes:
+                refuse(
+                    self.where,
+                    f"extents of storages[{i}]",
+                    f"lengths that add up to {nbytes}",
+                    total,
+                )
+            storages.append(StorageRecord(nbytes, extents))
+        return tuple(storages)
+
+    def extent(self, item: Any, sizes: list[int], storage: int) -> Extent:
+        if type(item) is not list or len(item) != 4:
+            refuse(
+                self.where,
+                f"an extent of storages[{storage}]",
+                "[digest, blob, offset, length]",
+                item,
+            )
+        piece, blob, offset, length = item
+        self.own_digest(piece, f"piece of storages[{storage}]")
+        if type(blob) is not int or not 0 <= blob < len(sizes):
+            refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
+        if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
+            refuse(
+                self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item
+            )
+        if offset + length > sizes[blob]:
+            wanted = f"an end within the {sizes[blob]} bytes of its blob"
+            refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)
+        return Extent(piece, blob, offset, length)
+
+    # ------------------------------------------------------------------ leaves
+
+    def leaves(self, storages: tuple[StorageRecord, ...]) -> tuple[LeafRecord, ...]:
+        sizes = [storage.nbytes for storage in storages]
+        leaves = tuple([self.leaf(item, i, sizes) for i, item in enumerate(self.array("leaves"))])
+        if len({leaf.name for leaf in leaves}) != len(leaves):
+            seen: set[str] = set()
+            for leaf in leaves:
+                if leaf.name in seen:
+                    refuse(self.where, "leaves", "each name once", leaf.name)
+                seen.add(leaf.name)
+        return leaves
+
+    def leaf(self, item: Any, i: int, sizes: list[int]) -> LeafRecord:
+        if type(item) is not dict:
+            refuse(self.where, f"leaves[{i}]", "an object", item)
+        get = item.get
+        name, kind, storage, offset = get("name"), get("kind"), get("storage"), get("offset", 0)
+        if type(name) is not str:
+            refuse(self.where, f"name of leaves[{i}]", "a string", name)
+        if type(kind) is not str or kind not in _LEAF_KINDS:
+            refuse(self.where, f"kind of leaf {shown(name)}", "torch, numpy, bytes or str", kind)
+        if type(storage) is not int or not 0 <= storage < len(sizes):
+            refuse(
+                self.where,
+                f"storage of leaf {shown(name)}",
+                f"an index below {len(sizes)}",
+                storage,
+            )
+        if type(offset) is not int or offset < 0:
+            refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
+        if kind == "bytes" or kind == "str":
+            if offset:
+                refuse(
+                    self.where,
+                    f"offset of leaf {shown(name)}",
+                    f"none, as its kind is {kind}",
+                    offset,
+                )
+            return LeafRecord(name, kind, "", (), storage)
+
+        dtype, strides = get("dtype"), get("strides")
+        item_bytes = itemsize(kind, dtype) if type(dtype) is str else None
+        if item_bytes is None:
+            refuse(self.where, f"dtype of leaf {shown(name)}", f"a dtype of kind {kind}", dtype)
+        shape = self.sizes_of(get("shape"), name, kind)
+        if strides is not None:
+            strides = self.strides_of(strides, name, kind, len(shape))
+        low, high = _span_bytes(shape, strides, item_bytes)
+        if offset + low < 0 or (high and offset + high > sizes[storage]):
+            wanted = f"elements within the {sizes[storage]} bytes of its storage"
+            refuse(
+                self.where,
+                f"leaf {shown(name)}",
+                wanted,
+                f"bytes {offset + low} to {offset + high}",
+            )
+        return LeafRecord(name, kind, dtype, shape, storage, offset, strides)
+
+    def sizes_of(self, shape: Any, name: str, kind: str) -> tuple[int, ...]:
+        if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
+            refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
+        count = 1
+        for size in shape:
+            if type(size) is not int or size < 0:
+                refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
+            count *= size or 1
+            if count >= MAX_ELEMENTS:
+                refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
+        return tuple(shape)
+
+    def strides_of(self, strides: Any, name: str, kind: str, dimensions: int) -> tuple[int, ...]:
+        # torch knows no negative strides; NumPy does, and the elements are inside the storage all the same.
+        if (
+            type(strides) is not list
+            or len(strides) != dimensions
+            or any(type(s) is not int or (s < 0 and kind == "torch") for s in strides)
+        ):
+            wanted = f"an array of {dimensions} strides"
+            refuse(self.where, f"strides of leaf {shown(name)}", wanted, strides)
+        return tuple(strides)
+
+
+def _span_bytes(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int
+) -> tuple[int, int]:
+    """Return where the elements begin and end, from the first one; (0, 0) if there is none."""
+    if strides is None:
+        count = 1
+        for size in shape:
+            count *= size
+        return 0, count * item_bytes
+    low, high = 0, 1
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return 0, 0
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return low * item_bytes, high * item_bytes
