@@ -12,7 +12,7 @@ from ckstore.errors import BadInput
 _SPECIAL = re.compile(r"[\\.\[\]]")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
-_HEX_PATTERN = re.compile(r"[0-9a-fA-F]{6,}\Z")
+_ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 MAX_STEP = 2**53
 
 
@@ -63,7 +63,7 @@ def check_tag(tag: object) -> str:
     looks_like = (
         "a step" if tag.isdigit() else "a ref that is computed" if tag in ("latest", "latest-valid") else "an id"
     )
-    if tag.isdigit() or tag in ("latest", "latest-valid") or _HEX_PATTERN.match(tag):
+    if tag.isdigit() or tag in ("latest", "latest-valid") or _ID_PATTERN.match(tag):
         msg = f"a tag may not look like {looks_like}, got {tag!r}"
         raise BadInput(msg)
     return tag
