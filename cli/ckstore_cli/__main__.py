@@ -1,0 +1,8 @@
+"""``python -m ckstore_cli``: the same as ``ckstore``."""
+
+from __future__ import annotations
+
+from ckstore_cli.app import main
+
+if __name__ == "__main__":
+    main()

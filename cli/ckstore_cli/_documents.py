@@ -1,0 +1,48 @@
+"""The JSON forms of what commands print. Their keys are a promise.
+
+Each key: docs/reference/command-line.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ckstore.model.info import CheckpointInfo
+
+SAFE_INT = 2**53
+
+
+def checkpoint_document(info: CheckpointInfo) -> dict[str, Any]:
+    """Return a checkpoint as ``log`` and ``show`` print it."""
+    return {
+        "id": info.id,
+        "run": info.run,
+        "step": info.step,
+        "sequence": info.sequence,
+        "created": info.created,
+        "logical_bytes": info.logical_bytes,
+        "new_bytes": info.new_bytes,
+        "reused_bytes": info.reused_bytes,
+        "leaf_count": info.leaf_count,
+        "content": info.content,
+        "parent": info.parent,
+        "message": info.message,
+        "metrics": plain(info.metrics),
+        "metadata": plain(info.metadata),
+        "tags": list(info.tags),
+        "durable": info.durable,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with numbers that JSON lacks as strings: nan, inf, integers beyond 2^53."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > SAFE_INT:
+        return str(value)
+    return value

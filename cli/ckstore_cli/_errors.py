@@ -1,0 +1,120 @@
+"""How a failure ends: ``error:`` and ``hint:`` on stderr, and an exit status.
+
+The status of an error of ckstore is on its class (`ckstore.errors`); here are those that belong to
+the process. All of them: docs/reference/exit-statuses.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+
+import click
+
+from ckstore.errors import CkstoreError
+from ckstore_cli._format import printable
+from ckstore_cli._output import JSON_VERSION, colored, style
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+NO_SPACE = 6
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+EXIT_STATUSES = {
+    DONE: "done",
+    FAILED: "failed",
+    USAGE: "wrong usage",
+    3: "damage found",
+    4: "no such store, checkpoint or ref, or several fit",
+    5: "in use or locked by another process",
+    NO_SPACE: "not enough space",
+    7: "gc finished, and some bytes are still held",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+    BROKEN_PIPE: "whoever read the output stopped reading",
+}
+"""Every status that ``ckstore`` exits with; those above 128 are 128 + a signal, as in a shell."""
+
+
+def report(error: Exception, *, as_json: bool) -> int | None:
+    """Tell the user on stderr about `error`.
+
+    Returns:
+        What to exit with, or None if `error` is nothing that is raised on purpose; then nothing
+        was written.
+    """
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    told = _tell(error)
+    if told is None:
+        return None
+    name, message, hint, status = told
+    if as_json:
+        text = json.dumps(
+            {
+                "v": JSON_VERSION,
+                "error": name,
+                "message": message,
+                "hint": hint,
+                "exit_status": status,
+            }
+        )
+    else:
+        on = colored(sys.stderr)
+        text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
+        if hint:
+            text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
+    with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    return status
+
+
+def _tell(error: Exception) -> tuple[str, str, str, int] | None:
+    """Return name, message, hint and exit status."""
+    name = type(error).__name__
+    if isinstance(error, CkstoreError):
+        return name, error.message, error.hint, error.exit_status
+    if isinstance(error, click.Abort):
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return "Interrupted", "interrupted", "", INTERRUPTED
+        return "Aborted", "stopped: the question was not answered with yes", "", FAILED
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "ckstore"
+        return "UsageError", error.format_message(), f"see {path} --help", USAGE
+    if isinstance(error, click.ClickException):
+        return name, error.format_message(), "", error.exit_code
+    if isinstance(error, OSError):
+        return _tell_os_error(error)
+    return None
+
+
+def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
+    what = error.strerror or str(error)
+    if error.filename is not None:
+        where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
+        what = f"{where or error.filename}: {what}"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = {
+        errno.EACCES: "the store belongs to another user, or its permissions were changed",
+        errno.EROFS: "the filesystem is mounted read-only",
+        errno.EIO: "the disk or the network behind it failed; dmesg may say more",
+        errno.ESTALE: "the network filesystem lost the file; is it still mounted?",
+        errno.EMFILE: "raise the limit of open files: ulimit -n",
+    }.get(error.errno or 0, "")
+    return "OSError", what, hint, NO_SPACE if full else FAILED
+
+
+def drop_output() -> None:
+    """Send what is left for stdout to nowhere, so that the last flush of Python says nothing."""
+    with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, sys.stdout.fileno())
+        finally:
+            os.close(nowhere)

@@ -1,0 +1,126 @@
+"""Values as people read them: sizes, ages, metrics, columns. Pure functions; the clock is given."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from ckstore.errors import BadInput
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    name: 1024 ** (power + 1)
+    for power, unit in enumerate(_UNITS[:4])
+    for name in (unit.upper(), unit[0])
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)\Z")
+_MINUTE_S = 60
+_HOUR_S = 60 * _MINUTE_S
+_DAY_S = 24 * _HOUR_S
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as ``512 B``, ``1.0 KiB``, ``37.4 MiB``: one decimal, powers of 1024."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    value, power = nbytes / 1024, 0
+    while value >= 1023.95 and power < len(_UNITS) - 1:  # or it would be written as 1024.0
+        value, power = value / 1024, power + 1
+    return f"{value:.1f} {_UNITS[power]}"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``.
+
+    Raises:
+        BadInput: It is no size, or no whole number of bytes.
+    """
+    match = _SIZE.match(text.strip())
+    factor: int | None = _FACTORS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        msg = f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}"
+        raise BadInput(msg)
+    whole, _, fraction = match[1].partition(".")
+    scale: int = 10 ** len(fraction)
+    scaled: int = int(whole + fraction) * factor
+    nbytes, rest = divmod(scaled, scale)
+    if rest:
+        raise BadInput(f"a size is a whole number of bytes, got {text!r}")
+    return nbytes
+
+
+def age_text(created: str, now: datetime) -> str:
+    """Return how long ago a time of a manifest was: ``42 s ago``, ``3 min ago``, else the day."""
+    age_s = (now - datetime.fromisoformat(created)).total_seconds()
+    if age_s < -_MINUTE_S:
+        return "in the future"  # the clock of that machine or of this one is wrong
+    if age_s < 1:
+        return "just now"
+    for limit_s, unit_s, unit in (
+        (_MINUTE_S, 1, "s"),
+        (_HOUR_S, _MINUTE_S, "min"),
+        (2 * _DAY_S, _HOUR_S, "h"),
+        (60 * _DAY_S, _DAY_S, "days"),
+    ):
+        if age_s < limit_s:
+            return f"{int(age_s // unit_s)} {unit} ago"
+    return created[:10]
+
+
+def number_text(value: float) -> str:
+    """Return a metric in at most five significant digits; integers whole."""
+    return str(value) if isinstance(value, int) else f"{value:.5g}"
+
+
+def metrics_text(metrics: Mapping[str, int | float]) -> str:
+    """Return ``loss=2.1031 val_loss=2.2``."""
+    return " ".join(f"{printable(name)}={number_text(value)}" for name, value in metrics.items())
+
+
+def share_text(part: int, whole: int) -> str:
+    """Return ``96.9 %``; never 100.0 % unless it is all of it."""
+    if part >= whole:
+        return "100.0 %"
+    return f"{math.floor(part * 1000 / whole) / 10:.1f} %"
+
+
+def printable(text: str, *, keep_lines: bool = False) -> str:
+    """Return `text` with control characters and lone surrogates as escapes.
+
+    Names and messages come from whoever saved: they must not move the cursor of whoever reads.
+
+    Args:
+        text: Anything.
+        keep_lines: Leave line feeds and tabs as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char.isprintable() or (keep_lines and char in "\n\t")
+        else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Return the rows as lines with two spaces between columns.
+
+    Args:
+        rows: Each with one cell for each letter of `align`.
+        align: ``<`` or ``>`` for each column; the last one is not padded when it is ``<``.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    if align.endswith("<"):
+        widths[-1] = 0
+    layout = "  ".join(f"{{:{side}{width}}}" for side, width in zip(align, widths, strict=True))
+    return [layout.format(*row) for row in rows]
+
+
+def cut(text: str, width: int | None) -> str:
+    """Return `text`, shortened with ``…`` to `width` columns; None: not shortened."""
+    if width is None or len(text) <= width:
+        return text
+    return text[: max(width - 1, 0)] + "…"

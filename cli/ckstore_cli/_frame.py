@@ -1,0 +1,94 @@
+"""What every command gets: ``--store`` and ``--json``, and from them the store and the output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ckstore_cli._output import Output
+from ckstore_cli._place import find_store
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Frame:
+    """The options that stand before or after the name of a command.
+
+    Attributes:
+        store: ``--store``, or None.
+        as_json: ``--json``.
+    """
+
+    store: Path | None = None
+    as_json: bool = False
+
+    def output(self) -> Output:
+        """Return what to print with."""
+        return Output(as_json=self.as_json)
+
+    def find_store(self) -> Path:
+        """Return the path of the store that is meant.
+
+        Raises:
+            StoreNotFound: There is none.
+        """
+        return find_store(self.store, os.environ, Path.cwd())
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """Open the store for reading, and close it afterwards.
+
+        Raises:
+            StoreNotFound: There is none.
+            NewerFormat: A newer ckstore made it.
+        """
+        path = self.find_store()
+        from ckstore.store import Store  # after it is clear that there is one: this takes longer
+
+        with Store.open(path, readonly=True) as store:
+            yield store
+
+
+pass_frame = click.make_pass_decorator(Frame, ensure=True)
+
+
+def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        ctx.ensure_object(Frame).store = value
+
+
+def _keep_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    if value:
+        ctx.ensure_object(Frame).as_json = True
+
+
+def store_option(function: F) -> F:
+    """Add ``--store``; what stands after the command's name wins over what stands before it."""
+    return click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_keep_store,
+        help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_json,
+        help="Print JSON: a document for one thing, a line each for a list; errors too.",
+    )(function)

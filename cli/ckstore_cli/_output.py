@@ -1,0 +1,71 @@
+"""The one owner of what is printed: lines for people, or JSON for programs, on stdout.
+
+Nothing else goes to stdout: what is said besides (a warning, how many were left out) goes to
+stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+JSON_VERSION = 1
+"""The member ``v`` of every JSON document; raised when a key changes its meaning or goes away."""
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that takes colors, and the user did not say NO_COLOR."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def style(text: str, look: str, *, on: bool) -> str:
+    """Return `text` in that look (`bold`, `dim` or a color), unchanged unless `on`."""
+    return f"\x1b[{_CODES[look]}m{text}\x1b[0m" if on and text else text
+
+
+class Output:
+    """Prints for one command.
+
+    Attributes:
+        as_json: Whether the user asked for JSON; then `line` prints nothing.
+        width: Columns of the terminal; None when stdout is none, so that nothing is cut or wrapped.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        on_terminal = sys.stdout.isatty() and not as_json
+        self.width = shutil.get_terminal_size().columns if on_terminal else None
+        self._color = colored(sys.stdout) and not as_json
+
+    def line(self, text: str = "") -> None:
+        """Print a line for people; `text` must be printable (`_format.printable`)."""
+        if not self.as_json:
+            sys.stdout.write(text + "\n")
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """Print one JSON document as one line, with ``v`` before its own keys."""
+        if self.as_json:
+            whole = {"v": JSON_VERSION, **document}
+            sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
+
+    def note(self, text: str) -> None:
+        """Say something beside the result, on stderr; not with JSON."""
+        if not self.as_json:
+            sys.stdout.flush()  # in the right order where both are one terminal
+            sys.stderr.write(text + "\n")
+
+    def warning(self, text: str) -> None:
+        """Warn on stderr; with JSON a warning belongs into the document."""
+        self.note(f"{style('warning:', 'yellow', on=colored(sys.stderr))} {text}")
+
+    def style(self, text: str, look: str) -> str:
+        """Return `text` in that look where stdout takes it."""
+        return style(text, look, on=self._color)

@@ -1,0 +1,99 @@
+"""One line on a terminal's stderr while long work goes on.
+
+``verifying  37 %  1.2 GiB of 3.4 GiB  0:12 left``: rewritten at most ten times a second, and gone
+afterwards. Where stderr is no terminal, or the output is JSON, nothing is printed: a log file wants
+results, and a program wants JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from ckstore_cli._format import cut, printable, size_text
+
+_PERIOD_S = 0.1
+_SETTLE_S = 2.0
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """Shows how far a work of known or unknown size is; a context manager.
+
+    Only the thread that made it may call it.
+
+    Args:
+        what: A word for the work, ``"verifying"``.
+        total_bytes: None: not known; then only what is done is shown.
+        quiet: Show nothing, whatever stderr is (``--json``).
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total_bytes: int | None = None,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what = what
+        self.total_bytes = total_bytes
+        self.done_bytes = 0
+        self._stream = sys.stderr
+        self._shown = self._stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._clock = clock
+        self._started_s = clock()
+        self._next_s = self._started_s  # the first report is drawn at once
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._shown:
+            self._stream.write(_CLEAR_LINE)
+            self._stream.flush()
+
+    def advance(self, nbytes: int) -> None:
+        """Say that `nbytes` more are done."""
+        self.done_bytes += nbytes
+        now_s = self._clock()
+        if self._shown and now_s >= self._next_s:
+            self._next_s = now_s + _PERIOD_S
+            width = shutil.get_terminal_size().columns
+            text = cut(self.text(now_s), width - 1)  # a full line would wrap
+            self._stream.write(_CLEAR_LINE + text)
+            self._stream.flush()
+
+    def text(self, now_s: float) -> str:
+        """Return the line as it is at `now_s`."""
+        parts = [printable(self.what)]
+        if self.total_bytes:
+            share = min(self.done_bytes / self.total_bytes, 1.0)
+            parts.append(f"{int(share * 100)} %")
+            parts.append(f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)}")
+            parts.extend(self._left(now_s))
+        else:
+            parts.append(size_text(self.done_bytes))
+        return "  ".join(parts)
+
+    def _left(self, now_s: float) -> list[str]:
+        """Return the time left, once there is something to judge it by."""
+        spent_s = now_s - self._started_s
+        if spent_s < _SETTLE_S or not self.done_bytes or self.total_bytes is None:
+            return []
+        left_s = int(spent_s * max(self.total_bytes - self.done_bytes, 0) / self.done_bytes)
+        hours, rest_s = divmod(left_s, 3600)
+        minutes, seconds = divmod(rest_s, 60)
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        return [f"{clock} left"]

@@ -1,0 +1,118 @@
+"""Completion of refs and runs in a shell: from names of directories, without opening the store.
+
+Completion runs at every press of the key: no catalog is opened, and of a manifest only the first
+bytes are read, when digits of an id are being typed. What cannot be read is left out: a prompt is
+no place for errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore.errors import CkstoreError
+from ckstore.model.digest import short_id
+from ckstore.model.names import RUN_PATTERN, STEP_PATTERN
+from ckstore_cli._frame import Frame
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMPUTED = ("latest", "latest-valid")
+DEFAULT_RUN = "main"
+_SOME_DIGITS = re.compile("[0-9a-f]{4,}\\Z")
+_LONGEST_HEAD_BYTES = 128
+_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
+
+
+def complete_ref(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the refs that begin with `incomplete`: computed ones, tags, runs, steps, ids."""
+    store = _store_of(ctx)
+    if store is None:
+        return []
+    return _items(_fitting(store, incomplete))
+
+
+def complete_run(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the runs that begin with `incomplete`."""
+    store = _store_of(ctx)
+    if store is None:
+        return []
+    return _items((run, "") for run in runs(store) if run.startswith(incomplete))
+
+
+def runs(store: Path) -> list[str]:
+    """Return the names of the runs of a store, sorted."""
+    return sorted(name for name in _names(store / "checkpoints") if RUN_PATTERN.match(name))
+
+
+def steps(store: Path, run: str) -> list[int]:
+    """Return the steps of a run, newest step first."""
+    names = _names(store / "checkpoints" / run)
+    return sorted((int(name) for name in names if STEP_PATTERN.match(name)), reverse=True)
+
+
+def _store_of(ctx: click.Context) -> Path | None:
+    frame = ctx.find_object(Frame) or Frame()
+    with suppress(CkstoreError, OSError):
+        return frame.find_store()
+    return None
+
+
+def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Give refs that begin with `incomplete`, each with a word about it."""
+    known = runs(store)
+    run, at, rest = incomplete.partition("@")
+    if at:
+        refs = (*COMPUTED, *map(str, steps(store, run))) if run in known else ()
+        yield from ((f"{run}@{ref}", "") for ref in refs if ref.startswith(rest))
+        return
+    plain = known[0] if len(known) == 1 else DEFAULT_RUN
+    candidates = [
+        *((name, "") for name in COMPUTED),
+        *((tag, "tag") for tag in sorted(_names(store / "refs")) if RUN_PATTERN.match(tag)),
+        *((str(step), plain) for step in steps(store, plain)),
+        *((f"{name}@", "run") for name in known if len(known) > 1),
+    ]
+    yield from (candidate for candidate in candidates if candidate[0].startswith(incomplete))
+    if _SOME_DIGITS.match(incomplete):
+        yield from _ids(store, known, incomplete)
+
+
+def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, str]]:
+    for run in known:
+        for step in steps(store, run):
+            digest = _id_in(store / "checkpoints" / run / str(step) / "manifest.json")
+            if digest.partition("-")[2].startswith(incomplete):
+                yield short_id(digest, max(10, len(incomplete))), f"{run}@{step}"
+
+
+def _id_in(manifest: Path) -> str:
+    """Return the id that a manifest begins with; empty if it cannot be read."""
+    with suppress(OSError), manifest.open("rb") as file:
+        found = _HEAD.match(file.read(_LONGEST_HEAD_BYTES))
+        if found:
+            return found[1].decode("ascii")
+    return ""
+
+
+def _names(directory: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+    return []
+
+
+def _items(found: Iterator[tuple[str, str]]) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(value, help=word or None) for value, word in found]

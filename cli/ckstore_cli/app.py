@@ -1,0 +1,161 @@
+"""The entry point, and which command is in which module.
+
+A command's module is imported when the command runs (or the help lists them all), so that
+``ckstore log`` starts as fast as Python and click do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from ckstore_cli import _errors
+from ckstore_cli._compat import override
+from ckstore_cli._frame import Frame, json_option, store_option
+
+COMMANDS = ("init", "log", "show", "ls", "demo")
+"""Names of the commands in the order of the help; each is `ckstore_cli.commands.<name>.<name>`."""
+
+COMPLETE_VARIABLE = "_CKSTORE_COMPLETE"
+
+
+class App(click.Group):
+    """A group that imports a command when it is asked for, and ends every failure in one way."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"ckstore_cli.commands.{cmd_name}")
+        command = getattr(module, cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"ckstore_cli.commands.{cmd_name}.{cmd_name} is not a command")
+        return command
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown one is refused with those that look like it."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, COMMANDS, n=2)
+            meant = f", did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"there is no command {name!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and write out what it printed, so that a failure of that is seen too."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _errors.drop_output()
+            raise click.exceptions.Exit(_errors.BROKEN_PIPE) from None
+        return result
+
+    @override
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's own signature
+        windows_expand_args: bool = True,  # noqa: FBT001, FBT002 - the same
+        **extra: Any,
+    ) -> NoReturn:
+        """Run the command line and exit with its status.
+
+        Args:
+            args: Without the name of the program; None: those of the process.
+            prog_name: Ignored: help, errors and completion always say ``ckstore``.
+            complete_var: Ignored, for the same reason.
+            standalone_mode: Ignored: this always exits.
+            windows_expand_args: Ignored: ckstore runs on Linux.
+            extra: For click's context.
+        """
+        given = list(sys.argv[1:] if args is None else args)
+        if COMPLETE_VARIABLE in os.environ:
+            from ckstore_cli import _completion
+
+            _completion.register()
+        for stream in (sys.stdout, sys.stderr):
+            _never_fail_to_encode(stream)
+        frame = Frame()
+        extra["obj"] = frame
+        try:
+            result = super().main(
+                given, "ckstore", COMPLETE_VARIABLE, standalone_mode=False, **extra
+            )
+        except Exception as error:
+            as_json = frame.as_json or "--json" in given
+            status = _errors.report(error, as_json=as_json)
+            if status is None:
+                raise  # a defect: the traceback is what helps
+            sys.exit(status)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _never_fail_to_encode(stream: Any) -> None:
+    """Print what the terminal's encoding lacks as an escape: a message must not break a listing."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("ckstore")
+    except PackageNotFoundError:
+        number = "(not installed)"
+    click.echo(f"ckstore {number}")
+    ctx.exit()
+
+
+@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+@store_option
+@json_option
+def app() -> None:
+    """A durable, content-addressed store for training checkpoints.
+
+    \b
+    The store is --store, else CKSTORE_PATH, else .ckstore here or in a parent directory.
+    A REF is one of: STEP, latest, latest-valid, TAG, the first 6 or more digits of an id;
+    each may begin with RUN@.
+
+    \b
+    Example:
+      ckstore init
+      ckstore log -n 10
+      ckstore show latest
+    """
+
+
+def main() -> NoReturn:
+    """Run ``ckstore`` with the arguments of the process, and exit."""
+    app.main()

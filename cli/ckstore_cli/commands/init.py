@@ -1,0 +1,88 @@
+"""``ckstore init``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore.errors import CkstoreError
+from ckstore_cli._format import parse_size, printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._place import is_store, place_for_new
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_size(value)
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--hash",
+    "hash_name",
+    type=click.Choice(["xxh3_128", "blake3"]),
+    default="xxh3_128",
+    show_default=True,
+    help="blake3 for a store that takes files from people who are not trusted.",
+)
+@click.option(
+    "--chunk-bytes",
+    metavar="SIZE",
+    callback=_size,
+    help="Cut tensors into pieces of this size, such as 16MiB; whole MiB. It cannot change later.",
+)
+@store_option
+@json_option
+@pass_frame
+def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | None) -> None:
+    """Make an empty store at PATH.
+
+    Without PATH it is made where the other commands look: at --store, else
+    CKSTORE_PATH, else .ckstore in this directory. The place is tried: what it
+    cannot promise is said, and a place that cannot hold a store is refused.
+
+    \b
+    Example:
+      ckstore init
+      ckstore init /data/checkpoints --chunk-bytes 16MiB
+
+    \b
+    Exit status:
+      0  done, also when there was something to warn about
+      1  a store is there already, or the place cannot hold one
+      2  wrong usage
+      6  not enough space
+    """
+    place = Path.cwd() / place_for_new(path, frame.store, os.environ)
+    if is_store(place):
+        msg = f"there is a store at {place} already; nothing was changed"
+        raise CkstoreError(msg, hint=f"look at it with ckstore log --store {place}")
+    from ckstore.store import Store
+
+    sizes = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
+    with Store.init(place, hash=hash_name, **sizes) as store:
+        _report(frame.output(), store)
+
+
+def _report(out: Output, store: Store) -> None:
+    settings = store.settings
+    out.document(
+        {
+            "path": str(store.path),
+            "uuid": settings.uuid,
+            "hash": settings.hash,
+            "chunk_bytes": settings.chunk_bytes,
+            "warnings": list(store.warnings),
+        }
+    )
+    out.line(f"made a store at {printable(str(store.path))}")
+    out.line(f"hash {settings.hash}, pieces of {size_text(settings.chunk_bytes)}")
+    for warning in store.warnings:
+        out.warning(printable(warning))

@@ -1,0 +1,133 @@
+"""``ckstore log``: the checkpoints of a store, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import click
+
+from ckstore.errors import NoSuchRef
+from ckstore.model.digest import short_id
+from ckstore.model.info import CheckpointInfo
+from ckstore_cli._documents import checkpoint_document
+from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._refs import complete_run, runs
+
+ON_TERMINAL_COUNT = 20
+"""How many a terminal gets unasked: more would push the newest off the screen."""
+
+_HEAD = ("STEP", "ID", "RUN", "AGE", "SIZE", "NEW")
+_ALIGN = "><<<>>"
+_NARROWEST = 30
+"""Columns that the metrics must have beside the table, or they get lines of their own."""
+
+
+@click.command()
+@click.option(
+    "-n",
+    "--count",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help=f"Print the newest N. Default: all; on a terminal the newest {ON_TERMINAL_COUNT}.",
+)
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
+@click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
+@store_option
+@json_option
+@pass_frame
+def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
+    """List the checkpoints, the newest first.
+
+    SIZE is what a checkpoint holds, NEW what its save added to the store. The
+    order is that in which they were saved, also where a run went back to an
+    earlier step. In a pipe each checkpoint is one line.
+
+    \b
+    Example:
+      ckstore log -n 5
+      ckstore log --run sweep-7 --oneline
+      ckstore log --json | jq -r 'select(.metrics.loss < 2) | .id'
+
+    \b
+    Exit status:
+      0  done, also when there is no checkpoint yet
+      2  wrong usage
+      4  there is no such store or run
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        found = store.checkpoints(run)
+        if run is not None and not found:
+            known = runs(store.path)
+            raise NoSuchRef(
+                f"there is no run {run!r} in {store.path}",
+                hint=f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet",
+            )
+    if count is None and out.width is not None:
+        count = ON_TERMINAL_COUNT
+    shown = found[::-1][:count]
+    if out.as_json:
+        for info in shown:
+            out.document(checkpoint_document(info))
+        return
+    for line in _short(shown, out) if oneline else _table(shown, out):
+        out.line(line)
+    if not found:
+        out.note("no checkpoint yet")
+    elif len(shown) < len(found) and out.width is not None:
+        out.note(f"{len(found) - len(shown)} older: ckstore log -n {len(found)}")
+
+
+def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
+    for info in infos:
+        head = f"{short_id(info.id)} {info.name}"
+        rest = cut(" ".join(_about(info)), None if out.width is None else out.width - len(head) - 1)
+        yield f"{out.style(short_id(info.id), 'yellow')} {info.name} {rest}".rstrip()
+
+
+def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
+    """Give a table of what every checkpoint has, with what only some have beside or below it."""
+    if not infos:
+        return
+    now = datetime.now(UTC)
+    rows = [_HEAD, *(_row(info, now) for info in infos)]
+    lines = columns(rows, _ALIGN)
+    beside = None if out.width is None else out.width - len(lines[0]) - 2
+    indent = " " * (len(columns([row[:1] for row in rows], _ALIGN[:1])[0]) + 2)
+    yield out.style(f"{lines[0]}  METRICS, TAGS, MESSAGE", "dim")
+    for info, line in zip(infos, lines[1:], strict=True):
+        about = _about(info)
+        whole = " ".join(about)
+        if beside is None or (len(whole) <= beside):
+            yield f"{_lit(line, info, out)}  {whole}".rstrip()
+            continue
+        first = about.pop(0) if info.metrics and len(about[0]) <= beside else ""
+        yield f"{_lit(line, info, out)}  {first}".rstrip()
+        for part in about:
+            yield indent + cut(part, out.width and out.width - len(indent))
+
+
+def _row(info: CheckpointInfo, now: datetime) -> tuple[str, ...]:
+    return (
+        str(info.step),
+        short_id(info.id),
+        info.run,
+        age_text(info.created, now),
+        size_text(info.logical_bytes),
+        size_text(info.new_bytes),
+    )
+
+
+def _lit(line: str, info: CheckpointInfo, out: Output) -> str:
+    short = short_id(info.id)
+    return line.replace(short, out.style(short, "yellow"), 1)
+
+
+def _about(info: CheckpointInfo) -> list[str]:
+    """Return what only some checkpoints have: metrics, tags, the first line of the message."""
+    tags = f"({', '.join(info.tags)})" if info.tags else ""
+    message = info.message.strip().partition("\n")[0]
+    return [part for part in (metrics_text(info.metrics), tags, printable(message)) if part]

@@ -1,0 +1,99 @@
+"""``ckstore show``: everything about one checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore.errors import AmbiguousRef, NoSuchRef
+from ckstore.model.info import CheckpointInfo
+from ckstore_cli._documents import checkpoint_document, plain
+from ckstore_cli._format import age_text, printable, share_text, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._refs import complete_ref
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+_LABEL_WIDTH = 11
+
+
+@click.command()
+@click.argument("ref", shell_complete=complete_ref)
+@store_option
+@json_option
+@pass_frame
+def show(frame: Frame, ref: str) -> None:
+    """Show everything about the checkpoint REF.
+
+    \b
+    Example:
+      ckstore show latest
+      ckstore show sweep-7@1200 --json
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage
+      3  its manifest is damaged
+      4  there is no such store or checkpoint, or several fit
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        info = store.info(ref)
+        directory = store.directory_of(info)
+        parent = "" if out.as_json else _parent(store, info)
+    share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
+    out.document({**checkpoint_document(info), "reused_share": share, "directory": str(directory)})
+    for label, text in _lines(info, parent, directory):
+        out.line(f"{out.style(f'{label:{_LABEL_WIDTH}}', 'dim')}{text}".rstrip())
+
+
+def _parent(store: Store, info: CheckpointInfo) -> str:
+    """Return the parent's id, and its name where it is still there."""
+    if info.parent is None:
+        return "none"
+    try:
+        return f"{info.parent} ({store.info(info.parent.partition('-')[2]).name})"
+    except (NoSuchRef, AmbiguousRef):
+        return f"{info.parent} (no longer in the store)"
+
+
+def _lines(info: CheckpointInfo, parent: str, directory: Path) -> Iterator[tuple[str, str]]:
+    """Give labels and texts; an empty label continues the one above."""
+    yield "checkpoint", info.name
+    yield "id", info.id
+    yield "parent", parent
+    age = age_text(info.created, datetime.now(UTC))
+    yield "created", f"{info.created[:19].replace('T', ' ')} UTC, {age}"
+    if info.tags:
+        yield "tags", ", ".join(info.tags)
+    if info.message:
+        yield from _block("message", printable(info.message.strip(), keep_lines=True))
+    if info.metrics:
+        yield from _block(
+            "metrics", "\n".join(f"{printable(k)} = {v!r}" for k, v in info.metrics.items())
+        )
+    if info.metadata:
+        text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
+        yield from _block("metadata", printable(text, keep_lines=True))
+    yield "holds", f"{size_text(info.logical_bytes)} in {info.leaf_count} leaves"
+    yield "new", f"{size_text(info.new_bytes)} were written by its save"
+    if info.logical_bytes:
+        share = share_text(info.reused_bytes, info.logical_bytes)
+        yield "reused", f"{size_text(info.reused_bytes)} were in the store already, {share} of it"
+    yield "content", info.content
+    yield "directory", printable(str(directory))
+    if not info.durable:
+        yield "durable", "NO: the filesystem of the store may lose it in a power cut"
+
+
+def _block(label: str, text: str) -> Iterator[tuple[str, str]]:
+    for line in text.split("\n"):
+        yield label, line
+        label = ""
