@@ -1,6 +1,7 @@
-"""What a caller says about a checkpoint (metrics, metadata, message, parent), checked and as plain JSON.
+"""What a caller says about a checkpoint (metrics, metadata, message, parent), as plain JSON.
 
-Source: docs/format/v1.md, "manifest.json". Knows neither NumPy nor torch: whatever gives a float is a metric.
+Knows neither NumPy nor torch: whatever gives a float is a metric. Source: docs/format/v1.md,
+"manifest.json".
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def describe(
     """Return what the caller says, checked and copied; later changes of the arguments do not show.
 
     Args:
-        metrics: Name -> real number: int, float or anything with ``__float__`` that is one number (a NumPy
-            scalar, a tensor of no dimensions). Integers beyond ±2^53 become floats.
-        metadata: JSON-like values: None, bool, int, float, str, list, tuple (comes back as a list), dict
-            with str keys that do not start with ``$``; nested at most `METADATA_MAX_DEPTH` deep.
+        metrics: Name -> real number: int, float or anything with ``__float__`` that is one number
+            (a NumPy scalar, a tensor of no dimensions). Integers beyond ±2^53 become floats.
+        metadata: JSON-like values: None, bool, int, float, str, list, tuple (comes back as a list),
+            dict with str keys that do not start with ``$``; nested at most `METADATA_MAX_DEPTH`.
         message: Free text.
         parent: Id of the checkpoint that this one continues.
 
@@ -52,7 +53,7 @@ def describe(
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metadata as plain JSON: ``{"$float": "nan"}`` and ``{"$int": "…"}`` for what JSON lacks.
+    """Return metadata as plain JSON; ``{"$float": "nan"}``, ``{"$int": "…"}`` for what JSON lacks.
 
     Raises:
         BadInput: As for `describe`.
@@ -83,15 +84,15 @@ def decode_metadata(encoded: Any) -> Any:
 
 
 def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a `Description` as users see it: numbers that JSON lacks are numbers again."""
+    """Return the metadata of a `Description` as users see it: the inverse of `encode_metadata`."""
     return {name: decode_metadata(value) for name, value in encoded.items()}
 
 
 def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
-    """Return `metadata`, parsed by `document.parse_object`, after checking that it is as `encode_metadata` makes it.
+    """Return `metadata` if it is as `encode_metadata` makes it.
 
     Args:
-        metadata: JSON values.
+        metadata: What `document.parse_object` made of it.
         where: What is read, for messages.
         what: Which part of it, for messages.
 
@@ -108,12 +109,13 @@ def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict
         if isinstance(container, dict):
             for name in container:
                 if name.startswith("$"):
-                    refuse(
-                        where, what, "no member that starts with $ but $float and $int, alone", name
-                    )
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, list) or (isinstance(value, dict) and not _is_number(value)):
-                todo.append((value, depth + 1))
+                    refuse(where, what, "no member with $ but $float and $int, alone", name)
+        below = container.values() if isinstance(container, dict) else container
+        todo.extend(
+            (value, depth + 1)
+            for value in below
+            if isinstance(value, list) or (isinstance(value, dict) and not _is_number(value))
+        )
     return metadata
 
 
@@ -148,7 +150,7 @@ def _number(value: Any, name: str) -> int | float:
     if isinstance(value, int) and not isinstance(value, bool) and -SAFE_INT <= value <= SAFE_INT:
         return int(value)
     path = f"metrics[{name!r}]"
-    # By name, since NumPy and torch are not known here; both turn True and 1j into a float without a word.
+    # By name, since NumPy and torch are not known here; both turn True into 1.0 without a word.
     dtype = str(getattr(value, "dtype", ""))
     if (
         isinstance(value, bool)

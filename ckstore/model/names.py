@@ -9,7 +9,7 @@ import re
 
 from ckstore.errors import BadInput
 
-_SPECIAL = re.compile(r"[\\.\[\]]")
+_ESCAPES = str.maketrans({special: "\\" + special for special in "\\.[]"})
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
@@ -18,7 +18,7 @@ MAX_STEP = 2**53
 
 def join_key(path: str, key: str) -> str:
     """Return the name of the value at string `key` of the dict named `path`."""
-    escaped = _SPECIAL.sub(r"\\\g<0>", key) if key else "\\0"
+    escaped = key.translate(_ESCAPES) if key else "\\0"
     return f"{path}.{escaped}" if path else escaped
 
 

@@ -1,4 +1,4 @@
-"""What ``store.json`` and ``config.json`` say. Source: docs/format/v1.md, "store.json"; no files here."""
+"""What ``store.json`` and ``config.json`` say. Source: docs/format/v1.md; no files here."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ class StoreSettings:
     created: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.uuid, str) or _UUID_PATTERN.match(self.uuid) is None:
-            raise BadInput(
-                f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {self.uuid!r}"
-            )
+        _check_uuid(self.uuid)
         algorithm_named(self.hash)
         check_chunk_bytes(self.chunk_bytes)
         check_created(self.created, "the settings of a store")
@@ -67,6 +64,13 @@ class StoreSettings:
         return canonical_json(members) + b"\n"
 
 
+def _check_uuid(uuid: object) -> None:
+    if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
+        raise BadInput(
+            f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r}"
+        )
+
+
 def check_chunk_bytes(chunk_bytes: object) -> int:
     """Return `chunk_bytes`.
 
@@ -80,8 +84,8 @@ def check_chunk_bytes(chunk_bytes: object) -> int:
         or chunk_bytes % CHUNK_GRAIN_BYTES
     ):
         raise BadInput(
-            f"chunk_bytes must be a multiple of {CHUNK_GRAIN_BYTES} (1 MiB) up to {CHUNK_MAX_BYTES} (1 GiB), "
-            f"got {chunk_bytes!r}"
+            f"chunk_bytes must be a multiple of {CHUNK_GRAIN_BYTES} (1 MiB) "
+            f"up to {CHUNK_MAX_BYTES} (1 GiB), got {chunk_bytes!r}"
         )
     return chunk_bytes
 

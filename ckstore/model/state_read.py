@@ -1,6 +1,7 @@
-"""Check the tree of nodes that ``manifest.json`` gives as the state. Source: docs/format/v1.md, "Nodes", "Names".
+"""Check the tree of nodes that ``manifest.json`` gives as the state.
 
 Goes down with a list, not by recursion: the caller may be deep in its own stack.
+Source: docs/format/v1.md, "Nodes" and "Names".
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Place:
         return self._name
 
     def child(self, key: Any) -> str:
-        """Return the name of the value at `key`, as JSON: a string, an integer or ``["int", decimal]``."""
+        """Return the name of the value at `key`: a string, an integer or ``["int", decimal]``."""
         if type(key) is str:
             return join_key(self.name, key)
         if type(key) is int:
@@ -97,7 +98,7 @@ class _Walk:
             else:
                 stack.pop()
 
-    def array(self, node: list[Any], place: _Place, key: Any) -> _Children | None:
+    def array(self, node: list[Any], place: _Place, key: Any) -> _Children | None:  # noqa: RET503 - refuse
         """Check a node that is an array; return what is in it if it is a container."""
         tag, size = node[0], len(node)
         if tag == "leaf" and size == 2:
