@@ -109,7 +109,7 @@ def check_created(created: object, where: str) -> str:
 
 
 def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in `data`: dict, list, str, int within ±2^53, finite float, bool, None.
+    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite.
 
     Args:
         data: The whole document.
