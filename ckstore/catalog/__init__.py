@@ -1,1 +1,24 @@
-"""The index in SQLite. Losing it loses nothing: it is made from the directories (promise P5)."""
+"""The index in SQLite. Losing it loses nothing: it is made from the directories (promise P5).
+
+`Catalog` is imported on first use, and SQLite with it. Why it is so: docs/adr/0002-catalog.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.catalog.unavailable import CatalogUnavailable
+from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+
+if TYPE_CHECKING:
+    from ckstore.catalog.catalog import Catalog
+
+__all__ = ["Catalog", "CatalogEvent", "CatalogUnavailable", "LeafRow", "PieceLocation"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Catalog":
+        from ckstore.catalog.catalog import Catalog
+
+        return Catalog
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

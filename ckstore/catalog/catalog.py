@@ -1,0 +1,163 @@
+"""The catalog: an index in SQLite over the directories of a store.
+
+The directories are the truth. What the catalog says can be behind, and it can be away; every caller
+can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
+takes an exclusive flock for as long as one transaction, and is durable when it returns.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckstore.catalog import queries, rows, upkeep
+from ckstore.catalog.connection import reading, unavailable, writing
+from ckstore.catalog.text import encode_json
+from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+from ckstore.model.info import CheckpointInfo
+from ckstore.model.published import Published
+
+CATALOG_NAME = "catalog.db"
+EVENTS_KEPT = 10_000
+
+Tags = Mapping[str, tuple[str, int]]
+Look = Callable[[str, int], Published | None]
+
+
+class Catalog:
+    """The catalog of the store at `root`; holds nothing open, so it may be shared and forked.
+
+    Every method that writes raises `InUse` when a lock was not had within `timeout_s` seconds,
+    `NewerFormat` when a newer ckstore made the catalog, and `CatalogUnavailable` when it cannot be
+    written for another reason; then nothing was changed. Every method that reads raises
+    `CatalogUnavailable` and nothing else.
+
+    Attributes:
+        path: The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a
+            filesystem that SQLite cannot share between hosts.
+    """
+
+    def __init__(self, root: Path, path: Path | None = None) -> None:
+        self.path = root / CATALOG_NAME if path is None else path
+
+    # -------------------------------------------------------------------------------------- writing
+
+    def reconcile(
+        self,
+        targets: Iterable[tuple[str, int]],
+        look: Look,
+        *,
+        timeout_s: float,
+        tags: Callable[[], Tags] | None = None,
+    ) -> None:
+        """Make the rows of some checkpoints equal to their directories, all of them or none.
+
+        Called twice, late, or never, it does no harm.
+
+        Args:
+            targets: (run, step) of each.
+            look: Reads one directory; None: no complete checkpoint is there. It is called inside
+                the transaction, so that of two callers the one who looked last writes last. It must
+                not use the catalog. What it raises ends the transaction and passes on.
+            timeout_s: For the locks; what `look` takes comes on top.
+            tags: Reads all tags; called inside the transaction too. None: leave them.
+        """
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            for run, step in targets:
+                rows.set_checkpoint(connection, run, step, look(run, step))
+            if tags is not None:
+                rows.set_tags(connection, tags())
+
+    def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
+        """Make the tags equal to `tags`, or to what it gives when called inside the transaction."""
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            rows.set_tags(connection, tags() if callable(tags) else tags)
+
+    def add_candidates(self, blobs: Iterable[tuple[str, int]], *, timeout_s: float) -> None:
+        """Make (digest, size) known, so that `unused` names those that no checkpoint uses."""
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            rows.add_candidates(connection, blobs)
+
+    def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
+        """Delete the rows of blobs where they still have no use; return how many."""
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            return rows.forget(connection, digests)
+
+    def record_event(self, kind: str, detail: Mapping[str, Any], *, timeout_s: float) -> None:
+        """Add to the log of events; the newest 10,000 are kept. `detail` is plain JSON."""
+        at = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            rows.add_event(connection, at, kind, encode_json(dict(detail)), kept=EVENTS_KEPT)
+
+    # -------------------------------------------------------------------------------------- reading
+
+    def listing(self) -> dict[tuple[str, int], int]:
+        """Return (run, step) -> inode number of the directory, for each checkpoint with rows."""
+        with reading(self.path) as connection:
+            return queries.listing(connection)
+
+    def infos(self, run: str | None = None) -> list[CheckpointInfo]:
+        """Return the checkpoints of `run`, or of all runs, in the order of commits."""
+        with reading(self.path) as connection:
+            try:
+                return queries.infos(connection, run)
+            except ValueError as error:
+                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+
+    def leaves(self, run: str, step: int) -> list[LeafRow] | None:
+        """Return what a checkpoint keeps as bytes, in order; None if it has no rows."""
+        with reading(self.path) as connection:
+            try:
+                return queries.leaves(connection, run, step)
+            except ValueError as error:
+                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+
+    def max_sequence(self) -> int:
+        """Return the greatest sequence number of a checkpoint; 0 if there is none."""
+        with reading(self.path) as connection:
+            return queries.max_sequence(connection)
+
+    def find_pieces(self, digests: Collection[str]) -> dict[str, PieceLocation]:
+        """Return where pieces are, alone or in packs. A hint: the blob may be gone since."""
+        with reading(self.path) as connection:
+            return queries.find_pieces(connection, digests)
+
+    def best_shares(self, blob_digests: Collection[str]) -> dict[str, int]:
+        """Return for each blob the most bytes of it that any single checkpoint uses; 0 if none."""
+        with reading(self.path) as connection:
+            return queries.best_shares(connection, blob_digests)
+
+    def users_of(self, digest: str) -> list[tuple[str, int]]:
+        """Return (run, step) of the checkpoints that use a blob, oldest commit first."""
+        with reading(self.path) as connection:
+            return queries.users_of(connection, digest)
+
+    def unused(self, limit: int | None = None) -> list[tuple[str, int]]:
+        """Return (digest, size) of blobs that no checkpoint uses, at most `limit` of them."""
+        with reading(self.path) as connection:
+            return queries.unused(connection, limit)
+
+    def events(self, limit: int = 100) -> list[CatalogEvent]:
+        """Return what happened last, newest first, at most `limit`."""
+        with reading(self.path) as connection:
+            return queries.events(connection, limit)
+
+    # --------------------------------------------------------------------------------------- upkeep
+
+    def create_or_migrate(self, *, timeout_s: float) -> None:
+        """Make the catalog or bring its schema up to date; harmless when nothing is to do."""
+        upkeep.create_or_migrate(self.path, timeout_s=timeout_s)
+
+    def set_aside(self, *, timeout_s: float, force: bool = False) -> Path | None:
+        """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
+
+        None: there is no catalog, or it is well; another process may have been faster. `force`
+        renames it whatever it is.
+        """
+        return upkeep.set_aside(self.path, timeout_s=timeout_s, force=force)
+
+    def check(self) -> list[str]:
+        """Return what is wrong with the catalog, one sentence each; raises for none of it."""
+        return upkeep.problems(self.path)

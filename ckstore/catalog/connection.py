@@ -1,0 +1,255 @@
+"""Open, check and close the catalog: one connection for each operation, never kept.
+
+Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`,
+truncate the WAL, close, and only then release the flock. SQLite up to 3.51.2 can corrupt a database
+when one connection checkpoints the WAL while another one commits; under the flock nobody else does
+either. Reading takes no flock: a connection with `mode=ro` cannot checkpoint.
+
+A statement that still has rows to give keeps its connection open past `close()`. So everything
+here, in `rows` and in `queries` fetches all rows at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckstore.catalog.unavailable import CatalogUnavailable, Why
+from ckstore.errors import InUse, NewerFormat
+from ckstore.fs.locks import DirectoryLock, lock_exclusive
+from ckstore_migrations import APPLICATION_ID, VERSION
+
+_READ_TIMEOUT_S = 2.0
+_LEAST_WAIT_S = 0.05
+_CACHE_KIB = 64 * 1024
+
+_PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DAMAGED = {
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_ERROR,  # no such table: the version says that it is there
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_NOTADB,
+}
+
+# SQLite remembers in the process which locks it has. A child that was forked while a connection was
+# open inherits that memory without the locks, so it must not open the same file at all.
+_open: set[object] = set()
+_forked_while_open = False
+
+
+def _look_in_child() -> None:
+    global _forked_while_open  # noqa: PLW0603 - it is about the process
+    if _open:
+        _forked_while_open = True
+        _open.clear()
+
+
+os.register_at_fork(after_in_child=_look_in_child)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the catalog to read from one state of it; takes no flock and changes nothing.
+
+    Raises:
+        CatalogUnavailable: For whatever reason.
+    """
+    with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
+        connection.execute("PRAGMA query_only=ON")
+        check_header(connection, path)
+        connection.execute("BEGIN")
+        yield connection
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    """Open the catalog for one transaction: it is durable after the block, or has not happened.
+
+    The block must not use the catalog in any other way: the flock is held.
+
+    Raises:
+        InUse: The flock or SQLite's own lock was not had within `timeout_s` seconds.
+        NewerFormat: A newer ckstore made it.
+        CatalogUnavailable: It cannot be used for another reason.
+    """
+    deadline = time.monotonic() + timeout_s
+    with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
+        check_header(connection, path, for_writing=True)
+        set_journal(connection)
+        with transaction(connection):
+            yield connection
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
+    """Hold the flock of the catalog's writers.
+
+    It is on the directory that the catalog lies in, usually that of the store: a catalog on a local
+    disk, of a store on a shared one, needs no lock that all hosts can take.
+    """
+    try:
+        lock = lock_exclusive(path.parent, timeout_s=timeout_s)
+    except OSError as error:
+        msg = f"the directory of the catalog, {path.parent}, cannot be locked: {error.strerror}"
+        raise CatalogUnavailable(msg, why="unreadable") from error
+    with lock:
+        yield lock
+
+
+@contextlib.contextmanager
+def opened_for_writing(path: Path, deadline: float) -> Iterator[sqlite3.Connection]:
+    """Open the file, which must exist, unchecked and unchanged; the flock must be held."""
+    timeout_s = max(deadline - time.monotonic(), _LEAST_WAIT_S)
+    with (
+        _translated(path, for_writing=True),
+        _opened(path, "rw", timeout_s) as connection,
+    ):
+        yield connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # closing does it too; the first error is the news
+            connection.execute("ROLLBACK")
+        raise
+    # What was committed is durable in the WAL. A reader who keeps it, or a full disk, must not make
+    # a failure of that: the next writer truncates it.
+    with contextlib.suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA busy_timeout=0")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def set_journal(connection: sqlite3.Connection) -> None:
+    """Make commits durable. Where the filesystem has no shared mappings: a rollback journal."""
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+    ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    if mode == "wal":
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    else:
+        connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        connection.execute("PRAGMA synchronous=EXTRA")
+
+
+def header(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return the application id and the version of the schema; (0, 0) for an empty database."""
+    ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+    return application, version
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether it is a database without anything in it, as a creator who died leaves it."""
+    return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+
+
+def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: bool = False) -> None:
+    """Check that this is a catalog of the version that this ckstore knows.
+
+    Raises:
+        NewerFormat: It is newer, and is to be written.
+        CatalogUnavailable: It is not, for another reason.
+    """
+    application, version = header(connection)
+    if application == 0 and is_empty(connection):
+        raise unavailable(path, "is empty", "missing")
+    if application != APPLICATION_ID:
+        raise unavailable(
+            path, f"is a database with application id {application:#x}, not ckstore's", "damaged"
+        )
+    if version > VERSION:
+        refuse_newer(path, version, for_writing=for_writing)
+    if version < VERSION:
+        raise unavailable(path, f"has schema {version}, this ckstore has {VERSION}", "behind")
+
+
+def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
+    """Raise: `NewerFormat` to a writer, `CatalogUnavailable` to a reader."""
+    found = f"has schema {version}, this ckstore knows up to {VERSION}"
+    if not for_writing:
+        raise unavailable(path, found, "newer")
+    raise NewerFormat(f"the catalog {path} {found}", hint="use the newer ckstore that wrote it")
+
+
+_HINTS: dict[Why, str] = {
+    "missing": "opening the store for writing makes it, or: ckstore reindex",
+    "behind": "opening the store for writing brings it up to date",
+    "newer": "use the newer ckstore that wrote it",
+    "damaged": "ckstore reindex makes a new one from the checkpoints",
+    "unreadable": "",
+}
+
+
+def unavailable(path: Path, found: str, why: Why) -> CatalogUnavailable:
+    """Return the error that says what was found at `path`."""
+    return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
+
+
+@contextlib.contextmanager
+def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connection]:
+    if _forked_while_open:
+        found = "was open in the parent when this process was forked, so it is not opened here"
+        raise unavailable(path, found, "unreadable")
+    token = object()
+    _open.add(token)
+    try:
+        there = _identity(path)
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=timeout_s,
+            isolation_level=None,
+        )
+        try:
+            if _identity(path) != there:
+                raise unavailable(path, "was replaced while it was being opened", "unreadable")
+            for pragma in _PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            yield connection
+        finally:
+            connection.close()
+    finally:
+        _open.discard(token)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        found = path.lstat()
+    except FileNotFoundError as error:
+        raise unavailable(path, "is not there", "missing") from error
+    except OSError as error:
+        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise unavailable(path, "is not a regular file", "unreadable")
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise  # a mistake in this program
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in _BUSY and for_writing:
+            msg = f"the catalog {path} is locked by another program: {error}"
+            raise InUse(msg, hint="close what has a transaction open in it") from error
+        raise unavailable(
+            path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable"
+        ) from error

@@ -1,0 +1,161 @@
+"""Questions to the catalog, each a function of an open connection."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection
+
+from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
+from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+from ckstore.model.info import CheckpointInfo
+
+_INFO_COLUMNS = (
+    "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
+    " content, parent, message, metrics, metadata"
+)
+
+
+def listing(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
+    """Return (run, step) -> inode of the directory."""
+    rows = connection.execute("SELECT run, step, dir_inode FROM checkpoints").fetchall()
+    return {(run, step): decode_inode(inode) for run, step, inode in rows}
+
+
+def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInfo]:
+    """Return the checkpoints of `run`, or of all runs, in the order of commits."""
+    connection.text_factory = decode_text
+    tags: dict[tuple[str, int], tuple[str, ...]] = {}
+    for name, of_run, step in connection.execute(
+        "SELECT name, run, step FROM tags ORDER BY name"
+    ).fetchall():
+        tags[of_run, step] = (*tags.get((of_run, step), ()), name)
+    rows = connection.execute(
+        f"SELECT {_INFO_COLUMNS} FROM checkpoints WHERE ?1 IS NULL OR run = ?1"  # noqa: S608
+        " ORDER BY sequence, created, manifest_id",
+        (run,),
+    ).fetchall()
+    return [
+        CheckpointInfo(
+            id=manifest_id,
+            run=of_run,
+            step=step,
+            sequence=sequence,
+            created=created,
+            logical_bytes=logical_bytes,
+            new_bytes=new_bytes,
+            reused_bytes=reused_bytes,
+            leaf_count=leaf_count,
+            content=content,
+            parent=parent,
+            message=message,
+            metrics=decode_metrics(metrics),
+            metadata=json.loads(metadata),
+            tags=tags.get((of_run, step), ()),
+        )
+        for (
+            manifest_id,
+            of_run,
+            step,
+            sequence,
+            created,
+            logical_bytes,
+            new_bytes,
+            reused_bytes,
+            leaf_count,
+            content,
+            parent,
+            message,
+            metrics,
+            metadata,
+        ) in rows
+    ]
+
+
+def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow] | None:
+    """Return the leaves of a checkpoint in their order, or None if it is not known."""
+    connection.text_factory = decode_text
+    known = connection.execute(
+        "SELECT 1 FROM checkpoints WHERE run = ? AND step = ?", (run, step)
+    ).fetchall()
+    if not known:
+        return None
+    rows = connection.execute(
+        "SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves"
+        " WHERE run = ? AND step = ? ORDER BY ordinal",
+        (run, step),
+    ).fetchall()
+    return [
+        LeafRow(name, kind, dtype, tuple(json.loads(shape)), nbytes)
+        for name, kind, dtype, shape, nbytes in rows
+    ]
+
+
+def max_sequence(connection: sqlite3.Connection) -> int:
+    """Return the greatest sequence number, 0 without a checkpoint."""
+    ((newest,),) = connection.execute("SELECT max(sequence) FROM checkpoints").fetchall()
+    return int(newest or 0)
+
+
+def find_pieces(
+    connection: sqlite3.Connection, digests: Collection[str]
+) -> dict[str, PieceLocation]:
+    """Return where pieces are; those that are not known are left out."""
+    wanted = sorted(set(digests))
+    found: dict[str, PieceLocation] = {}
+    for marks, part in in_parts(wanted):
+        query = (
+            "SELECT p.digest, b.digest, b.nbytes, p.offset, p.nbytes"  # noqa: S608 - only marks
+            f" FROM pieces p JOIN blobs b ON b.id = p.blob_id WHERE p.digest IN {marks}"
+        )
+        for piece, *where in connection.execute(query, part).fetchall():
+            found[piece] = PieceLocation(*where)
+        query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
+        for piece, nbytes in connection.execute(query, part).fetchall():
+            found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
+    return found
+
+
+def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, int]:
+    """Return for each blob the most bytes of it that any one checkpoint uses; 0 if none does."""
+    wanted = sorted(set(digests))
+    best = dict.fromkeys(wanted, 0)
+    for marks, part in in_parts(wanted):
+        query = (
+            "SELECT b.digest, max(u.used_bytes)"  # noqa: S608 - only marks
+            f" FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN {marks}"
+            " GROUP BY b.id"
+        )
+        best.update(connection.execute(query, part).fetchall())
+    return best
+
+
+def users_of(connection: sqlite3.Connection, digest: str) -> list[tuple[str, int]]:
+    """Return (run, step) of every checkpoint that uses a blob, in the order of commits."""
+    return connection.execute(
+        "SELECT c.run, c.step FROM blobs b JOIN uses u ON u.blob_id = b.id"
+        " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.digest = ?"
+        " ORDER BY c.sequence, c.created, c.manifest_id",
+        (digest,),
+    ).fetchall()
+
+
+def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str, int]]:
+    """Return (digest, size) of blobs that no checkpoint uses, at most `limit`.
+
+    Only the candidates are looked at, so that it costs what there is to free.
+    """
+    return connection.execute(
+        "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
+        " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"
+        " ORDER BY b.id LIMIT ?",
+        (-1 if limit is None else limit,),
+    ).fetchall()
+
+
+def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
+    """Return what happened last, newest first, at most `limit`."""
+    rows = connection.execute(
+        "SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)
+    ).fetchall()
+    return [CatalogEvent(at, kind, json.loads(detail)) for at, kind, detail in rows]

@@ -1,0 +1,269 @@
+"""Make the rows of one checkpoint equal to its directory, in the caller's transaction.
+
+Rule C of the design: `set_checkpoint` is the only function that writes checkpoint rows. Uses are
+rows (checkpoint, blob), and a reference count is the number of them, so nothing here adds to or
+subtracts from a count. How long it takes depends on the checkpoint, not on how many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckstore.catalog.text import encode_inode, encode_json, encode_metrics, encode_text, in_parts
+from ckstore.errors import BadInput
+from ckstore.model.dtypes import itemsize
+from ckstore.model.manifest import LeafRecord, Manifest
+from ckstore.model.published import Published
+
+
+def set_checkpoint(
+    connection: sqlite3.Connection, run: str, step: int, found: Published | None
+) -> None:
+    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint.
+
+    Raises:
+        BadInput: `found` is another checkpoint.
+    """
+    if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
+        wrong = f"{found.manifest.run}@{found.manifest.step}"
+        raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")
+    rows = connection.execute(
+        "SELECT id, manifest_id, layout_id FROM checkpoints WHERE run = ? AND step = ?", (run, step)
+    ).fetchall()
+    if found is not None and rows and rows[0][1] == found.manifest_id:
+        # The id is a digest of everything else that the rows are made of.
+        connection.execute(
+            "UPDATE checkpoints SET dir_inode = ?1 WHERE id = ?2 AND dir_inode <> ?1",
+            (encode_inode(found.dir_inode), rows[0][0]),
+        )
+        return
+    for checkpoint_id, _, _ in rows:
+        _remove_checkpoint(connection, checkpoint_id)
+    if found is not None:
+        _insert_checkpoint(connection, found)
+    for _, _, layout_id in rows:  # after the insert, which mostly has the same layout
+        connection.execute(
+            "DELETE FROM layouts WHERE id = ?1"
+            " AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)",
+            (layout_id,),
+        )
+
+
+def set_tags(connection: sqlite3.Connection, tags: Mapping[str, tuple[str, int]]) -> None:
+    """Make the rows of tags equal to `tags`."""
+    rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
+    old = {name: (run, step) for name, run, step in rows}
+    connection.executemany("DELETE FROM tags WHERE name = ?", [(n,) for n in old if n not in tags])
+    connection.executemany(
+        "INSERT INTO tags (name, run, step) VALUES (?, ?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET run = excluded.run, step = excluded.step",
+        [(name, run, step) for name, (run, step) in tags.items() if old.get(name) != (run, step)],
+    )
+
+
+def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, int]]) -> None:
+    """Have rows for blobs, given as (digest, size), and let gc look at those without a use."""
+    listed = sorted(set(blobs))
+    connection.executemany("INSERT OR IGNORE INTO blobs (digest, nbytes) VALUES (?, ?)", listed)
+    connection.executemany(
+        "INSERT OR IGNORE INTO candidates (blob_id) SELECT b.id FROM blobs b WHERE b.digest = ?"
+        " AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = b.id)",
+        [(digest,) for digest, _ in listed],
+    )
+
+
+def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
+    """Delete the rows of blobs, and of the pieces in them, where no checkpoint uses them."""
+    cursor = connection.executemany(
+        "DELETE FROM blobs WHERE digest = ?"
+        " AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
+        [(digest,) for digest in digests],
+    )
+    return cursor.rowcount
+
+
+def add_event(
+    connection: sqlite3.Connection, at: str, kind: str, detail: str, *, kept: int
+) -> None:
+    """Add a row to the log of events and remove the oldest beyond `kept`."""
+    connection.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", (at, kind, detail))
+    connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (kept,))
+
+
+def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
+    connection.execute(
+        "INSERT OR IGNORE INTO candidates (blob_id)"
+        " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = ?1 AND NOT EXISTS ("
+        "  SELECT 1 FROM uses AS other"
+        "  WHERE other.blob_id = mine.blob_id AND other.checkpoint_id <> ?1)",
+        (checkpoint_id,),
+    )
+    connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
+
+
+def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None:
+    manifest, about = found.manifest, found.manifest.description
+    leaves = _leaves(manifest)
+    cursor = connection.execute(
+        "INSERT INTO checkpoints (run, step, manifest_id, content, sequence, created, writer,"
+        "  parent, message, metrics, metadata, logical_bytes, new_bytes, reused_bytes, leaf_count,"
+        "  layout_id, dir_inode)"
+        " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            manifest.run,
+            manifest.step,
+            found.manifest_id,
+            manifest.content,
+            manifest.sequence,
+            manifest.created,
+            encode_text(manifest.writer),
+            about.parent,
+            encode_text(about.message),
+            encode_metrics(about.metrics),
+            encode_json(about.metadata),
+            manifest.logical_bytes,
+            manifest.new_bytes,
+            manifest.reused_bytes,
+            len(manifest.leaves),
+            _layout_id(connection, leaves),
+            encode_inode(found.dir_inode),
+        ),
+    )
+    checkpoint_id = cursor.lastrowid
+    connection.executemany(
+        "INSERT INTO leaf_sizes (checkpoint_id, ordinal, nbytes) VALUES (?, ?, ?)",
+        [
+            (checkpoint_id, ordinal, manifest.storages[record.storage].nbytes)
+            for ordinal, (record, leaf) in enumerate(zip(manifest.leaves, leaves, strict=True))
+            if leaf.nbytes is None
+        ],
+    )
+    _insert_blobs(connection, manifest, checkpoint_id)
+
+
+# ------------------------------------------------------------------------------------------ layouts
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """What the steps of a run have in common; `nbytes` is None where `shape` does not tell it."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: str
+    nbytes: int | None
+
+
+def _leaves(manifest: Manifest) -> list[_Leaf]:
+    itemsizes: dict[tuple[str, str], int | None] = {}
+
+    def size_of(leaf: LeafRecord) -> int | None:
+        key = leaf.kind, leaf.dtype
+        if key not in itemsizes:
+            itemsizes[key] = itemsize(*key)
+        item_bytes = itemsizes[key]
+        return None if item_bytes is None else item_bytes * math.prod(leaf.shape)
+
+    return [
+        _Leaf(
+            leaf.name, leaf.kind, leaf.dtype, f"[{','.join(map(str, leaf.shape))}]", size_of(leaf)
+        )
+        for leaf in manifest.leaves
+    ]
+
+
+def _layout_id(connection: sqlite3.Connection, leaves: list[_Leaf]) -> int:
+    named = encode_json([[leaf.name, leaf.kind, leaf.dtype, leaf.shape] for leaf in leaves])
+    digest = f"sha256-{hashlib.sha256(named.encode('ascii')).hexdigest()}"
+    rows = connection.execute("SELECT id FROM layouts WHERE digest = ?", (digest,)).fetchall()
+    if rows:
+        return int(rows[0][0])
+    layout_id = connection.execute("INSERT INTO layouts (digest) VALUES (?)", (digest,)).lastrowid
+    connection.executemany(
+        "INSERT INTO layout_leaves (layout_id, ordinal, name, kind, dtype, shape, nbytes)"
+        " VALUES (?, ?, CAST(? AS TEXT), ?, ?, ?, ?)",
+        [
+            (layout_id, n, encode_text(leaf.name), leaf.kind, leaf.dtype, leaf.shape, leaf.nbytes)
+            for n, leaf in enumerate(leaves)
+        ],
+    )
+    return int(layout_id or 0)
+
+
+# -------------------------------------------------------------------------------------------- blobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What a manifest says about one blob: piece digest -> (offset, length) of each piece in it."""
+
+    digest: str
+    nbytes: int
+    pieces: dict[str, tuple[int, int]]
+
+    @property
+    def is_pack(self) -> bool:
+        return any(piece != self.digest for piece in self.pieces)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(length for _, length in self.pieces.values())
+
+
+def _contents(manifest: Manifest) -> list[_Contents]:
+    blobs = [_Contents(blob.digest, blob.nbytes, {}) for blob in manifest.blobs]
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            blobs[extent.blob].pieces.setdefault(extent.piece, (extent.offset, extent.length))
+    return blobs
+
+
+def _insert_blobs(
+    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None
+) -> None:
+    blobs = _contents(manifest)
+    blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
+    connection.executemany(
+        "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET nbytes = excluded.nbytes, is_pack = excluded.is_pack"
+        " WHERE nbytes <> excluded.nbytes OR is_pack < excluded.is_pack",
+        [(blob.digest, blob.nbytes, int(blob.is_pack)) for blob in blobs],
+    )
+    connection.executemany(
+        "INSERT INTO uses (checkpoint_id, blob_id, used_bytes)"
+        " SELECT ?, id, ? FROM blobs WHERE digest = ?",
+        [(checkpoint_id, blob.used_bytes, blob.digest) for blob in blobs],
+    )
+    connection.execute(
+        "DELETE FROM candidates"
+        " WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)",
+        (checkpoint_id,),
+    )
+    _insert_pieces(connection, [blob for blob in blobs if blob.is_pack], manifest.sequence)
+
+
+def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], sequence: int) -> None:
+    ids: dict[str, int] = {}
+    for marks, digests in in_parts([pack.digest for pack in packs]):
+        query = f"SELECT digest, id FROM blobs WHERE digest IN {marks}"  # noqa: S608 - only marks
+        ids.update(connection.execute(query, digests).fetchall())
+    rows = [
+        (piece, ids[pack.digest], offset, length, sequence)
+        for pack in packs
+        for piece, (offset, length) in pack.pieces.items()
+        if piece != pack.digest
+    ]
+    rows.sort()
+    # The newest checkpoint knows best: it may have moved a piece out of a pack that is mostly dead.
+    connection.executemany(
+        "INSERT INTO pieces (digest, blob_id, offset, nbytes, sequence) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET blob_id = excluded.blob_id, offset = excluded.offset,"
+        "  nbytes = excluded.nbytes, sequence = excluded.sequence"
+        " WHERE blob_id <> excluded.blob_id AND sequence < excluded.sequence",
+        rows,
+    )

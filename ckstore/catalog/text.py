@@ -1,0 +1,67 @@
+"""How values become parameters of statements and columns become values.
+
+SQLite keeps any bytes as text, but Python's module refuses strings with lone surrogates, which
+names and messages may have. They are bound as bytes in WTF-8, with ``CAST(? AS TEXT)`` around.
+Inode numbers go up to 2^64; SQLite's integers are signed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from ckstore.model.manifest import encode_metric
+
+_PARAMETERS = 500
+T = TypeVar("T")
+
+decode_text = functools.partial(str, encoding="utf-8", errors="surrogatepass")
+"""The `text_factory` of a connection that reads what `encode_text` wrote."""
+
+_compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def encode_text(text: str) -> str | bytes:
+    """Return `text` as a parameter for ``CAST(? AS TEXT)``."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def encode_json(value: object) -> str:
+    """Return plain JSON, in ASCII."""
+    return _compact(value)
+
+
+def encode_metrics(metrics: Mapping[str, int | float]) -> str:
+    """Return metrics as JSON; numbers that JSON lacks are strings, as in the manifest."""
+    return _compact({name: encode_metric(value) for name, value in metrics.items()})
+
+
+def decode_metrics(text: str) -> dict[str, int | float]:
+    """Return metrics from what `encode_metrics` gave."""
+    return {
+        name: float(value) if isinstance(value, str) else value
+        for name, value in json.loads(text).items()
+    }
+
+
+def encode_inode(inode: int) -> int:
+    """Return an unsigned 64-bit number as the signed one with the same bits."""
+    return inode - 2**64 if inode >= 2**63 else inode
+
+
+def decode_inode(value: int) -> int:
+    """Return the unsigned number again."""
+    return value + 2**64 if value < 0 else value
+
+
+def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
+    """Give `items` in parts that one statement takes, each with its ``(?, ?, ...)``."""
+    for at in range(0, len(items), _PARAMETERS):
+        part = items[at : at + _PARAMETERS]
+        yield f"({', '.join('?' * len(part))})", part

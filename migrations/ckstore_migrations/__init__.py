@@ -1,0 +1,38 @@
+"""The schema of the catalog, as steps that are only ever added.
+
+A step that was released is never edited: a change is a new step at the end of `STEPS`. Each is a
+function of an open `sqlite_utils.Database`; it runs in a transaction that is not its own, so it
+uses no `executescript`, which would commit. Number n of the steps makes `PRAGMA user_version` n.
+
+This package imports nothing of ckstore, and sqlite-utils only to apply steps: a reader that wants
+to know `VERSION` starts without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckstore_migrations.m0001_initial import m0001_initial
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+    from sqlite_utils.migrations import Migrations
+
+__all__ = ["APPLICATION_ID", "STEPS", "VERSION", "migrations"]
+
+APPLICATION_ID = 0x636B7374
+"""``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
+
+STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial,)
+VERSION = len(STEPS)
+
+
+def migrations() -> Migrations:
+    """Return all steps as one set of sqlite-utils, in order."""
+    from sqlite_utils.migrations import Migrations
+
+    steps = Migrations("ckstore")
+    for step in STEPS:
+        steps()(step)
+    return steps
