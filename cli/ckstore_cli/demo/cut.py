@@ -1,0 +1,95 @@
+"""Kill a program in the middle of a save, and look at what it left.
+
+It looks at the store from outside, by its documented layout (docs/format/v1.md) and not through the
+library: a save in flight is a directory in `staging/`, a published one is in `checkpoints/`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOOK_EVERY_S = 0.0005
+_DIE_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A save in flight, or what is left of one.
+
+    Attributes:
+        name: Its directory in `staging/`.
+        blobs: Files in it that hold data.
+        blob_bytes: Their size, shared or not.
+        sealed: Whether everything was written and only the rename was to come.
+    """
+
+    name: str
+    blobs: int
+    blob_bytes: int
+    sealed: bool
+
+
+def saves_in_flight(store: Path) -> list[Leftover]:
+    """Return every save in `staging/` that holds data."""
+    found = []
+    for save in sorted(_listed(store / "staging")):
+        sizes = [_size_bytes(blob) for blob in _listed(save / "blobs")]
+        if sizes:
+            sealed = (save / "manifest.json").exists()
+            found.append(Leftover(save.name, len(sizes), sum(sizes), sealed))
+    return found
+
+
+def published(store: Path, run: str) -> list[int]:
+    """Return the steps of `run` that are published, in their order."""
+    names = (path.name for path in _listed(store / "checkpoints" / run))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def kill_in_a_save(
+    program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int, deadline_s: float
+) -> bool:
+    """Kill -9 `program` as soon as it has begun a save and `run` has `after_saves` checkpoints.
+
+    `deadline_s` is a time of `time.monotonic`. Whether the kill came before that save was published
+    has to be looked at afterwards: `saves_in_flight`.
+
+    Returns:
+        False if the program ended before it was killed.
+
+    Raises:
+        TimeoutError: The deadline passed; the program is still running.
+    """
+    while program.poll() is None:
+        # In this order: a save seen in flight is then later than those that were counted.
+        if len(published(store, run)) >= after_saves and _saving(store):
+            os.kill(program.pid, signal.SIGKILL)
+            return program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _saving(store: Path) -> bool:
+    return any(save.blob_bytes for save in saves_in_flight(store))
+
+
+def _listed(directory: Path) -> list[Path]:
+    """Return what is in a directory; nothing if it is gone, as a save may be any moment."""
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,275 @@
+"""The story that the demo tells: train, kill -9 in a save, open the store, resume, prove."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from ckstore import Store
+from ckstore.errors import BadInput, CkstoreError
+from ckstore_cli._format import columns, share_text, size_text
+from ckstore_cli.demo.cut import Leftover, published, saves_in_flight
+from ckstore_cli.demo.programs import Watch, ckstore_command, run_trainer
+from ckstore_cli.demo.proof import digests
+
+RUN = "gpt"
+REFERENCE_RUN = "uninterrupted"
+PARTS = {
+    "model": "weights",
+    "optimizer": "optimizer (AdamW)",
+    "scheduler": "schedule",
+    "rng": "generators",
+    "data": "order of the data",
+}
+_DIGITS_SHOWN = 32
+
+
+class DemoFailed(CkstoreError):
+    """The demo could not show what it is to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        steps: Training steps of each run.
+        save_every: Steps from save to save.
+        kill_after: Saves that are left in peace.
+        layers: Blocks of the model.
+    """
+
+    steps: int
+    save_every: int
+    kill_after: int
+    layers: int
+
+
+FULL = Scale(steps=100, save_every=10, kill_after=4, layers=4)
+QUICK = Scale(steps=24, save_every=4, kill_after=2, layers=2)
+
+
+def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
+    """Run the demo, print its story and return 0, the exit status; a failure is raised.
+
+    No process is left, and no file unless it is to be kept.
+
+    Args:
+        directory: Where the store goes: a new or an empty directory, which is kept. None: a
+            temporary one.
+        keep: Keep the temporary directory too.
+        quick: A smaller model and fewer steps.
+
+    Raises:
+        BadInput: There is something in `directory`.
+        DemoFailed: The resumed run did not end with the state of the uninterrupted one, bit for
+            bit; or a trainer failed, or no save could be cut.
+    """
+    begun_s = time.monotonic()
+    with _place(directory, keep=keep) as place:
+        _say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
+        kept = keep or directory is not None
+        _say_rows(
+            [
+                ("in", f"{place} ({'kept' if kept else 'removed at the end; --keep keeps it'})"),
+                ("with", f"Python {platform.python_version()}, torch {version('torch')}, 1 thread"),
+            ]
+        )
+        Demo(place, QUICK if quick else FULL).tell()
+        _say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
+    return 0
+
+
+class Demo:
+    """One telling, in the directory `place`."""
+
+    def __init__(self, place: Path, scale: Scale) -> None:
+        self.place = place
+        self.scale = scale
+        self.store = place / "store"
+
+    def tell(self) -> None:
+        """Tell everything.
+
+        Raises:
+            DemoFailed: It did not come out as it should.
+        """
+        every, steps = self.scale.save_every, self.scale.steps
+        _say_heading(f"1. Train {steps} steps, save every {every}, kill -9 in the middle of a save")
+        cut, step = self.train_until_cut()
+        _say(f"step {step:>4}   KILLED with kill -9 while it was being saved")
+        _say_heading("2. What the kill left behind")
+        self.show_leftover(cut, step)
+        _say_heading("3. Open the store")
+        self.show_whole(step)
+        _say_heading("4. Resume: the same command again")
+        resumed = self.train(RUN, every)
+        _say_heading("5. The same training without interruption, saved once at its end")
+        reference = self.train(REFERENCE_RUN, 0)
+        _say_heading("6. The log")
+        _say(ckstore_command(["log", "--store", str(self.store)]))
+        _say_heading("7. What each save cost")
+        self.show_costs()
+        _say_heading("8. Proof: is everything the same after the last step, bit for bit?")
+        self.prove(resumed, reference)
+
+    def train(self, run: str, save_every: int) -> dict[str, str]:
+        """Run the trainer to its end; return the digests of what it then had in memory."""
+        report = self.place / f"{run}.json"
+        status = run_trainer([*self._arguments(run, save_every), "--report", str(report)])
+        if status != 0:
+            raise DemoFailed(
+                f"the trainer of run {run} should exit with 0, it exited with {status}"
+            )
+        told: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
+        return told
+
+    def train_until_cut(self) -> tuple[Leftover, int]:
+        """Start the trainer and kill it in a save; again, in a later save, if that came too late.
+
+        Returns:
+            What is left of the save, and its step.
+        """
+        every, peaceful = self.scale.save_every, self.scale.kill_after
+        while peaceful * every < self.scale.steps:
+            watch = Watch(self.store, RUN, after_saves=peaceful)
+            status = run_trainer(self._arguments(RUN, every), watch)
+            if status not in (None, 0):
+                raise DemoFailed(
+                    f"the trainer should run until it is killed, it exited with {status}"
+                )
+            done, left = published(self.store, RUN), saves_in_flight(self.store)
+            if status is None and left:
+                return left[0], done[-1] + every
+            _say(
+                f"too late: step {done[-1]} was published before the kill. Again, in a later save."
+            )
+            peaceful = max(peaceful + 1, len(done))
+        raise DemoFailed(
+            "every save was published before the kill came, so none could be shown cut",
+            hint="try again when the machine is less busy",
+        )
+
+    def show_leftover(self, cut: Leftover, cut_step: int) -> None:
+        """Say what lies in the store before anybody has opened it."""
+        missing = "not yet renamed to its place" if cut.sealed else "no manifest yet"
+        _say_rows(
+            [
+                (
+                    "in staging/",
+                    f"{cut.name}: {_count(cut.blobs)}, {size_text(cut.blob_bytes)}, {missing}",
+                ),
+                ("in checkpoints/", f"{_steps(published(self.store, RUN))}; no step {cut_step}"),
+            ]
+        )
+
+    def show_whole(self, cut_step: int) -> None:
+        """Open the store and load everything that it lists."""
+        with Store.open(self.store) as store:
+            listed = sorted(info.step for info in store.checkpoints(run=RUN))
+            for step in listed:
+                store.load(f"{RUN}@{step}")
+        if cut_step in listed:
+            raise DemoFailed(f"step {cut_step} should not be listed, since its save was cut")
+        left = ", ".join(save.name for save in saves_in_flight(self.store))
+        _say_rows(
+            [
+                ("it lists", f"{_steps(listed)}: whole checkpoints only"),
+                ("it loads", "each of them, every byte compared with its digest"),
+                ("in staging/", left or "nothing any more"),
+            ]
+        )
+
+    def show_costs(self) -> None:
+        """Print what each save took of the disk."""
+        with Store.open(self.store) as store:
+            infos = sorted(store.checkpoints(), key=lambda info: info.order)
+        rows = [
+            (info.name, info.logical_bytes, info.new_bytes, info.reused_bytes) for info in infos
+        ]
+        rows.append(("all", *(sum(row[column] for row in rows) for column in (1, 2, 3))))
+        texts = [
+            (name, size_text(holds), size_text(new), size_text(reused), share_text(new, holds))
+            for name, holds, new, reused in rows
+        ]
+        head = ("CHECKPOINT", "HOLDS", "NEW", "REUSED", "NEW SHARE")
+        _say_rows([head, *texts], "<>>>>")
+
+    def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
+        """Compare the last states: as they were in memory, and as the store gives them back.
+
+        Raises:
+            DemoFailed: Something differs.
+        """
+        with Store.open(self.store) as store:
+            last = self.scale.steps
+            stored = [digests(store.load(f"{run}@{last}")) for run in (RUN, REFERENCE_RUN)]
+        _say("SHA-256 of names, types, shapes and bits of what was in the memory of the trainers")
+        _say(f"(compared in full, the first {_DIGITS_SHOWN} digits shown):\n")
+        rows = [("", "KILLED AND RESUMED", "UNINTERRUPTED", "")]
+        for part, said in PARTS.items():
+            mine, other = resumed[part], reference[part]
+            verdict = "equal" if mine == other else "DIFFERENT"
+            rows.append((said, mine[:_DIGITS_SHOWN], other[:_DIGITS_SHOWN], verdict))
+        _say_rows(rows)
+        as_loaded = stored == [resumed, reference]
+        _say(f"\nThe store gives back both as they were in memory: {'yes' if as_loaded else 'NO'}")
+        if resumed != reference or not as_loaded:
+            raise DemoFailed("the resumed run should end like the uninterrupted one, it did not")
+        _say("PROVEN: the kill has cost nothing but time.")
+
+    def _arguments(self, run: str, save_every: int) -> list[str]:
+        options = {
+            "--store": self.store,
+            "--run": run,
+            "--steps": self.scale.steps,
+            "--layers": self.scale.layers,
+            "--save-every": save_every,
+        }
+        return [str(part) for option in options.items() for part in option]
+
+
+@contextmanager
+def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            msg = f"the demo wants a new or an empty directory, there is something in {directory}"
+            raise BadInput(msg, hint="name another one, or none for a temporary one")
+        yield directory.absolute()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="ckstore-demo-"))
+    try:
+        yield temporary
+    finally:
+        if not keep:
+            shutil.rmtree(temporary)
+
+
+def _steps(steps: list[int]) -> str:
+    return f"steps {' '.join(map(str, steps))}"
+
+
+def _count(blobs: int) -> str:
+    return f"{blobs} {'blob' if blobs == 1 else 'blobs'}"
+
+
+def _say_heading(text: str) -> None:
+    _say(f"\n{text}\n{'-' * len(text)}")
+
+
+def _say_rows(rows: Sequence[Sequence[str]], align: str = "") -> None:
+    for line in columns(rows, align or "<" * len(rows[0])):
+        _say(line.rstrip())
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # before a trainer writes to the same place

@@ -1,0 +1,69 @@
+"""The other programs of the demo: the trainer, and the command line itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckstore_cli.demo.cut import kill_in_a_save
+
+DEADLINE_S = 900.0
+_STOP_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When a trainer is to be killed: in the first save of `run` after `after_saves` others."""
+
+    store: Path
+    run: str
+    after_saves: int
+
+
+def run_trainer(arguments: list[str], watch: Watch | None = None) -> int | None:
+    """Run the trainer to its end, or until `watch` has it killed with kill -9.
+
+    It prints where this process prints. When this returns or raises it is no longer there.
+
+    Returns:
+        Its exit status; None if it was killed.
+
+    Raises:
+        TimeoutError: It took longer than `DEADLINE_S`.
+    """
+    deadline_s = time.monotonic() + DEADLINE_S
+    program = subprocess.Popen(
+        [sys.executable, "-m", "ckstore_cli.demo.trainer", *arguments],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
+    )
+    try:
+        if watch is not None and kill_in_a_save(
+            program, watch.store, watch.run, after_saves=watch.after_saves, deadline_s=deadline_s
+        ):
+            return None
+        return program.wait(max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"the trainer should end within {DEADLINE_S:.0f} s") from None
+    finally:
+        if program.poll() is None:
+            program.kill()
+            program.wait(_STOP_WITHIN_S)
+
+
+def ckstore_command(arguments: list[str]) -> str:
+    """Run `ckstore` with `arguments`; return the command and what it printed, as on a terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckstore_cli", *arguments],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    return f"$ ckstore {' '.join(arguments)}\n{done.stdout.rstrip()}"
