@@ -1,0 +1,79 @@
+"""Names: hardlinks, renames, symlinks, removal. The seam where tests lower the limit of links or make a rename fail."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+from ckstore.errors import UnsafePlace
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
+"""Errors of `link` that mean: keep an own copy (limit of links, protected or foreign file, another filesystem)."""
+ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give the file `source` the further name `target`.
+
+    Raises:
+        FileExistsError: `target` exists.
+        FileNotFoundError: `source` or the parent of `target` does not.
+        OSError: With an errno of `CANNOT_LINK`: this pair can have no link.
+    """
+    os.link(source, target, follow_symlinks=False)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename; durable after `files.sync_directory` of both parents, the target's first."""
+    os.rename(source, target)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``).
+
+    Raises:
+        UnsafePlace: The C library or the filesystem cannot.
+        OSError: As `rename`.
+    """
+    try:
+        renameat2 = _libc.renameat2
+    except AttributeError as error:
+        msg = "the C library has no renameat2, which replacing a checkpoint needs"
+        raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        msg = f"the filesystem of {other} cannot exchange two names, which replacing a checkpoint needs"
+        raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def symlink(pointing_to: str, path: Path) -> None:
+    """Create the symlink `path` with this content."""
+    os.symlink(pointing_to, path)
+
+
+def make_directory(path: Path, *, mode: int = 0o777) -> bool:
+    """Create one directory; return False if there is one."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return False
+    return True
+
+
+def unlink(path: str | Path) -> None:
+    """Remove one name of a file."""
+    os.unlink(path)
+
+
+def remove_directory(path: str | Path) -> None:
+    """Remove an empty directory."""
+    os.rmdir(path)

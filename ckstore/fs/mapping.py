@@ -1,0 +1,57 @@
+"""Map files copy-on-write, several side by side as one contiguous range of memory.
+
+A private mapping of a blob costs no copy until a page is written to, and the blob never changes. Python's own `mmap` keeps a
+descriptor open and cannot place a file at an address, hence the C library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """`length` bytes of an open file from its beginning; all but the last of a range have whole pages."""
+
+    fd: int
+    length: int
+
+
+def map_side_by_side(parts: Sequence[FilePart]) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return writable memory that begins as the parts, one after another; writes stay private.
+
+    The descriptors may be closed afterwards. The memory is unmapped when nothing refers to the returned buffer any more.
+
+    Raises:
+        OSError: The kernel has no room for the mapping.
+    """
+    total = sum(part.length for part in parts)
+    base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    memory = (ctypes.c_ubyte * total).from_address(base)
+    weakref.finalize(memory, _libc.munmap, base, total).atexit = False
+    at = base
+    for part in parts:
+        _map(at, part.length, _READ_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, part.fd)
+        at += part.length
+    return memory
+
+
+def _map(at: int | None, length: int, protection: int, flags: int, fd: int) -> int:
+    address = _libc.mmap(at, length, protection, flags, fd, 0)
+    if address is None or address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mmap of {length} bytes: {os.strerror(code)}")
+    return int(address)

@@ -1,0 +1,57 @@
+"""Judge and hash blobs on disk. Source: docs/format/v1.md, "Blobs"."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ckstore.fs import files
+from ckstore.model.digest import algorithm_of
+
+_READ_BYTES = 4 * 2**20
+
+
+def has_size(status: os.stat_result, nbytes: int) -> bool:
+    """Whether this is a regular file of that size: what a complete checkpoint needs."""
+    return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
+
+
+def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
+    """Whether a blob has its size and the fixed time, so that nobody wrote into it by ordinary means."""
+    return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS
+
+
+def is_sound(path: Path, digest: str, nbytes: int) -> bool:
+    """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
+
+    A file that somebody touched but whose bytes are right gets the fixed time back. The time is set *before* the file is hashed, so
+    that a write during or after the hashing shows.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    status = os.stat(path, follow_symlinks=False)
+    if looks_untouched(status, nbytes):
+        return True
+    if not has_size(status, nbytes):
+        return False
+    try:
+        os.utime(path, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS), follow_symlinks=False)
+    except PermissionError:  # another user's file: it cannot be marked as checked, so it is not relied on
+        return False
+    if digest_of_file(path, digest) == digest:
+        return True
+    os.utime(path, ns=(0, 0), follow_symlinks=False)  # so that nobody else takes it for untouched
+    return False
+
+
+def digest_of_file(path: Path, like: str) -> str:
+    """Return the digest of a file's content, with the algorithm of the digest `like`."""
+    algorithm = algorithm_of(like)
+    running = algorithm.start()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        while count := os.readv(fd, [buffer]):
+            running.update(buffer[:count])
+    return algorithm.digest_of_parts(running)

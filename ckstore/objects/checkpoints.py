@@ -1,0 +1,189 @@
+"""Published checkpoints as directories: look at one, open one for reading, wherever it lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat
+from ckstore.fs import files, locks
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
+from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.published import Published
+from ckstore.objects import blobs
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a directory of a checkpoint holds.
+
+    Attributes:
+        published: The checkpoint if it is complete, else None.
+        problem: Why it is not complete; empty if it is, or if there is nothing at all.
+    """
+
+    published: Published | None
+    problem: str = ""
+
+
+def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
+    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
+
+    The directory is locked for use meanwhile, unless the caller gives the lock that he holds on it.
+    """
+    path = layout.checkpoint(run, step)
+    try:
+        if lock is not None:
+            return _judge(CheckpointDirectory.locked(path, lock), run, step)
+        with CheckpointDirectory.at(path) as directory:
+            return _judge(directory, run, step)
+    except (FileNotFoundError, NotADirectoryError):
+        return Found(None)
+    except NewerFormat:
+        raise
+    except CkstoreError as error:
+        return Found(None, str(error))
+
+
+def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
+    manifest = directory.manifest
+    if (manifest.run, manifest.step) != (run, step):
+        return Found(None, f"{directory.path}: its manifest says {manifest.run}@{manifest.step}")
+    for blob in manifest.blobs:
+        try:
+            status = directory.stat_blob(blob.digest)
+        except FileNotFoundError:
+            return Found(None, f"{directory.path}: blob {blob.digest} is missing")
+        if not blobs.has_size(status, blob.nbytes):
+            return Found(None, f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}")
+    inode = os.fstat(directory.lock.fd).st_ino
+    return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, dir_inode=inode))
+
+
+class CheckpointDirectory:
+    """A checkpoint that is open for reading: its directory is locked for use (rule L) and its manifest is checked.
+
+    Files are reached through the directory's descriptor, so that a rename of the directory does not matter. A context manager.
+
+    Attributes:
+        path: Where it was opened.
+        lock: The shared lock on the directory.
+        manifest, manifest_id: What it holds, and its id.
+    """
+
+    def __init__(self, path: Path, lock: locks.DirectoryLock, manifest: Manifest, manifest_id: str) -> None:
+        self.path = path
+        self.lock = lock
+        self.manifest = manifest
+        self.manifest_id = manifest_id
+
+    @classmethod
+    def at(cls, path: Path) -> CheckpointDirectory:
+        """Open the checkpoint in the directory `path`.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: There is no such directory.
+            DamagedBlob: It has no valid manifest.
+            InUse: Somebody is taking it apart.
+        """
+        lock = locks.lock_shared(path)
+        try:
+            return cls.locked(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def locked(cls, path: Path, lock: locks.DirectoryLock) -> CheckpointDirectory:
+        """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises.
+
+        Raises:
+            DamagedBlob: It has no valid manifest.
+        """
+        where = f"{path}/{MANIFEST}"
+        try:
+            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
+        except FileNotFoundError as error:
+            msg = f"{where} is missing"
+            raise DamagedBlob(msg) from error
+        try:
+            manifest, manifest_id = parse_manifest(data, where=where)
+        except BadInput as error:
+            raise DamagedBlob(error.message, hint=error.hint) from error
+        return cls(path, lock, manifest, manifest_id)
+
+    def stat_blob(self, digest: str) -> os.stat_result:
+        """Return the status of one of its blobs."""
+        return os.stat(f"{BLOBS}/{digest}", dir_fd=self.lock.fd, follow_symlinks=False)
+
+    @contextmanager
+    def open_blob(self, digest: str) -> Iterator[int]:
+        """Open one of its blobs for reading.
+
+        Raises:
+            DamagedBlob: It is missing.
+        """
+        try:
+            fd = os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
+        except FileNotFoundError as error:
+            msg = f"{self.path}: blob {digest} is missing"
+            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole") from error
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def check_size(self, fd: int, blob: BlobRecord) -> None:
+        """Compare the size of an open blob with the manifest's: a mapping beyond the end would kill the process.
+
+        Raises:
+            DamagedBlob: They differ.
+        """
+        found = os.fstat(fd).st_size
+        if found != blob.nbytes:
+            msg = f"{self.path}: blob {blob.digest} has {found} bytes, wanted {blob.nbytes}"
+            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole")
+
+    def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
+        """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.
+
+        Raises:
+            DamagedBlob: Its bytes are not what its digest says, or are not there; the message names `what`.
+        """
+        blob = self.manifest.blobs[extent.blob].digest
+        files.read_into(fd, extent.offset, out, f"{self.path}: blob {blob} of {what}")
+        if verify:
+            self.check_piece(extent, out, what)
+
+    def check_piece(self, extent: Extent, data: memoryview, what: str) -> None:
+        """Compare the bytes of a piece with its digest.
+
+        Raises:
+            DamagedBlob: They differ.
+        """
+        found = algorithm_of(extent.piece).digest(data)
+        if found != extent.piece:
+            blob = self.manifest.blobs[extent.blob].digest
+            msg = (
+                f"{what} of {self.manifest.run}@{self.manifest.step} is damaged: bytes {extent.offset} to "
+                f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
+            )
+            raise DamagedBlob(msg, hint="an older checkpoint may be whole; saving the same bytes again heals it")
+
+    def close(self) -> None:
+        """Release the lock; harmless when done before."""
+        self.lock.release()
+
+    def __enter__(self) -> CheckpointDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

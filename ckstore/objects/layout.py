@@ -1,0 +1,83 @@
+"""Where things are in a store. Source: docs/format/v1.md, "The store"."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckstore.model.digest import fan_out
+from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN
+
+MANIFEST = "manifest.json"
+BLOBS = "blobs"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths of the store at `root`."""
+
+    root: Path
+    settings: Path = field(init=False)
+    config: Path = field(init=False)
+    blobs: Path = field(init=False)
+    checkpoints: Path = field(init=False)
+    refs: Path = field(init=False)
+    staging: Path = field(init=False)
+    trash: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, file in (("settings", "store.json"), ("config", "config.json")):
+            object.__setattr__(self, name, self.root / file)
+        for name in ("blobs", "checkpoints", "refs", "staging", "trash"):
+            object.__setattr__(self, name, self.root / name)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Every directory that a store has from the start."""
+        extra = (self.root / name for name in ("pins", "quarantine", "reserve"))
+        return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, *extra)
+
+    def blob(self, digest: str) -> Path:
+        """Return the canonical name of a blob."""
+        return self.blobs / fan_out(digest) / digest
+
+    def checkpoint(self, run: str, step: int) -> Path:
+        """Return the directory of a checkpoint."""
+        return self.checkpoints / run / str(step)
+
+    def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
+        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
+        for name in self.runs() if run is None else [run]:
+            for entry in _entries(self.checkpoints / name):
+                if STEP_PATTERN.match(entry.name) and int(entry.name) <= MAX_STEP and entry.is_dir(follow_symlinks=False):
+                    yield name, int(entry.name), entry.inode()
+
+    def runs(self) -> list[str]:
+        """Return the names of all runs, sorted."""
+        names = (e.name for e in _entries(self.checkpoints) if e.is_dir(follow_symlinks=False))
+        return sorted(name for name in names if RUN_PATTERN.match(name))
+
+    def tags(self) -> dict[str, tuple[str, int]]:
+        """Return what every tag points to; symlinks of another form are left aside."""
+        found = {}
+        for entry in _entries(self.refs):
+            if not entry.is_symlink() or not RUN_PATTERN.match(entry.name) or entry.name.startswith("."):
+                continue
+            try:
+                up, _, rest = os.readlink(entry.path).partition("/checkpoints/")
+            except FileNotFoundError:  # it was taken away meanwhile
+                continue
+            run, _, step = rest.partition("/")
+            if up == ".." and RUN_PATTERN.match(run) and STEP_PATTERN.match(step):
+                found[entry.name] = (run, int(step))
+        return found
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,198 @@
+"""A save in flight: claim the blobs that the store has, write the others. Steps 1 to 4 of the save protocol of the design.
+
+The link is the claim: once a blob is linked into the staging directory nothing can free its bytes. A new blob is written and made
+durable under its name *in the staging directory* and then offered to others by a link to its canonical name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import uuid
+from pathlib import Path
+
+from ckstore.errors import SaveFailed
+from ckstore.fs import files, links, locks
+from ckstore.objects import blobs
+from ckstore.objects.heal import relink_everywhere
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+
+_OFFER_TRIES = 20
+
+
+class Staging:
+    """The directory of one save, locked for use by this process. Its methods may be called from several threads.
+
+    Attributes:
+        path: ``staging/<save-id>``, also after it was published under another name.
+        written: Digest and size of every blob that this save wrote.
+    """
+
+    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock) -> None:
+        self.layout = layout
+        self.path = path
+        self.lock = lock
+        self.written: dict[str, int] = {}
+        self._blobs = path / BLOBS
+        self._serial = itertools.count()
+        self._mutex = threading.Lock()
+
+    @classmethod
+    def create(cls, layout: Layout, run: str, step: int | None) -> Staging:
+        """Make a staging directory and lock it.
+
+        Raises:
+            OSError: It could not be made.
+        """
+        path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
+        links.make_directory(path)
+        # Between these two lines a sweeper may take it for dead and move it to trash; then the lock fails, and so does the save.
+        lock = locks.lock_shared(path)
+        try:
+            links.make_directory(path / BLOBS)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(layout, path, lock)
+
+    def claim(self, digest: str, nbytes: int) -> bool:
+        """Link the canonical blob into the staging directory; True if it is there now and can be relied on.
+
+        False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
+        """
+        mine = self._blobs / digest
+        try:
+            links.link(self.layout.blob(digest), mine)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in links.CANNOT_LINK:
+                return False
+            raise
+        return blobs.is_sound(mine, digest, nbytes)
+
+    def path_of(self, digest: str) -> Path:
+        """Return the name of a blob in the staging directory."""
+        return self._blobs / digest
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether the last `claim` of the blob was a miss because the canonical blob is damaged."""
+        return os.path.lexists(self._blobs / digest)
+
+    def unclaim(self, digest: str) -> None:
+        """Give a claim up again; harmless when there is none."""
+        try:
+            links.unlink(self._blobs / digest)
+        except FileNotFoundError:
+            return
+
+    def put(self, digest: str, data: memoryview) -> bool:
+        """Write the blob `digest`, whose bytes are `data` and do not change; True if it was written, False if another save was faster.
+
+        Afterwards it is durable and linked into the staging directory.
+
+        Raises:
+            OSError: It could not be written; the save must fail.
+            SaveFailed: Other processes replaced the canonical name again and again.
+        """
+        mine = self._blobs / digest
+        damaged = os.path.lexists(mine)
+        fresh = self._temporary() if damaged else mine
+        files.create_blob(fresh, data)
+        with self._mutex:
+            self.written[digest] = len(data)
+        if damaged:
+            links.rename(fresh, mine)
+            self._take_over(digest, mine)
+            relink_everywhere(self.layout, digest, mine, self._temporary)
+            return True
+        return self._offer(digest, mine, len(data))
+
+    def _offer(self, digest: str, mine: Path, nbytes: int) -> bool:
+        """Give the new blob its canonical name, or take the one that somebody else offered meanwhile."""
+        canonical = self.layout.blob(digest)
+        for _ in range(_OFFER_TRIES):
+            try:
+                links.link(mine, canonical)
+            except FileExistsError:
+                theirs = self._link_of(canonical)
+                if theirs is None:
+                    continue
+                if theirs != canonical and blobs.is_sound(theirs, digest, nbytes):
+                    self._adopt(theirs, mine, digest)
+                    return False
+                if theirs != canonical:
+                    links.unlink(theirs)
+                self._take_over(digest, mine)
+                if theirs != canonical:
+                    relink_everywhere(self.layout, digest, mine, self._temporary)
+            except FileNotFoundError:
+                if not self.lock.names(self.path):
+                    msg = f"{self.path} was moved away while it was being filled"
+                    raise SaveFailed(msg, hint="another process took this save for dead; save again") from None
+                links.make_directory(canonical.parent)
+                continue
+            except OSError as error:
+                if error.errno not in links.CANNOT_LINK:
+                    raise
+            return True
+        msg = f"{canonical} was replaced by others {_OFFER_TRIES} times while it was being offered"
+        raise SaveFailed(msg)
+
+    def _link_of(self, canonical: Path) -> Path | None:
+        """Return a new name of ours for the canonical blob; None if it is gone, `canonical` itself if it can have no more names."""
+        theirs = self._temporary()
+        try:
+            links.link(canonical, theirs)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in links.CANNOT_LINK:
+                return canonical
+            raise
+        return theirs
+
+    def _adopt(self, theirs: Path, mine: Path, digest: str) -> None:
+        links.rename(theirs, mine)
+        if os.path.lexists(theirs):  # rename between two names of one inode does nothing
+            links.unlink(theirs)
+        with self._mutex:
+            self.written.pop(digest, None)
+
+    def _take_over(self, digest: str, mine: Path) -> None:
+        """Put our copy in the place of the canonical name: the old one is damaged, or at its limit of links."""
+        temporary = self._temporary()
+        try:
+            links.link(mine, temporary)
+        except OSError as error:
+            if error.errno in links.CANNOT_LINK:
+                return
+            raise
+        canonical = self.layout.blob(digest)
+        try:
+            links.rename(temporary, canonical)
+        except FileNotFoundError:
+            links.make_directory(canonical.parent)
+            links.rename(temporary, canonical)
+        if os.path.lexists(temporary):
+            links.unlink(temporary)
+
+    def _temporary(self) -> Path:
+        """Return a name that nobody uses, outside ``blobs/`` so that it is never taken for one."""
+        return self.path / f"new-{next(self._serial)}"
+
+    def seal(self, manifest: bytes) -> None:
+        """Write the manifest and make every name in the directory durable. Nothing may be added afterwards.
+
+        A manifest from an earlier `seal` is replaced.
+        """
+        fresh = self.path / "manifest-new"
+        files.create_file(fresh, manifest, mode=0o444)
+        links.rename(fresh, self.path / MANIFEST)
+        files.sync_directory(self._blobs)
+        files.sync_directory(self.path)
+
+    def inode(self) -> int:
+        """Return the inode number of the directory."""
+        return os.fstat(self.lock.fd).st_ino

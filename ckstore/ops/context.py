@@ -1,0 +1,90 @@
+"""What the verbs of one open store share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckstore.catalog import Catalog, CatalogUnavailable, PieceLocation
+from ckstore.errors import SaveFailed
+from ckstore.model.digest import Algorithm, algorithm_named
+from ckstore.model.info import CheckpointInfo
+from ckstore.model.settings import StoreSettings
+from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import Layout
+
+
+@dataclass
+class Context:
+    """An open store.
+
+    Attributes:
+        durable: False on a filesystem that cannot keep a checkpoint through a power cut.
+        known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
+        last_sequence: Greatest sequence number that this process gave.
+        continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
+        broken: Why this process must not write to the store any more; empty if it may.
+    """
+
+    layout: Layout
+    settings: StoreSettings
+    catalog: Catalog
+    readonly: bool
+    durable: bool = True
+    known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
+    last_sequence: int = 0
+    continued: dict[str, str] = field(default_factory=dict)
+    broken: str = ""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The hash algorithm of the store."""
+        return algorithm_named(self.settings.hash)
+
+    def check_writable(self) -> None:
+        """Raise if this process must not write to the store.
+
+        Raises:
+            SaveFailed: The store was opened for reading, or an earlier error left its state unknown.
+        """
+        if self.readonly:
+            msg = f"{self.layout.root} was opened for reading only"
+            raise SaveFailed(msg, hint="open it with readonly=False, as a user who may write there")
+        if self.broken:
+            msg = f"{self.layout.root} takes no more writes from this process: {self.broken}"
+            raise SaveFailed(msg, hint="open the store anew")
+
+    def next_sequence(self) -> int:
+        """Return a sequence number greater than that of every checkpoint that is published."""
+        try:
+            known = self.catalog.max_sequence()
+        except CatalogUnavailable:
+            known = max((info.sequence for info in scan_infos(self.layout)), default=0)
+        self.last_sequence = max(known, self.last_sequence) + 1
+        return self.last_sequence
+
+
+def scan_infos(layout: Layout, run: str | None = None) -> list[CheckpointInfo]:
+    """Read the manifests of all checkpoints, without the catalog; directories without a valid manifest are left aside."""
+    infos = []
+    tags = tags_by_checkpoint(layout)
+    for name, step, _ in layout.published(run):
+        info = read_info(layout, name, step, tags.get((name, step), ()))
+        if info is not None:
+            infos.append(info)
+    return sorted(infos, key=lambda info: info.order)
+
+
+def read_info(layout: Layout, run: str, step: int, tags: tuple[str, ...]) -> CheckpointInfo | None:
+    """Return what the manifest at a place says; None if there is no complete checkpoint of that run and step."""
+    found = look(layout, run, step)
+    if found.published is None:
+        return None
+    return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
+
+
+def tags_by_checkpoint(layout: Layout) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Return the sorted tags of every checkpoint that has some."""
+    by_checkpoint: dict[tuple[str, int], tuple[str, ...]] = {}
+    for tag, target in sorted(layout.tags().items()):
+        by_checkpoint[target] = (*by_checkpoint.get(target, ()), tag)
+    return by_checkpoint

@@ -1,0 +1,88 @@
+"""Make a store. It exists from the moment when ``store.json`` has its name; a half-made one is finished by the next `create`."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ckstore.errors import BadInput, StoreNotFound
+from ckstore.fs import files, links, place
+from ckstore.model.settings import StoreSettings, parse_settings
+from ckstore.objects.layout import Layout
+
+DEFAULT_CHUNK_BYTES = 32 * 2**20
+_SETTINGS_MOST_BYTES = 2**20
+_DIRECTORY_MODE = 0o700
+
+
+def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
+    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already.
+
+    Raises:
+        BadInput: `root` holds something else, or an argument cannot be.
+        UnsafePlace: The filesystem cannot hold a store.
+        OSError: The system refused.
+    """
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
+    settings.algorithm.start()  # raises here if the package for it is missing
+    layout = Layout(root)
+    links.make_directory(root, mode=_DIRECTORY_MODE)
+    if layout.settings.exists():
+        return False
+    _refuse_foreign(layout)
+    for directory in layout.directories:
+        links.make_directory(directory)
+    place.try_links((layout.staging, layout.blobs, layout.checkpoints, layout.trash))
+    fresh = root / f"store.json.{uuid.uuid4().hex[:12]}"
+    files.create_file(fresh, settings.render(), mode=0o444)
+    try:
+        links.link(fresh, layout.settings)
+        made = True
+    except FileExistsError:  # another process was faster
+        made = False
+    _remove_leftovers(layout)
+    files.sync_directory(root)
+    files.sync_directory(root.parent)
+    return made
+
+
+def _refuse_foreign(layout: Layout) -> None:
+    ours = {path.name for path in layout.directories}
+    foreign = sorted(name for name in os.listdir(layout.root) if name not in ours and not name.startswith("store.json."))
+    if foreign:
+        msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
+        raise BadInput(msg, hint="choose a new or empty directory")
+
+
+def _remove_leftovers(layout: Layout) -> None:
+    """Remove the temporary names that this and earlier, killed, attempts left; they are seen by nobody else."""
+    for name in os.listdir(layout.root):
+        if name.startswith("store.json."):
+            try:
+                links.unlink(layout.root / name)
+            except FileNotFoundError:  # another process is at it too
+                continue
+    for directory in layout.directories:
+        for name in os.listdir(directory):
+            if name.startswith(".try-"):
+                links.unlink(directory / name)
+
+
+def read_settings(root: Path) -> StoreSettings:
+    """Return what ``store.json`` says.
+
+    Raises:
+        StoreNotFound: There is no store at `root`.
+        NewerFormat: It was made by a newer ckstore.
+        BadInput: ``store.json`` is not valid.
+    """
+    path = Layout(root).settings
+    try:
+        data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"there is no store at {root}"
+        raise StoreNotFound(msg, hint="ckstore init makes one, Store.init(path) in Python") from error
+    return parse_settings(data, where=str(path))

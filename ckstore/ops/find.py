@@ -1,0 +1,85 @@
+"""Find checkpoints by ref. The directories are the truth; the catalog only saves reading manifests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import BadInput, NoSuchRef
+from ckstore.model.info import CheckpointInfo
+from ckstore.model.names import check_run
+from ckstore.model.refs import parse_ref, resolve
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint
+
+_OPEN_TRIES = 5
+
+
+def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
+    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
+
+    What the catalog knows of a directory with the same inode number is taken from there; other manifests are read.
+
+    Raises:
+        BadInput: `run` is not a run name.
+    """
+    if run is not None:
+        check_run(run)
+    published = list(context.layout.published(run))
+    tags = tags_by_checkpoint(context.layout)
+    try:
+        listing = context.catalog.listing()
+        rows = {(info.run, info.step): info for info in context.catalog.infos(run)}
+    except CatalogUnavailable:
+        listing, rows = {}, {}
+    found = []
+    for name, step, inode in published:
+        key = (name, step)
+        if key in rows and listing.get(key) == inode:
+            info: CheckpointInfo | None = replace(rows[key], tags=tags.get(key, ()))
+        else:
+            info = read_info(context.layout, name, step, tags.get(key, ()))
+        if info is not None:
+            found.append(info if context.durable else replace(info, durable=False))
+    return sorted(found, key=lambda info: info.order)
+
+
+def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names.
+
+    Raises:
+        NoSuchRef: There is none; the message says what there is.
+        AmbiguousRef: There are several.
+        BadInput: It has no form of a ref.
+    """
+    if isinstance(ref, CheckpointInfo):
+        return _same(context, ref)
+    if isinstance(ref, bool) or not isinstance(ref, (str, int)):
+        msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
+        raise BadInput(msg)
+    return resolve(parse_ref(str(ref)), infos(context), context.layout.tags())
+
+
+def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
+    there = read_info(context.layout, wanted.run, wanted.step, ())
+    if there is None or there.id != wanted.id:
+        msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
+        raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
+    return replace(there, tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ()))
+
+
+def open_directory(context: Context, ref: str | int | CheckpointInfo) -> CheckpointDirectory:
+    """Open the checkpoint that `ref` names for reading: locked, with a checked manifest.
+
+    Raises:
+        NoSuchRef, AmbiguousRef, BadInput: As `find`.
+        DamagedBlob: Its manifest is damaged.
+    """
+    for _ in range(_OPEN_TRIES):
+        info = find(context, ref)
+        try:
+            return CheckpointDirectory.at(context.layout.checkpoint(info.run, info.step))
+        except FileNotFoundError:  # dropped between finding and locking: look again
+            continue
+    msg = f"{ref} came and went {_OPEN_TRIES} times while it was being opened"
+    raise NoSuchRef(msg)

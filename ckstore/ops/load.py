@@ -1,0 +1,85 @@
+"""Load a state, or read it into memory that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ckstore.errors import BadInput
+from ckstore.model.info import CheckpointInfo
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.read import map_memories, read_memories, read_storages
+from ckstore.tensors.into import plan_into
+from ckstore.tensors.restore import build, needed_storages
+
+Select = str | Sequence[str] | Callable[[str], bool] | None
+"""Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        info: The checkpoint.
+        missing: Names in the target that the checkpoint lacks; they were left as they were.
+        unexpected: Names in the checkpoint that the target lacks; they were not loaded.
+    """
+
+    info: CheckpointInfo
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+def as_filter(select: Select) -> Callable[[str], bool] | None:
+    """Return `select` as a function of a name; None if everything is wanted.
+
+    Raises:
+        BadInput: It is none of the kinds of `Select`.
+    """
+    if select is None or callable(select):
+        return select
+    patterns = [select] if isinstance(select, str) else list(select)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        msg = f"select must be a glob, a list of globs or a function of a name, got {select!r}"
+        raise BadInput(msg)
+    return lambda name: any(_selects(pattern, name) for pattern in patterns)
+
+
+def _selects(pattern: str, name: str) -> bool:
+    below = name.startswith(pattern) and name[len(pattern) : len(pattern) + 1] in (".", "[")
+    return name == pattern or below or fnmatchcase(name, pattern)
+
+
+def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
+    """Return the state of an open checkpoint; see `ckstore.Store.load`."""
+    manifest = directory.manifest
+    keep = as_filter(select)
+    needed = needed_storages(manifest.state, manifest.leaves, keep)
+    read = map_memories if mmap else read_memories
+    memories = read(directory, needed, verify=verify)
+    return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
+
+
+def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, verify: bool) -> LoadReport:
+    """Read the state of an open checkpoint into `target`; see `ckstore.Store.load_into`."""
+    manifest = directory.manifest
+    plan = plan_into(target, manifest.state, manifest.leaves)
+    if plan.mismatched:
+        _refuse("does not fit the target", plan.mismatched, directory)
+    if strict and (plan.missing or plan.unexpected):
+        problems = [f"{name}: not in the checkpoint" for name in plan.missing]
+        problems += [f"{name}: not in the target" for name in plan.unexpected]
+        _refuse("and the target differ", tuple(problems), directory)
+    read_storages(directory, plan.direct, verify=verify)
+    memories = read_memories(directory, sorted(plan.indirect), verify=verify)
+    plan.finish(memories.__getitem__)
+    info = CheckpointInfo.of(manifest, directory.manifest_id)
+    return LoadReport(info, plan.missing, plan.unexpected)
+
+
+def _refuse(what: str, problems: tuple[str, ...], directory: CheckpointDirectory) -> None:
+    shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")  # noqa: PLR2004
+    msg = f"{directory.manifest.run}@{directory.manifest.step} {what}, nothing was loaded: {shown}"
+    raise BadInput(msg, hint="strict=False leaves out what only one of them has")

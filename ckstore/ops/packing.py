@@ -1,0 +1,219 @@
+"""Small tensors share blobs: find their pieces in packs of the store, put the others into new packs.
+
+A pack lives while one piece in it is used. So that packs do not fill with dead bytes, a piece is not taken from a pack of which no
+checkpoint, and neither this save, uses at least half: it is written again into a new pack (docs/adr/0002-catalog.md). Then each
+checkpoint's packs are at most twice its bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from ckstore.catalog import CatalogUnavailable, PieceLocation
+from ckstore.errors import StateChanged
+from ckstore.fs import files
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
+from ckstore.tensors.source import ByteSource
+
+PACK_BELOW_BYTES = 2**20
+PACK_BYTES = 32 * 2**20
+ALIGNMENT = 64
+
+WriteBlob = Callable[[memoryview], Callable[[], str]]
+"""Starts to store a blob with these bytes, which the caller gives away; the returned function waits and returns its digest."""
+
+
+def aligned(nbytes: int) -> int:
+    """Return `nbytes` rounded up to the alignment of pieces in packs."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Packer:
+    """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
+
+    def __init__(self, write_blob: WriteBlob) -> None:
+        self.places: dict[str, PieceLocation] = {}
+        self._write_blob = write_blob
+        self._pack = bytearray()
+        self._entries: list[tuple[str, int, int]] = []
+        self._waiting: list[tuple[Callable[[], str], int, list[tuple[str, int, int]]]] = []
+
+    def add(self, digest: str, data: memoryview) -> None:
+        """Add a piece; its bytes are copied."""
+        start = aligned(len(self._pack))
+        if self._entries and start + len(data) > PACK_BYTES:
+            self._flush()
+            start = 0
+        self._pack.extend(bytes(start - len(self._pack)))
+        self._pack += data
+        self._entries.append((digest, start, len(data)))
+
+    def _flush(self) -> None:
+        if self._entries:
+            self._waiting.append((self._write_blob(memoryview(self._pack)), len(self._pack), self._entries))
+            self._pack, self._entries = bytearray(), []
+
+    def finish(self) -> None:
+        """Write what is left and wait until every pack is stored."""
+        self._flush()
+        for wait, nbytes, entries in self._waiting:
+            blob = wait()
+            for digest, offset, length in entries:
+                self.places[digest] = PieceLocation(blob=blob, blob_nbytes=nbytes, offset=offset, length=length)
+        self._waiting = []
+
+
+def place_small(
+    context: Context, staging: Staging, sources: Sequence[ByteSource], write_blob: WriteBlob
+) -> tuple[list[str], dict[str, PieceLocation], int]:
+    """Store the bytes of small sources as pieces.
+
+    Returns:
+        The digest of each source in order, where each piece is, and how many bytes of pieces were written.
+
+    Raises:
+        StateChanged: A source gave other bytes when it was read again.
+        OSError: A blob could not be written.
+    """
+    packer = Packer(write_blob)
+    digests: list[str] = []
+    hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
+    seen: set[str] = set()
+    for batch in _read_in_batches(context, sources):
+        found = _find(context, {digest for digest, _, _ in batch} - seen)
+        for digest, source, data in batch:
+            digests.append(digest)
+            if digest in seen:
+                continue
+            seen.add(digest)
+            if digest in found:
+                hits[digest] = (found[digest], source)
+            else:
+                packer.add(digest, data)
+    places, again = _take_from_packs(context, staging, hits)
+    for digest in again:
+        packer.add(digest, _read_again(context, hits[digest][1], digest))
+    packer.finish()
+    written_bytes = sum(place.length for place in packer.places.values())
+    places.update(packer.places)
+    context.known_pieces = places
+    return digests, places, written_bytes
+
+
+def _read_in_batches(
+    context: Context, sources: Sequence[ByteSource]
+) -> Iterator[list[tuple[str, ByteSource, memoryview]]]:
+    """Copy sources to private memory, `PACK_BYTES` at a time, and hash the copies; each batch is valid until the next."""
+    algorithm = context.algorithm
+    memory = memoryview(bytearray(min(PACK_BYTES, sum(source.nbytes for source in sources))))
+    batch: list[tuple[str, ByteSource, memoryview]] = []
+    used = 0
+    for source in sources:
+        if used + source.nbytes > len(memory):
+            yield batch
+            batch, used = [], 0
+        data = memory[used : used + source.nbytes]
+        source.read_into(0, source.nbytes, data)
+        batch.append((algorithm.digest(data), source, data))
+        used += source.nbytes
+    if batch:
+        yield batch
+
+
+def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview:
+    data = memoryview(bytearray(source.nbytes))
+    source.read_into(0, source.nbytes, data)
+    if context.algorithm.digest(data) != digest:
+        raise state_changed(source.name)
+    return data
+
+
+def state_changed(name: str) -> StateChanged:
+    """Return the error for a tensor that was changed while it was being saved."""
+    msg = f"{name or 'the state'} was changed while it was being saved; nothing was published"
+    return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
+
+
+def _find(context: Context, digests: set[str]) -> dict[str, PieceLocation]:
+    found = {digest: place for digest in digests if (place := context.known_pieces.get(digest)) is not None}
+    unknown = digests - found.keys()
+    if unknown:
+        try:
+            found.update(context.catalog.find_pieces(unknown))
+        except CatalogUnavailable:  # only a chance to deduplicate is lost
+            return found
+    return found
+
+
+def _take_from_packs(
+    context: Context, staging: Staging, hits: dict[str, tuple[PieceLocation, ByteSource]]
+) -> tuple[dict[str, PieceLocation], list[str]]:
+    """Claim the packs that are worth it; return the places of their pieces, and the pieces to be written again."""
+    by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
+    for digest, (place, _) in hits.items():
+        by_pack[place.blob][digest] = place
+    shares = {blob: sum(aligned(place.length) for place in pieces.values()) for blob, pieces in by_pack.items()}
+    _raise_to_best_shares(context, by_pack, shares)
+    places: dict[str, PieceLocation] = {}
+    again: list[str] = []
+    for blob, pieces in by_pack.items():
+        size = next(iter(pieces.values())).blob_nbytes
+        worth_it = 2 * shares[blob] >= size
+        if worth_it and (
+            (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces))
+            or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces})
+        ):
+            places.update(pieces)
+        else:
+            staging.unclaim(blob)
+            again.extend(pieces)
+    return places, again
+
+
+def _raise_to_best_shares(
+    context: Context, by_pack: dict[str, dict[str, PieceLocation]], shares: dict[str, int]
+) -> None:
+    doubtful = [blob for blob, pieces in by_pack.items() if 2 * shares[blob] < next(iter(pieces.values())).blob_nbytes]
+    if not doubtful:
+        return
+    try:
+        best = context.catalog.best_shares(doubtful)
+    except CatalogUnavailable:  # then the pieces are written again, which is always right
+        return
+    for blob, share in best.items():
+        shares[blob] = max(shares[blob], share)
+
+
+def _pieces_are_there(context: Context, staging: Staging, blob: str, pieces: dict[str, PieceLocation]) -> bool:
+    """Whether a claimed pack holds the pieces where the catalog says. The catalog is only an index: it is checked once a process."""
+    unchecked = {digest: place for digest, place in pieces.items() if context.known_pieces.get(digest) != place}
+    if not unchecked:
+        return True
+    size = next(iter(unchecked.values())).blob_nbytes
+    data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size))
+    return all(
+        place.offset + place.length <= len(data)
+        and context.algorithm.digest(data[place.offset : place.offset + place.length]) == digest
+        for digest, place in unchecked.items()
+    )
+
+
+def _healed(
+    context: Context, staging: Staging, blob: str, size: int, hits: dict[str, tuple[PieceLocation, ByteSource]]
+) -> bool:
+    """Mend a damaged pack with the pieces that this save has; False if it is not damaged or other bytes of it are."""
+    if not staging.is_damaged(blob):
+        return False
+    there = files.read_file(staging.path_of(blob), most_bytes=max(size, os.stat(staging.path_of(blob)).st_size))
+    data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
+    for digest, (place, source) in hits.items():
+        if place.offset + place.length > size:
+            return False
+        data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
+    if context.algorithm.digest(data) != blob:
+        return False
+    staging.put(blob, data)
+    return True

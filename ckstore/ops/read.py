@@ -1,0 +1,145 @@
+"""Read the storages of an open checkpoint: into memory, or mapped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import mmap as _mmap
+
+from ckstore.fs import mapping
+from ckstore.model.manifest import Extent, LeafKind
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.tensors.memory import StorageMemory, allocate, wrap
+
+_WORKERS = 4
+_THREAD_FROM_BYTES = 4 * 2**20
+
+
+class StorageNames:
+    """For messages: what the storages of a checkpoint belong to, and of which kind their leaves are."""
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._names: dict[int, str] = {}
+        self._kinds: dict[int, LeafKind] = {}
+        for leaf in directory.manifest.leaves:
+            self._names.setdefault(leaf.storage, leaf.name)
+            self._kinds.setdefault(leaf.storage, leaf.kind)
+
+    def name(self, storage: int) -> str:
+        """Return the name of the first leaf of a storage."""
+        return self._names.get(storage) or "the state"
+
+    def kind(self, storage: int) -> LeafKind:
+        """Return the kind of the first leaf of a storage."""
+        return self._kinds[storage]
+
+
+def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview], *, verify: bool) -> None:
+    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
+
+    Raises:
+        DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
+        OSError: Reading failed.
+    """
+    names = StorageNames(directory)
+    by_blob: dict[int, list[tuple[Extent, memoryview, str]]] = defaultdict(list)
+    for storage, out in into.items():
+        at = 0
+        for extent in directory.manifest.storages[storage].extents:
+            by_blob[extent.blob].append((extent, out[at : at + extent.length], names.name(storage)))
+            at += extent.length
+
+    def read_blob(blob: int) -> None:
+        with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
+            for extent, out, what in sorted(by_blob[blob], key=lambda part: part[0].offset):
+                directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
+
+    _for_each(read_blob, by_blob, sum(len(out) for out in into.values()))
+
+
+def _for_each(work: Callable[[int], None], items: Iterable[int], nbytes: int) -> None:
+    if nbytes < _THREAD_FROM_BYTES:
+        for item in items:
+            work(item)
+        return
+    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-load")
+    try:
+        for _ in pool.map(work, items):
+            pass
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    """Read storages into fresh memory."""
+    names = StorageNames(directory)
+    records = directory.manifest.storages
+    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
+    read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
+    return memories
+
+
+def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
+
+    With `verify`, every byte is read and checked now, not when it is used.
+
+    Raises:
+        DamagedBlob: Some bytes are damaged or missing.
+    """
+    names = StorageNames(directory)
+    packs: dict[int, object] = {}
+    memories: dict[int, StorageMemory] = {}
+    to_read = []
+    for i in storages:
+        extents = directory.manifest.storages[i].extents
+        if len(extents) == 1:
+            memories[i] = _slice_of_pack(directory, packs, extents[0], names.kind(i))
+        elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
+            memories[i] = wrap(names.kind(i), _map_extents(directory, extents))
+        else:
+            to_read.append(i)
+    if verify:
+        _verify_mapped(directory, memories, names)
+    memories.update(read_memories(directory, to_read, verify=verify))
+    return memories
+
+
+def _is_mappable(extent: Extent, *, last: bool) -> bool:
+    return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
+
+
+def _map_extents(directory: CheckpointDirectory, extents: Iterable[Extent]) -> object:
+    with ExitStack() as open_blobs:
+        parts = []
+        for extent in extents:
+            blob = directory.manifest.blobs[extent.blob]
+            fd = open_blobs.enter_context(directory.open_blob(blob.digest))
+            directory.check_size(fd, blob)
+            parts.append(mapping.FilePart(fd, extent.length))
+        return mapping.map_side_by_side(parts)
+
+
+def _slice_of_pack(
+    directory: CheckpointDirectory, packs: dict[int, object], extent: Extent, kind: LeafKind
+) -> StorageMemory:
+    if extent.blob not in packs:
+        blob = directory.manifest.blobs[extent.blob]
+        with directory.open_blob(blob.digest) as fd:
+            directory.check_size(fd, blob)
+            packs[extent.blob] = mapping.map_side_by_side([mapping.FilePart(fd, blob.nbytes)])
+    whole = memoryview(packs[extent.blob]).cast("B")  # type: ignore[arg-type]
+    return wrap(kind, whole[extent.offset : extent.offset + extent.length])
+
+
+def _verify_mapped(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory], names: StorageNames) -> None:
+    def check(storage: int) -> None:
+        at = 0
+        for extent in directory.manifest.storages[storage].extents:
+            directory.check_piece(extent, memories[storage].view[at : at + extent.length], names.name(storage))
+            at += extent.length
+
+    _for_each(check, memories, sum(len(memory.view) for memory in memories.values()))

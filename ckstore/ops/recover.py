@@ -1,0 +1,74 @@
+"""What opening a store for writing sets right: dead saves go to trash, the catalog catches up with the directories."""
+
+from __future__ import annotations
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, InUse, NewerFormat
+from ckstore.fs import files
+from ckstore.model.published import Published
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import look
+from ckstore.ops import reclaim
+from ckstore.ops.context import Context
+
+_TIMEOUT_S = 30.0
+
+
+def recover(context: Context) -> list[str]:
+    """Sweep dead stagings, empty the trash, adopt what was published and not catalogued; return what the user should know.
+
+    Called twice, or by several processes at once, it does no harm.
+
+    Raises:
+        NewerFormat: The catalog was written by a newer ckstore.
+        OSError: The system refused; the store is as it was or further on the way.
+    """
+    notes: list[str] = []
+    if trash.sweep_staging(context.layout):
+        files.sync_directory(context.layout.trash)
+        files.sync_directory(context.layout.staging)
+    try:
+        notes += _catch_up(context)
+    except NewerFormat:
+        raise
+    except (CatalogUnavailable, InUse) as error:
+        notes.append(f"the catalog is left aside for now: {error.message}")
+    reclaim.empty(context)
+    return notes
+
+
+def _catch_up(context: Context) -> list[str]:
+    notes: list[str] = []
+    try:
+        context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
+        listing = context.catalog.listing()
+    except CatalogUnavailable as error:
+        if error.why != "damaged":
+            raise
+        aside = context.catalog.set_aside(timeout_s=_TIMEOUT_S)
+        notes.append(f"the catalog was damaged and is made anew from the directories; the old one is {aside}")
+        context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
+        listing = {}
+    published = {(run, step): inode for run, step, inode in context.layout.published()}
+    stale = sorted(key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key))
+
+    def look_at(run: str, step: int) -> Published | None:
+        found = look(context.layout, run, step)
+        if found.problem:
+            notes.append(f"not a whole checkpoint, left alone: {found.problem}")
+        return found.published
+
+    if stale:
+        context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S)
+    context.catalog.replace_tags(context.layout.tags(), timeout_s=_TIMEOUT_S)
+    return notes
+
+
+def try_recover(context: Context) -> list[str]:
+    """As `recover`; on a place where this process cannot write, say so instead."""
+    try:
+        return recover(context)
+    except CkstoreError:
+        raise
+    except OSError as error:
+        return [f"recovery at opening did not work: {error.strerror} ({error.filename})"]

@@ -1,0 +1,210 @@
+"""Save: the protocol of the design in one place. Format: docs/format/v1.md, "Durability".
+
+1. make and lock a staging directory; refuse early when the filesystem has no room
+2. hash each chunk, claim it by a link, or
+3. write it, make it durable, offer it by a link                    (ops.write, objects.staging)
+4. write the manifest; make the staging directory durable
+5. rename it into place; make the parents durable: committed        (objects.publish)
+6. tags, catalog; then the save is acknowledged
+
+Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From the rename on the
+save does not fail any more; what is left undone then is done by the next opener.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, SaveFailed, StepExists
+from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest import Description, Manifest, content_digest, render
+from ckstore.model.names import check_run, check_step, check_tag
+from ckstore.model.published import Published
+from ckstore.objects import publish as publishing
+from ckstore.objects.checkpoints import look
+from ckstore.objects.publish import IfExists, Outcome
+from ckstore.objects.staging import Staging
+from ckstore.ops import reclaim
+from ckstore.ops.admission import check_space
+from ckstore.ops.context import Context
+from ckstore.ops.tags import write_tag
+from ckstore.ops.write import Stored, state_changed, store_sources
+from ckstore.tensors.capture import Captured, capture
+from ckstore.version import __version__
+
+CATALOG_TIMEOUT_S = 5.0
+_AUTO_STEP_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller of `save` wants; checked by `check`."""
+
+    run: str
+    step: int | None
+    about: Description
+    tags: tuple[str, ...]
+    if_exists: IfExists
+
+    def check(self) -> None:
+        """Raise if something in it cannot be.
+
+        Raises:
+            BadInput: Says which argument, what is wanted and what was given.
+        """
+        check_run(self.run)
+        if self.step is not None:
+            check_step(self.step)
+        for tag in self.tags:
+            check_tag(tag)
+        if self.if_exists not in ("error", "replace", "keep"):
+            msg = f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}"
+            raise BadInput(msg)
+
+
+def save(context: Context, state: object, request: Request) -> CheckpointInfo:
+    """Save `state` durably; see `ckstore.Store.save`."""
+    request.check()
+    context.check_writable()
+    captured = capture(state)
+    with _failing_as_save(f"saving {request.run}@{'next step' if request.step is None else request.step}"):
+        staging = Staging.create(context.layout, request.run, request.step)
+        try:
+            manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request)
+        except BaseException as error:
+            if isinstance(error, publishing.UnknownOutcome):
+                context.broken = error.message
+                staging.lock.release()
+            else:
+                reclaim.discard(context, staging)
+            raise
+    try:
+        if outcome.existing is not None:
+            manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
+            mine = None
+        else:
+            mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode())
+        tags = _write_tags(context, manifest, request.tags)
+        catalogued = _catalogue(context, manifest.run, manifest.step, mine)
+    finally:
+        if outcome.existing is not None:
+            reclaim.discard(context, staging)
+        staging.lock.release()
+    if outcome.old is not None:
+        reclaim.discard_path(context, outcome.old)
+    context.continued[manifest.run] = manifest_id
+    info = CheckpointInfo.of(manifest, manifest_id, tags=tags)
+    return replace(info, durable=context.durable, catalogued=catalogued)
+
+
+def _stage_and_publish(
+    context: Context, staging: Staging, captured: Captured, request: Request
+) -> tuple[Manifest, str, Outcome]:
+    check_space(context, captured.sources)
+    stored = store_sources(context, staging, captured.sources)
+    for source in captured.sources:
+        if source.changed():
+            raise state_changed(source.name)
+    step = request.step if request.step is not None else _next_step(context, request.run)
+    for _ in range(_AUTO_STEP_TRIES):
+        manifest = _manifest(context, captured, stored, request, step)
+        manifest_id, data = render(manifest, context.algorithm)
+        staging.seal(data)
+        try:
+            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, request.if_exists)
+        except StepExists:
+            if request.step is not None:
+                raise
+            step += 1  # another process took the step that was free a moment ago
+    msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by others one after another"
+    raise SaveFailed(msg, hint="give step= to save()")
+
+
+def _next_step(context: Context, run: str) -> int:
+    return max((step for _, step, _ in context.layout.published(run)), default=-1) + 1
+
+
+def _manifest(context: Context, captured: Captured, stored: Stored, request: Request, step: int) -> Manifest:
+    about = request.about
+    if about.parent is None:
+        parent = context.continued.get(request.run) or context.continued.get("")
+        about = replace(about, parent=parent)
+    return Manifest(
+        run=request.run,
+        step=step,
+        sequence=context.next_sequence(),
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        writer=f"ckstore {__version__}",
+        description=about,
+        logical_bytes=stored.logical_bytes,
+        new_bytes=stored.new_bytes,
+        reused_bytes=stored.reused_bytes,
+        content=content_digest(captured.leaves, captured.state, stored.storages, context.algorithm),
+        blobs=stored.blobs,
+        storages=stored.storages,
+        leaves=captured.leaves,
+        state=captured.state,
+    )
+
+
+def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
+    """Point the tags to the committed checkpoint, as far as that works; the save does not fail any more."""
+    written = []
+    for tag in tags:
+        try:
+            write_tag(context.layout, tag, manifest.run, manifest.step)
+        except OSError:  # the returned info says which tags there are
+            continue
+        written.append(tag)
+    return tuple(sorted(written))
+
+
+def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> bool:
+    """Bring the catalog up to date within a deadline; False if that did not work, then the next opening does it."""
+
+    def look_at(name: str, number: int) -> Published | None:
+        if mine is not None and _inode_at(context, name, number) == mine.dir_inode:
+            return mine  # nobody has replaced it: no need to read it back
+        return look(context.layout, name, number).published
+
+    try:
+        context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S)
+        context.catalog.replace_tags(context.layout.tags(), timeout_s=CATALOG_TIMEOUT_S)
+    except (CatalogUnavailable, InUse, OSError):
+        return False
+    return True
+
+
+def _inode_at(context: Context, run: str, step: int) -> int:
+    try:
+        return os.stat(context.layout.checkpoint(run, step), follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return -1
+
+
+@contextmanager
+def _failing_as_save(what: str) -> Iterator[None]:
+    """Turn errors of the system into errors of the save; the cause stays attached."""
+    try:
+        yield
+    except CkstoreError:
+        raise
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        msg = f"{what} failed: {reason}{where}; nothing was published, every earlier checkpoint is intact"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InsufficientSpace(msg, hint="free space on the filesystem of the store, then save again") from error
+        raise SaveFailed(msg, hint="see the cause above; the store can be used further") from error
+    except MemoryError as error:
+        msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
+        raise SaveFailed(msg) from error
+
+

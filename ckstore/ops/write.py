@@ -1,0 +1,181 @@
+"""Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
+
+Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by side; small ones
+share packs (`ops.packing`). The name of a blob is the digest of the bytes that were given to write: they are copied from the live
+tensor to private memory and hashed again there, so a tensor that changes meanwhile fails the save instead of storing a lie.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
+from ckstore.ops.packing import PACK_BELOW_BYTES, place_small, state_changed
+from ckstore.tensors.source import ByteSource
+
+_WORKERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the storages of a state are.
+
+    Attributes:
+        blobs, storages: As in the manifest.
+        logical_bytes: Sum of the sizes of the storages.
+        new_bytes: Sizes of the blobs that were written.
+        reused_bytes: Bytes of the storages that needed no writing.
+    """
+
+    blobs: tuple[BlobRecord, ...]
+    storages: tuple[StorageRecord, ...]
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+
+
+def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> Stored:
+    """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
+
+    Raises:
+        StateChanged: A source changed meanwhile.
+        OSError: A blob could not be read or written.
+        SaveFailed: The staging directory was taken away.
+    """
+    writer = _ChunkWriter(context, staging)
+    small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
+    try:
+        chunked = {
+            i: writer.start_chunks(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES
+        }
+        digests, places, packed_bytes = place_small(context, staging, [sources[i] for i in small], writer.start_blob)
+        writer.finish()
+    finally:
+        writer.stop()
+
+    index: dict[str, int] = {}
+    blobs: list[BlobRecord] = []
+
+    def blob_index(digest: str, nbytes: int) -> int:
+        if digest not in index:
+            index[digest] = len(blobs)
+            blobs.append(BlobRecord(digest, nbytes))
+        return index[digest]
+
+    small_digests = dict(zip(small, digests, strict=True))
+    storages = []
+    for i, source in enumerate(sources):
+        if i in small_digests:
+            place = places[small_digests[i]]
+            extents = [Extent(small_digests[i], blob_index(place.blob, place.blob_nbytes), place.offset, place.length)]
+        else:
+            cut = [(future.result(), length) for future, length in chunked.get(i, ())]
+            extents = [Extent(digest, blob_index(digest, length), 0, length) for digest, length in cut]
+        storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    logical_bytes = sum(source.nbytes for source in sources)
+    written_bytes = packed_bytes + writer.written_bytes
+    return Stored(
+        blobs=tuple(blobs),
+        storages=tuple(storages),
+        logical_bytes=logical_bytes,
+        new_bytes=sum(staging.written.values()),
+        reused_bytes=max(0, logical_bytes - written_bytes),
+    )
+
+
+class _ChunkWriter:
+    """Threads that hash, claim and write blobs. Each has one private buffer, so memory is bounded."""
+
+    def __init__(self, context: Context, staging: Staging) -> None:
+        self.written_bytes = 0
+        self._context = context
+        self._staging = staging
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-save")
+        self._futures: list[Future[str]] = []
+        self._local = threading.local()
+        self._mutex = threading.Lock()
+        self._seen: set[str] = set()
+        self._stopped = threading.Event()
+
+    def start_chunks(self, source: ByteSource) -> list[tuple[Future[str], int]]:
+        """Begin to store a large source; return the coming digest and the length of each chunk."""
+        step = self._context.settings.chunk_bytes
+        spans = [(start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
+        return [(self._submit(self._store_chunk, source, start, stop), stop - start) for start, stop in spans]
+
+    def start_blob(self, data: memoryview) -> Callable[[], str]:
+        """Begin to store private bytes as one blob; return a function that waits for its digest."""
+        return self._submit(self._store_private, data).result
+
+    def finish(self) -> None:
+        """Wait for everything that was begun.
+
+        Raises:
+            Exception: The first error of a thread.
+        """
+        done, _ = wait(self._futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+    def stop(self) -> None:
+        """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, work: Callable[..., str], *args: object) -> Future[str]:
+        future = self._pool.submit(self._guarded, work, *args)
+        self._futures.append(future)
+        return future
+
+    def _guarded(self, work: Callable[..., str], *args: object) -> str:
+        if self._stopped.is_set():
+            return ""
+        try:
+            return work(*args)
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _store_chunk(self, source: ByteSource, start: int, stop: int) -> str:
+        algorithm = self._context.algorithm
+        live = source.view(start, stop)
+        copy = None if live is not None else self._copy(source, start, stop)
+        digest = algorithm.digest(copy if live is None else live)
+        if not self._is_first(digest) or self._staging.claim(digest, stop - start):
+            return digest
+        if copy is None:
+            copy = self._copy(source, start, stop)
+            if algorithm.digest(copy) != digest:
+                raise state_changed(source.name)
+        self._put(digest, copy)
+        return digest
+
+    def _store_private(self, data: memoryview) -> str:
+        digest = self._context.algorithm.digest(data)
+        if self._is_first(digest) and not self._staging.claim(digest, len(data)):
+            self._staging.put(digest, data)
+        return digest
+
+    def _put(self, digest: str, data: memoryview) -> None:
+        if self._staging.put(digest, data):
+            with self._mutex:
+                self.written_bytes += len(data)
+
+    def _is_first(self, digest: str) -> bool:
+        """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""
+        with self._mutex:
+            first = digest not in self._seen
+            self._seen.add(digest)
+            return first
+
+    def _copy(self, source: ByteSource, start: int, stop: int) -> memoryview:
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = memoryview(bytearray(self._context.settings.chunk_bytes))
+        copy: memoryview = self._local.buffer[: stop - start]
+        source.read_into(start, stop, copy)
+        return copy

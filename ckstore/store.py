@@ -1,0 +1,297 @@
+"""The façade: `Store`. Each method checks its arguments and calls one verb in `ckstore.ops`, which is imported on first use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, CkstoreError, StoreNotFound
+from ckstore.model.info import CheckpointInfo
+
+if TYPE_CHECKING:
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.load import LoadReport, Select
+    from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
+
+RefLike = str | int | CheckpointInfo
+"""``STEP``, ``latest``, ``latest-valid``, a tag or the first 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
+
+
+class Store:
+    """An open store. It may be used from several threads; it holds no file open between calls, so `close` is optional.
+
+    Opening it for writing moves what killed saves left to trash and brings the catalog up to date.
+
+    Attributes:
+        path: Directory of the store.
+        warnings: What the user should know about the place and about what was found at opening.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
+        from ckstore.catalog import Catalog
+        from ckstore.ops.context import Context
+        from ckstore.ops.create import read_settings
+        from ckstore.objects.layout import Layout
+
+        self.path = Path(path).absolute()
+        settings = read_settings(self.path)
+        self._context = Context(
+            layout=Layout(self.path), settings=settings, catalog=Catalog(self.path), readonly=readonly
+        )
+        self.warnings: tuple[str, ...] = ()
+        self._examine()
+
+    def _examine(self) -> None:
+        from ckstore.fs.place import examine
+
+        place = examine(self.path)
+        self._context.durable = place.durable
+        self.warnings = place.warnings
+        if not self._context.readonly and not os.access(self.path, os.W_OK):
+            self._context.readonly = True
+            self.warnings += (f"{self.path} cannot be written by this user: opened for reading only",)
+        if not self._context.readonly:
+            from ckstore.ops.recover import try_recover
+
+            self.warnings += tuple(try_recover(self._context))
+
+    @classmethod
+    def init(
+        cls, path: str | os.PathLike[str], *, hash: str = "xxh3_128", chunk_bytes: int | None = None  # noqa: A002
+    ) -> Store:
+        """Make a new store in the directory `path` and open it.
+
+        Args:
+            path: A directory that is empty or does not exist; its parent does.
+            hash: ``xxh3_128``, or ``blake3`` for stores that take data from people who are not trusted.
+            chunk_bytes: Tensors are cut into chunks of this size, a multiple of 1 MiB; default 32 MiB.
+
+        Raises:
+            BadInput: There is a store or something else at `path`, or an argument cannot be.
+            UnsafePlace: The filesystem cannot hold a store.
+        """
+        return cls._create(path, hash, chunk_bytes, exist_ok=False)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, readonly: bool = False) -> Store:
+        """Open the store at `path`; the same as ``Store(path)``.
+
+        Raises:
+            StoreNotFound: There is none.
+            NewerFormat: It was made by a newer ckstore.
+        """
+        return cls(path, readonly=readonly)
+
+    @classmethod
+    def open_or_init(
+        cls, path: str | os.PathLike[str], *, hash: str = "xxh3_128", chunk_bytes: int | None = None  # noqa: A002
+    ) -> Store:
+        """Open the store at `path`; make it if there is none. Several processes may do so at once."""
+        try:
+            return cls(path)
+        except StoreNotFound:
+            return cls._create(path, hash, chunk_bytes, exist_ok=True)
+
+    @classmethod
+    def _create(cls, path: str | os.PathLike[str], hash_name: str, chunk_bytes: int | None, *, exist_ok: bool) -> Store:
+        from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
+
+        root = Path(path).absolute()
+        try:
+            made = create(root, hash_name=hash_name, chunk_bytes=chunk_bytes or DEFAULT_CHUNK_BYTES)
+        except OSError as error:
+            msg = f"no store could be made at {root}: {error.strerror or error}"
+            raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+        if not made and not exist_ok:
+            msg = f"there is a store at {root} already"
+            raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
+        return cls(root)
+
+    def save(
+        self,
+        state: object,
+        step: int | None = None,
+        run: str = "main",
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+    ) -> CheckpointInfo:
+        """Save a state. When this returns, the checkpoint survives a power cut (unless ``info.durable`` is False) and a kill.
+
+        The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and None; objects
+        with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their state dict. It must not be
+        changed until this returns. Bytes that the store has are not written again.
+
+        Args:
+            state: What to save.
+            step: Step number; None: one more than the highest of the run.
+            run: Name of the run.
+            metrics: Name -> number, shown by ``ckstore log``.
+            metadata: JSON-like values.
+            message: Shown by ``ckstore log``.
+            tags: Names to give to the checkpoint; a tag that exists moves.
+            parent: The checkpoint that this one continues; None: the last one that was saved or loaded here.
+            if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it. The same
+                content again is no error in any case, and a damaged checkpoint is always replaced.
+
+        Returns:
+            What was saved; for ``keep``, and the same content, what was there.
+
+        Raises:
+            CannotStore: A value in the state cannot be stored; nothing was written.
+            StateChanged: The state was changed meanwhile.
+            StepExists: The run has another checkpoint at that step.
+            InsufficientSpace: Not enough bytes or inodes.
+            SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint is intact.
+        """
+        from ckstore.model.describe import describe
+        from ckstore.ops.find import find
+        from ckstore.ops.save import Request, save
+
+        parent_id = None if parent is None else find(self._context, parent).id
+        about = describe(metrics, metadata, message, parent_id)
+        request = Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
+        return save(self._context, state, request)
+
+    def load(
+        self,
+        ref: RefLike = "latest",
+        device: object = "cpu",
+        *,
+        select: Select = None,
+        mmap: bool = False,
+        verify: bool = True,
+    ) -> Any:
+        """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
+
+        Args:
+            ref: Which checkpoint.
+            device: Where tensors go, as in torch.
+            select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are None in lists.
+            mmap: Map the blobs copy-on-write instead of reading them: tensors share the page cache until they are written to.
+            verify: Check every byte against its digest. With `mmap` this reads everything once, now; with ``verify=False`` a mapped
+                tensor is never checked.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+        """
+        from ckstore.ops.load import load
+
+        with self._directory(ref) as directory:
+            state = load(directory, device=device, select=select, mmap=mmap, verify=verify)
+            self._continues(directory.manifest.run, directory.manifest_id)
+            return state
+
+    def load_into(self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True) -> LoadReport:
+        """Read a state into `target`, without a second copy in memory.
+
+        `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the memory that they
+        have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared before anything is touched; if
+        a blob turns out to be damaged, the target holds a part of the new state.
+
+        Raises:
+            BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
+            DamagedBlob: As `load`.
+        """
+        from ckstore.ops.load import load_into
+
+        with self._directory(ref) as directory:
+            report = load_into(directory, target, strict=strict, verify=verify)
+            self._continues(directory.manifest.run, directory.manifest_id)
+            return report
+
+    def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
+        """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
+        from ckstore.ops.open_checkpoint import OpenCheckpoint
+
+        directory = self._directory(ref)
+        return OpenCheckpoint(directory, CheckpointInfo.of(directory.manifest, directory.manifest_id))
+
+    def info(self, ref: RefLike = "latest") -> CheckpointInfo:
+        """Return what the store says about a checkpoint.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+        """
+        from ckstore.ops.find import find
+
+        return find(self._context, ref)
+
+    def latest(self, run: str | None = None) -> CheckpointInfo | None:
+        """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none."""
+        infos = self.checkpoints(run)
+        return infos[-1] if infos else None
+
+    def checkpoints(self, run: str | None = None) -> list[CheckpointInfo]:
+        """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first."""
+        from ckstore.ops.find import infos
+
+        return infos(self._context, run)
+
+    def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
+        """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
+        with self.open_checkpoint(ref) as checkpoint:
+            return checkpoint.summary()
+
+    def directory_of(self, ref: RefLike = "latest") -> Path:
+        """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
+        info = self.info(ref)
+        return self._context.layout.checkpoint(info.run, info.step)
+
+    def delete(self, ref: RefLike) -> None:
+        """Delete a checkpoint durably and free the bytes that only it used.
+
+        Raises:
+            InUse: It is open for reading, or a tag names it.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+        """
+        from ckstore.ops.delete import delete
+
+        try:
+            delete(self._context, self.info(ref))
+        except OSError as error:
+            msg = f"{ref} could not be deleted: {error.strerror} ({error.filename})"
+            raise CkstoreError(msg) from error
+
+    def close(self) -> None:
+        """Nothing is held open between calls; this is for symmetry."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r})"
+
+    def _directory(self, ref: RefLike) -> Any:
+        from ckstore.ops.find import open_directory
+
+        return open_directory(self._context, ref)
+
+    def _continues(self, run: str, manifest_id: str) -> None:
+        self._context.continued[run] = manifest_id
+        self._context.continued[""] = manifest_id
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
+    """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
+
+    Raises:
+        BadInput: There is no such directory.
+        DamagedBlob: It has no valid manifest.
+    """
+    from ckstore.ops.open_checkpoint import open_path
+
+    return open_path(path)
