@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
 from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
 
 _INFO_COLUMNS = (
@@ -50,7 +51,7 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
             parent=parent,
             message=message,
             metrics=decode_metrics(metrics),
-            metadata=json.loads(metadata),
+            metadata=decoded_metadata(json.loads(metadata)),
             tags=tags.get((of_run, step), ()),
         )
         for (

@@ -212,7 +212,8 @@ class _Contents:
 
     @property
     def used_bytes(self) -> int:
-        return sum(length for _, length in self.pieces.values())
+        # With the alignment of pieces in packs: or a pack of one-element tensors would look dead from the start.
+        return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
 def _contents(manifest: Manifest) -> list[_Contents]:

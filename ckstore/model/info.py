@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.model.describe import decoded_metadata
 from ckstore.model.manifest import Manifest
 
 
@@ -74,6 +75,6 @@ class CheckpointInfo:
             parent=about.parent,
             message=about.message,
             metrics=about.metrics,
-            metadata=about.metadata,
+            metadata=decoded_metadata(about.metadata),
             tags=tags,
         )

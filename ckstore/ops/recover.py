@@ -58,9 +58,7 @@ def _catch_up(context: Context) -> list[str]:
             notes.append(f"not a whole checkpoint, left alone: {found.problem}")
         return found.published
 
-    if stale:
-        context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S)
-    context.catalog.replace_tags(context.layout.tags(), timeout_s=_TIMEOUT_S)
+    context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
     return notes
 
 

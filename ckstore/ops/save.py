@@ -175,8 +175,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
         return look(context.layout, name, number).published
 
     try:
-        context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S)
-        context.catalog.replace_tags(context.layout.tags(), timeout_s=CATALOG_TIMEOUT_S)
+        context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
     except (CatalogUnavailable, InUse, OSError):
         return False
     return True
