@@ -2,19 +2,20 @@
 
 The directories are the truth. What the catalog says can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
-takes an exclusive flock for as long as one transaction, and is durable when it returns.
+takes an exclusive flock for as long as one transaction, and is durable when it returns. What only
+writers need is imported when somebody writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckstore.catalog import queries, rows, upkeep
+from ckstore.catalog import queries
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
+from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.published import Published
@@ -64,6 +65,8 @@ class Catalog:
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
         """
+        from ckstore.catalog import rows
+
         with writing(self.path, timeout_s=timeout_s) as connection:
             for run, step in targets:
                 rows.set_checkpoint(connection, run, step, look(run, step))
@@ -71,25 +74,47 @@ class Catalog:
                 rows.set_tags(connection, tags())
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
-        """Make the tags equal to `tags`, or to what it gives when called inside the transaction."""
+        """Make the tags equal to `tags`, or to what it gives when called inside the transaction.
+
+        A mapping that the catalog has already takes no lock.
+        """
+        from ckstore.catalog import rows
+
+        if not callable(tags) and self._has_tags(tags):
+            return
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.set_tags(connection, tags() if callable(tags) else tags)
 
     def add_candidates(self, blobs: Iterable[tuple[str, int]], *, timeout_s: float) -> None:
         """Make (digest, size) known, so that `unused` names those that no checkpoint uses."""
+        from ckstore.catalog import rows
+
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_candidates(connection, blobs)
 
     def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
         """Delete the rows of blobs where they still have no use; return how many."""
+        from ckstore.catalog import rows
+
         with writing(self.path, timeout_s=timeout_s) as connection:
             return rows.forget(connection, digests)
 
     def record_event(self, kind: str, detail: Mapping[str, Any], *, timeout_s: float) -> None:
         """Add to the log of events; the newest 10,000 are kept. `detail` is plain JSON."""
+        import datetime as dt
+
+        from ckstore.catalog import rows
+
         at = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_event(connection, at, kind, encode_json(dict(detail)), kept=EVENTS_KEPT)
+
+    def _has_tags(self, tags: Tags) -> bool:
+        try:
+            with reading(self.path) as connection:
+                return queries.tags(connection) == dict(tags)
+        except CatalogUnavailable:  # the writer says what it is
+            return False
 
     # -------------------------------------------------------------------------------------- reading
 
@@ -148,6 +173,8 @@ class Catalog:
 
     def create_or_migrate(self, *, timeout_s: float) -> None:
         """Make the catalog or bring its schema up to date; harmless when nothing is to do."""
+        from ckstore.catalog import upkeep
+
         upkeep.create_or_migrate(self.path, timeout_s=timeout_s)
 
     def set_aside(self, *, timeout_s: float, force: bool = False) -> Path | None:
@@ -156,8 +183,12 @@ class Catalog:
         None: there is no catalog, or it is well; another process may have been faster. `force`
         renames it whatever it is.
         """
+        from ckstore.catalog import upkeep
+
         return upkeep.set_aside(self.path, timeout_s=timeout_s, force=force)
 
     def check(self) -> list[str]:
         """Return what is wrong with the catalog, one sentence each; raises for none of it."""
+        from ckstore.catalog import upkeep
+
         return upkeep.problems(self.path)

@@ -169,9 +169,7 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
     if application == 0 and is_empty(connection):
         raise unavailable(path, "is empty", "missing")
     if application != APPLICATION_ID:
-        raise unavailable(
-            path, f"is a database with application id {application:#x}, not ckstore's", "damaged"
-        )
+        raise unavailable(path, f"is a database with application id {application:#x}, not ckstore's", "damaged")
     if version > VERSION:
         refuse_newer(path, version, for_writing=for_writing)
     if version < VERSION:
@@ -250,6 +248,4 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close what has a transaction open in it") from error
-        raise unavailable(
-            path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable"
-        ) from error
+        raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

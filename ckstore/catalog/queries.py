@@ -23,14 +23,18 @@ def listing(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
     return {(run, step): decode_inode(inode) for run, step, inode in rows}
 
 
+def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
+    """Return the tags: name -> (run, step)."""
+    rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
+    return {name: (run, step) for name, run, step in rows}
+
+
 def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInfo]:
     """Return the checkpoints of `run`, or of all runs, in the order of commits."""
     connection.text_factory = decode_text
-    tags: dict[tuple[str, int], tuple[str, ...]] = {}
-    for name, of_run, step in connection.execute(
-        "SELECT name, run, step FROM tags ORDER BY name"
-    ).fetchall():
-        tags[of_run, step] = (*tags.get((of_run, step), ()), name)
+    tagged: dict[tuple[str, int], list[str]] = {}
+    for name, target in sorted(tags(connection).items()):
+        tagged.setdefault(target, []).append(name)
     rows = connection.execute(
         f"SELECT {_INFO_COLUMNS} FROM checkpoints WHERE ?1 IS NULL OR run = ?1"  # noqa: S608
         " ORDER BY sequence, created, manifest_id",
@@ -52,7 +56,7 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
             message=message,
             metrics=decode_metrics(metrics),
             metadata=decoded_metadata(json.loads(metadata)),
-            tags=tags.get((of_run, step), ()),
+            tags=tuple(tagged.get((of_run, step), ())),
         )
         for (
             manifest_id,
@@ -76,20 +80,14 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
 def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow] | None:
     """Return the leaves of a checkpoint in their order, or None if it is not known."""
     connection.text_factory = decode_text
-    known = connection.execute(
-        "SELECT 1 FROM checkpoints WHERE run = ? AND step = ?", (run, step)
-    ).fetchall()
+    known = connection.execute("SELECT 1 FROM checkpoints WHERE run = ? AND step = ?", (run, step)).fetchall()
     if not known:
         return None
     rows = connection.execute(
-        "SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves"
-        " WHERE run = ? AND step = ? ORDER BY ordinal",
+        "SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves WHERE run = ? AND step = ? ORDER BY ordinal",
         (run, step),
     ).fetchall()
-    return [
-        LeafRow(name, kind, dtype, tuple(json.loads(shape)), nbytes)
-        for name, kind, dtype, shape, nbytes in rows
-    ]
+    return [LeafRow(name, kind, dtype, tuple(json.loads(shape)), nbytes) for name, kind, dtype, shape, nbytes in rows]
 
 
 def max_sequence(connection: sqlite3.Connection) -> int:
@@ -98,9 +96,7 @@ def max_sequence(connection: sqlite3.Connection) -> int:
     return int(newest or 0)
 
 
-def find_pieces(
-    connection: sqlite3.Connection, digests: Collection[str]
-) -> dict[str, PieceLocation]:
+def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, PieceLocation]:
     """Return where pieces are; those that are not known are left out."""
     wanted = sorted(set(digests))
     found: dict[str, PieceLocation] = {}
@@ -156,7 +152,5 @@ def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str,
 
 def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
     """Return what happened last, newest first, at most `limit`."""
-    rows = connection.execute(
-        "SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)
-    ).fetchall()
+    rows = connection.execute("SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
     return [CatalogEvent(at, kind, json.loads(detail)) for at, kind, detail in rows]

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ckstore.catalog import queries
 from ckstore.catalog.text import encode_inode, encode_json, encode_metrics, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.dtypes import itemsize
@@ -20,9 +21,7 @@ from ckstore.model.manifest import LeafRecord, Manifest
 from ckstore.model.published import Published
 
 
-def set_checkpoint(
-    connection: sqlite3.Connection, run: str, step: int, found: Published | None
-) -> None:
+def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
     """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint.
 
     Raises:
@@ -47,16 +46,14 @@ def set_checkpoint(
         _insert_checkpoint(connection, found)
     for _, _, layout_id in rows:  # after the insert, which mostly has the same layout
         connection.execute(
-            "DELETE FROM layouts WHERE id = ?1"
-            " AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)",
+            "DELETE FROM layouts WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)",
             (layout_id,),
         )
 
 
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, tuple[str, int]]) -> None:
     """Make the rows of tags equal to `tags`."""
-    rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
-    old = {name: (run, step) for name, run, step in rows}
+    old = queries.tags(connection)
     connection.executemany("DELETE FROM tags WHERE name = ?", [(n,) for n in old if n not in tags])
     connection.executemany(
         "INSERT INTO tags (name, run, step) VALUES (?, ?, ?)"
@@ -79,16 +76,13 @@ def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, in
 def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
     """Delete the rows of blobs, and of the pieces in them, where no checkpoint uses them."""
     cursor = connection.executemany(
-        "DELETE FROM blobs WHERE digest = ?"
-        " AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
+        "DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
         [(digest,) for digest in digests],
     )
     return cursor.rowcount
 
 
-def add_event(
-    connection: sqlite3.Connection, at: str, kind: str, detail: str, *, kept: int
-) -> None:
+def add_event(connection: sqlite3.Connection, at: str, kind: str, detail: str, *, kept: int) -> None:
     """Add a row to the log of events and remove the oldest beyond `kept`."""
     connection.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", (at, kind, detail))
     connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (kept,))
@@ -170,9 +164,7 @@ def _leaves(manifest: Manifest) -> list[_Leaf]:
         return None if item_bytes is None else item_bytes * math.prod(leaf.shape)
 
     return [
-        _Leaf(
-            leaf.name, leaf.kind, leaf.dtype, f"[{','.join(map(str, leaf.shape))}]", size_of(leaf)
-        )
+        _Leaf(leaf.name, leaf.kind, leaf.dtype, f"[{','.join(map(str, leaf.shape))}]", size_of(leaf))
         for leaf in manifest.leaves
     ]
 
@@ -224,9 +216,7 @@ def _contents(manifest: Manifest) -> list[_Contents]:
     return blobs
 
 
-def _insert_blobs(
-    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None
-) -> None:
+def _insert_blobs(connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None) -> None:
     blobs = _contents(manifest)
     blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
     connection.executemany(
@@ -236,13 +226,11 @@ def _insert_blobs(
         [(blob.digest, blob.nbytes, int(blob.is_pack)) for blob in blobs],
     )
     connection.executemany(
-        "INSERT INTO uses (checkpoint_id, blob_id, used_bytes)"
-        " SELECT ?, id, ? FROM blobs WHERE digest = ?",
+        "INSERT INTO uses (checkpoint_id, blob_id, used_bytes) SELECT ?, id, ? FROM blobs WHERE digest = ?",
         [(checkpoint_id, blob.used_bytes, blob.digest) for blob in blobs],
     )
     connection.execute(
-        "DELETE FROM candidates"
-        " WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)",
+        "DELETE FROM candidates WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)",
         (checkpoint_id,),
     )
     _insert_pieces(connection, [blob for blob in blobs if blob.is_pack], manifest.sequence)

@@ -44,10 +44,7 @@ def encode_metrics(metrics: Mapping[str, int | float]) -> str:
 
 def decode_metrics(text: str) -> dict[str, int | float]:
     """Return metrics from what `encode_metrics` gave."""
-    return {
-        name: float(value) if isinstance(value, str) else value
-        for name, value in json.loads(text).items()
-    }
+    return {name: float(value) if isinstance(value, str) else value for name, value in json.loads(text).items()}
 
 
 def encode_inode(inode: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ckstore.catalog import connection as connections
 from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.errors import CkstoreError
+from ckstore.fs import links
 from ckstore_migrations import APPLICATION_ID, VERSION
 
 _SUFFIXES = ("-wal", "-shm", "")
@@ -121,7 +122,7 @@ def _move_aside(path: Path) -> Path:
     # The database last: a WAL that stays behind would be played into the next one.
     for suffix in _SUFFIXES:
         try:
-            os.rename(f"{path}{suffix}", f"{aside}{suffix}")  # noqa: PTH104 - a suffix of a name
+            links.rename(Path(f"{path}{suffix}"), Path(f"{aside}{suffix}"))
         except FileNotFoundError:
             continue
         except OSError as error:
