@@ -1,0 +1,1 @@
+"""Kills and failing system calls, at every point of every scenario."""
