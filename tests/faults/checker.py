@@ -1,0 +1,198 @@
+"""Look at a store after a fault: is everything there that was promised, and nothing by halves?
+
+`check_store` returns what is wrong, one sentence each; it opens the store as anybody would, which
+sweeps what the dead left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import stat
+from collections import Counter, defaultdict
+from contextlib import closing
+from pathlib import Path
+
+from ckstore import Store
+from ckstore.errors import CkstoreError, StoreNotFound
+from ckstore.model.digest import algorithm_of
+from tests.faults.journal import Place, Promised
+from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, state
+from tests.support.descriptors import open_below
+
+_DIGEST = r"xxh3-[0-9a-f]{32}"
+_RUN = r"[A-Za-z0-9._-]+"
+_FILE_NAMES = re.compile(
+    rf"""
+      store\.json | config\.json | catalog\.db(-wal|-shm)?
+    | blobs/[0-9a-f]{{2}}/{_DIGEST}
+    | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | blobs/{_DIGEST})
+    | refs/{_RUN} | pins/{_RUN}\.json | reserve/.*
+    """,
+    re.VERBOSE,
+)
+_DIRECTORY_NAMES = re.compile(
+    rf"""
+      blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?
+    | refs | pins | staging | trash | quarantine | reserve
+    """,
+    re.VERBOSE,
+)
+_BLOB_MTIME_NS = 10**18
+_PROBE: Place = ("main", 1000)
+
+Contents = dict[Place, str]
+"""The fingerprint of every checkpoint that can be seen."""
+
+
+def check_store(path: Path, promised: Promised) -> list[str]:
+    """Return what is wrong with the store at `path`, after whatever happened to it."""
+    wrong: list[str] = []
+    try:
+        if not _there_or_made_again(path, promised, wrong):
+            return wrong
+        first = _contents(path, wrong)
+        wrong += _broken_promises(promised, first)
+        wrong += check_tree(path)
+        before = _tree(path)
+        if _contents(path, wrong) != first:
+            wrong.append("opening it twice shows two different stores")
+        if _tree(path) != before:
+            wrong.append(f"opening it twice changes files: {sorted(before ^ _tree(path))}")
+        wrong += _saves_again(path, first)
+        wrong += check_tree(path)
+    except CkstoreError as error:
+        wrong.append(f"{type(error).__name__}: {error}")
+    wrong += [f"left open: {name}" for name in open_below(path).values()]
+    return wrong
+
+
+def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> bool:
+    """Whether there is a store now: one that was not acknowledged may have to be made again."""
+    try:
+        Store.open(path).close()
+    except StoreNotFound as error:
+        if promised.store:
+            wrong.append(f"the store was acknowledged and is gone: {error}")
+            return False
+        Store.init(path, chunk_bytes=CHUNK_BYTES).close()
+    return True
+
+
+def _contents(path: Path, wrong: list[str]) -> Contents:
+    """Load everything that can be seen."""
+    seen: Contents = {}
+    with Store.open(path) as store:
+        for info in store.checkpoints():
+            if (info.run, info.step) in seen:
+                wrong.append(f"{info.run}@{info.step} is listed twice")
+            try:
+                seen[info.run, info.step] = fingerprint(store.load(info))
+            except CkstoreError as error:
+                said = f"{type(error).__name__}: {error}"
+                wrong.append(f"{info.run}@{info.step} is listed and does not load: {said}")
+    on_disk = _published(path)
+    wrong += [f"{place} is listed, and there is no such directory" for place in sorted(seen.keys() - on_disk)]
+    wrong += [f"{place} is a directory, and is not listed" for place in sorted(on_disk - seen.keys())]
+    return seen
+
+
+def _published(path: Path) -> set[Place]:
+    return {(found.parent.name, int(found.name)) for found in path.glob("checkpoints/*/*") if found.name.isdigit()}
+
+
+def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
+    named = {expected(name): name for name in NAMES}
+    wrong = []
+    for place in sorted(promised.options.keys() | seen.keys()):
+        options = promised.options.get(place, {None})
+        found = named.get(seen[place], "a state that was never saved") if place in seen else None
+        if found not in options:
+            wrong.append(f"{place[0]}@{place[1]} must be one of {sorted(map(str, options))}, found {found}")
+    return wrong
+
+
+def _saves_again(path: Path, first: Contents) -> list[str]:
+    with Store.open(path) as store:
+        info = store.save(state("probe"), run=_PROBE[0], step=_PROBE[1])
+        if fingerprint(store.load(info)) != expected("probe"):
+            return ["a new save does not load as it was saved"]
+    wrong: list[str] = []
+    if _contents(path, wrong) != {**first, _PROBE: expected("probe")}:
+        wrong.append("a new save changed what else can be seen")
+    return wrong
+
+
+def check_tree(path: Path) -> list[str]:
+    """Return what is wrong with a store that nobody has open: names, links, blobs, counts."""
+    wrong = []
+    names: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    for folder, directories, files in os.walk(path):
+        for name in directories:
+            relative = (Path(folder) / name).relative_to(path).as_posix()
+            if not _DIRECTORY_NAMES.fullmatch(relative):
+                wrong.append(f"a directory that has no business here: {relative}")
+        for name in files:
+            file = Path(folder) / name
+            relative = file.relative_to(path).as_posix()
+            if not _FILE_NAMES.fullmatch(relative):
+                wrong.append(f"a file that has no business here: {relative}")
+            status = file.lstat()
+            names[status.st_dev, status.st_ino].append(file)
+    for files_of_one in names.values():
+        wrong += _check_inode(path, files_of_one)
+    return wrong + check_counts(path)
+
+
+def _check_inode(root: Path, names: list[Path]) -> list[str]:
+    file, status = names[0], names[0].lstat()
+    where = ", ".join(name.relative_to(root).as_posix() for name in names)
+    wrong = []
+    if status.st_nlink != len(names):
+        wrong.append(f"link count {status.st_nlink}, but {len(names)} names: {where}")
+    if file.parent.name == "blobs" or file.parent.parent.name == "blobs":
+        if len({name.name for name in names}) != 1:
+            wrong.append(f"one inode under several digests: {where}")
+        if algorithm_of(file.name).digest(file.read_bytes()) != file.name:
+            wrong.append(f"the bytes are not what the name says: {where}")
+        if status.st_mtime_ns != _BLOB_MTIME_NS or stat.S_IMODE(status.st_mode) != 0o444:
+            wrong.append(f"mtime {status.st_mtime_ns} or mode {status.st_mode:o} of a blob: {where}")
+    return wrong
+
+
+def check_counts(path: Path) -> list[str]:
+    """Return where the catalog's uses and reference counts differ from the manifests."""
+    uses: set[tuple[str, int, str, int]] = set()
+    checkpoints: set[tuple[str, int, str]] = set()
+    for place in _published(path):
+        file = path / "checkpoints" / place[0] / str(place[1]) / "manifest.json"
+        document = json.loads(file.read_text())
+        checkpoints.add((*place, document["digest"]))
+        uses |= {(*place, digest, nbytes) for digest, nbytes in document["manifest"]["blobs"]}
+    counts = Counter(digest for _, _, digest, _ in uses)
+    with closing(sqlite3.connect(f"file:{path}/catalog.db?mode=ro", uri=True)) as catalog:
+        listed = set(catalog.execute("SELECT run, step, manifest_id FROM checkpoint_log"))
+        used = set(catalog.execute("SELECT run, step, digest, nbytes FROM checkpoint_blobs"))
+        counted = dict(catalog.execute("SELECT digest, reference_count FROM blob_references"))
+    wrong = []
+    if listed != checkpoints:
+        wrong.append(f"the catalog lists other checkpoints: {sorted(listed ^ checkpoints)}")
+    if used != uses:
+        wrong.append(f"the catalog has other uses: {sorted(used ^ uses)}")
+    if {digest: number for digest, number in counted.items() if number} != counts:
+        wrong.append(f"reference counts {counted} differ from the manifests' {counts}")
+    return wrong
+
+
+def _tree(path: Path) -> set[tuple[str, int, int]]:
+    """Every file but the catalog, which may be written at any opening: name, inode, size."""
+    found = set()
+    for folder, _, files in os.walk(path):
+        for name in files:
+            if not name.startswith("catalog.db"):
+                file = Path(folder) / name
+                status = file.lstat()
+                found.add((file.relative_to(path).as_posix(), status.st_ino, status.st_size))
+    return found

@@ -1,0 +1,151 @@
+"""Go through the points of a scenario, on the side of the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from tests.faults.shim import Family, Mode, built
+
+_ROOT = Path(__file__).parents[2]
+_STOP_TIMEOUT_S = 60.0
+_UNHARMED_ENOUGH = 3
+"""Threads make their calls in another order each time: one run without a hit is not yet the end."""
+
+
+class Faults:
+    """The fork server, seen from outside. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = [str(_ROOT), str(_ROOT / "cli"), str(_ROOT / "migrations"), *filter(None, sys.path)]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {"LD_PRELOAD": str(built()), "PYTHONPATH": os.pathsep.join(paths)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.server", str(folder)],
+            env={**os.environ, **one_thread, **environment},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer("ready")
+
+    def case(
+        self,
+        scenario: str,
+        mode: Mode,
+        at: int,
+        *,
+        error: int = 0,
+        sticky: bool = False,
+        families: Family = Family.MUTATING,
+    ) -> dict[str, Any]:
+        """Run one case; see `tests.faults.server.Server.case`."""
+        asked = {"scenario": scenario, "mode": mode, "at": at, "error": error, "sticky": sticky}
+        stdin = self._process.stdin
+        if stdin is None:
+            raise RuntimeError("the fork server has no standard input")
+        stdin.write(json.dumps({**asked, "families": int(families)}) + "\n")
+        stdin.flush()
+        answer: dict[str, Any] = json.loads(self._answer(f"an answer to {asked}"))
+        return answer
+
+    def _answer(self, wanted: str) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            status = self._process.wait(_STOP_TIMEOUT_S)
+            raise RuntimeError(f"the fork server ended with {status} instead of saying {wanted}")
+        return line
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.communicate(timeout=_STOP_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class Tally:
+    """What came of all the points of one scenario in one mode.
+
+    Attributes:
+        killed: Cases in which the process died as it was meant to.
+        refused: Cases in which it reported an error.
+        survived: Cases in which the fault was hit and the act succeeded all the same.
+        unharmed: Cases in which nothing was hit: the run had fewer calls than that.
+        violations: Each with all that is needed to see it again.
+    """
+
+    what: str
+    killed: int = 0
+    refused: int = 0
+    survived: int = 0
+    unharmed: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def points(self) -> int:
+        """Cases in which something was hit."""
+        return self.killed + self.refused + self.survived
+
+    def add(self, at: int, answer: dict[str, Any]) -> bool:
+        """Count one case; return whether anything was hit."""
+        if answer.get("ended") == "signal 9":
+            self.killed += 1
+        elif not answer.get("hits"):
+            self.unharmed += 1
+        elif answer["error"]:
+            self.refused += 1
+        else:
+            self.survived += 1
+        if answer["violations"]:
+            calls = "\n    ".join(answer.get("calls", []))
+            said = "\n  ".join(answer["violations"])
+            error = answer.get("error", "")
+            self.violations.append(
+                f"{self.what}, call {at}, kept in {answer.get('kept')}: {error}\n  {said}\n    {calls}"
+            )
+        return answer.get("ended") == "signal 9" or bool(answer.get("hits"))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {self.points} points hit ({self.killed} killed, {self.refused} refused, "
+            f"{self.survived} survived), {self.unharmed} unharmed, "
+            f"{len(self.violations)} violations"
+        )
+
+
+def every_point(tally: Tally, run: Any) -> Tally:
+    """Run the cases 1, 2, … until some in a row were not hit any more."""
+    unharmed = 0
+    for at in count(1):
+        unharmed = 0 if tally.add(at, run(at)) else unharmed + 1
+        if unharmed == _UNHARMED_ENOUGH:
+            return tally
+    raise AssertionError("count() does not end")
+
+
+def some_points(tally: Tally, run: Any, points: Iterable[int]) -> Tally:
+    """Run these cases."""
+    for at in points:
+        tally.add(at, run(at))
+    return tally
+
+
+def evenly(last: int, wanted: int) -> Iterator[int]:
+    """Give at most `wanted` numbers from 1 to `last`, with both ends."""
+    if last <= wanted:
+        yield from range(1, last + 1)
+    else:
+        yield from sorted({1 + round(i * (last - 1) / (wanted - 1)) for i in range(wanted)})

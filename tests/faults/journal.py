@@ -1,0 +1,78 @@
+"""What a process that may die at any moment has promised.
+
+It writes one line before and one after each call that changes a checkpoint. The file lies outside
+the store. It is not fsynced: it has to outlive a process, not the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Place = tuple[str, int]
+"""Run and step."""
+
+
+class Journal:
+    """The writing side."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def begin(self, place: Place, state: str | None) -> None:
+        """The state is about to be put there; None: what is there is about to be deleted."""
+        self._line("begin", place, state)
+
+    def done(self, place: Place, state: str | None) -> None:
+        """It was acknowledged."""
+        self._line("done", place, state)
+
+    def failed(self, *, unknown: bool) -> None:
+        """What was begun ended in an error; `unknown`: it says that it may have happened."""
+        self._line("unknown" if unknown else "failed", ("", 0), None)
+
+    def store_made(self) -> None:
+        """`Store.init` has returned."""
+        self._line("made", ("", 0), None)
+
+    def _line(self, what: str, place: Place, state: str | None) -> None:
+        os.write(self._fd, json.dumps([what, *place, state]).encode() + b"\n")
+
+
+@dataclass
+class Promised:
+    """What must be in the store, as far as is known.
+
+    Attributes:
+        options: For each place the names of the states of which one must be there; None among
+            them: it may be empty.
+        store: Whether there must be a store.
+    """
+
+    options: dict[Place, set[str | None]] = field(default_factory=dict)
+    store: bool = False
+
+
+def read_journal(path: Path) -> Promised:
+    """Return what the process had promised when it wrote its last line."""
+    promised = Promised()
+    before: dict[Place, set[str | None]] = {}
+    for line in path.read_text().splitlines():
+        what, run, step, state = json.loads(line)
+        place = (run, step)
+        if what == "made":
+            promised.store = True
+        elif what == "begin":
+            before[place] = set(promised.options.get(place, {None}))
+            promised.options[place] = before[place] | {state}
+        elif what == "done":
+            promised.options[place] = {state}
+            before.pop(place)
+        elif what == "failed":
+            promised.options.update(before)
+            before.clear()
+        else:
+            before.clear()
+    return promised

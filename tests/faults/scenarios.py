@@ -1,0 +1,106 @@
+"""What is killed and made to fail: a preparation without faults, then one act with them.
+
+Each runs by itself too: ``python -m tests.faults.scenarios SCENARIO STORE JOURNAL``, with the fault
+library preloaded or without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckstore import Store
+from tests.faults.journal import Journal
+from tests.faults.states import CHUNK_BYTES, state
+
+RUN = "main"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One act of the store.
+
+    Attributes:
+        prepare: Makes the store as the act finds it; runs in a process of its own, without faults.
+        open: Opens the store, or makes it; the first that happens with faults.
+        act: What is tried. May be called again after it failed, and then has to succeed.
+    """
+
+    name: str
+    prepare: Callable[[Path, Journal], None]
+    open: Callable[[Path, Journal], Store]
+    act: Callable[[Store, Journal], None]
+
+
+def _init(path: Path, journal: Journal) -> Store:
+    store = Store.init(path, chunk_bytes=CHUNK_BYTES)
+    journal.store_made()
+    return store
+
+
+def _open(path: Path, journal: Journal) -> Store:
+    return Store.open(path)
+
+
+def _no_store(path: Path, journal: Journal) -> None:
+    pass
+
+
+def _nothing_more(store: Store, journal: Journal) -> None:
+    pass
+
+
+def save(store: Store, journal: Journal, step: int, name: str, **options: Any) -> None:
+    """Save the state `name` as that step of `RUN`, and journal it."""
+    content = state(name)
+    journal.begin((RUN, step), name)
+    store.save(content, step=step, run=RUN, **options)
+    journal.done((RUN, step), name)
+
+
+def _saved(*names: str) -> Callable[[Path, Journal], None]:
+    """A store with these states as its steps 1, 2, …"""
+
+    def prepare(path: Path, journal: Journal) -> None:
+        with _init(path, journal) as store:
+            for step, name in enumerate(names, 1):
+                save(store, journal, step, name)
+
+    return prepare
+
+
+def _saving(step: int, *names: str, **options: Any) -> Callable[[Store, Journal], None]:
+    def act(store: Store, journal: Journal) -> None:
+        for further, name in enumerate(names):
+            save(store, journal, step + further, name, **options)
+
+    return act
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("init", _no_store, _init, _nothing_more),
+        Scenario("first_save", _saved(), _open, _saving(1, "first")),
+        Scenario("deduplicated_save", _saved("first"), _open, _saving(2, "second")),
+        Scenario("small_tensor_save", _saved("small-0"), _open, _saving(2, "small-1", "small-sparse")),
+        Scenario("replace", _saved("first", "other"), _open, _saving(1, "second", if_exists="replace")),
+    )
+}
+
+
+def main() -> None:
+    """Prepare and run one scenario in this process."""
+    name, path, journal_path = sys.argv[1:]
+    scenario, journal = SCENARIOS[name], Journal(Path(journal_path))
+    if not Path(path).exists():
+        scenario.prepare(Path(path), journal)
+    with scenario.open(Path(path), journal) as store:
+        scenario.act(store, journal)
+
+
+if __name__ == "__main__":
+    main()

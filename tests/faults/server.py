@@ -1,0 +1,241 @@
+"""A warm process that forks children for each case: milliseconds, not the start of Python.
+
+It runs with the fault library preloaded, reads one JSON request a line from its standard input, and
+answers with one line. Its children are what is killed; it has no store open itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckstore.errors import CkstoreError
+from tests.faults.checker import check_store
+from tests.faults.journal import Journal, read_journal
+from tests.faults.scenarios import SCENARIOS, Scenario
+from tests.faults.shim import Family, Fault, Preloaded
+from tests.faults.states import NAMES, expected
+from tests.support.descriptors import open_below
+
+_CHILD_TIMEOUT_S = 60.0
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True)
+class Files:
+    """What belongs to one case."""
+
+    folder: Path
+
+    @property
+    def store(self) -> Path:
+        """The store: the only thing that faults hit."""
+        return self.folder / "store"
+
+    @property
+    def journal(self) -> Path:
+        """What was promised."""
+        return self.folder / "journal"
+
+    @property
+    def log(self) -> Path:
+        """The calls that were counted."""
+        return self.folder / "calls"
+
+    @property
+    def result(self) -> Path:
+        """What the latest child had to say."""
+        return self.folder / "result"
+
+
+class Server:
+    """Runs cases in `folder`, one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._serial = 0
+        self._shim = Preloaded()
+        self._shim.skip_syncs()
+
+    def warm_up(self) -> None:
+        """Import what children import, and compute what they compare with."""
+        for name in NAMES:
+            expected(name)
+        for name in SCENARIOS:
+            self.case({"scenario": name, "mode": "count", "at": 0, "modules": True})
+        told = self._folder / "modules"
+        for module in json.loads(told.read_text()) if told.exists() else ():
+            __import__(module)
+        gc.freeze()
+
+    def case(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one case: prepare, act with a fault, look at what is left."""
+        scenario = SCENARIOS[request["scenario"]]
+        fault = Fault(
+            request["mode"],
+            request["at"],
+            request.get("error", 0),
+            request.get("sticky", False),
+            Family(request.get("families", int(Family.MUTATING))),
+        )
+        self._serial += 1
+        files = Files(self._folder / f"case-{self._serial}")
+        files.folder.mkdir()
+        prepared = self._child(files, lambda: self._prepare(files, scenario))
+        if prepared["ended"] != "well":
+            return {
+                "violations": [f"the preparation failed: {prepared}"],
+                "kept": str(files.folder),
+            }
+        acted = self._child(files, lambda: self._act(files, scenario, fault))
+        checked = self._child(files, lambda: self._check(files, with_modules=request.get("modules", False)))
+        violations = list(acted.pop("violations", []))
+        killing = fault.mode in ("kill-before", "kill-after")
+        if acted["ended"] != "well" and not (killing and acted["ended"] == "signal 9"):
+            violations.append(f"the process ended by {acted['ended']}")
+        violations += checked.get("violations", [])
+        if checked["ended"] != "well":
+            violations.append(f"looking at the store ended by {checked['ended']}")
+        answer = {**acted, "violations": violations}
+        if violations:
+            answer["kept"] = str(files.folder)
+            answer["calls"] = _around_the_hit(files.log)
+        else:
+            shutil.rmtree(files.folder)
+        return answer
+
+    def _prepare(self, files: Files, scenario: Scenario) -> dict[str, Any]:
+        scenario.prepare(files.store, Journal(files.journal))
+        return {}
+
+    def _check(self, files: Files, *, with_modules: bool) -> dict[str, Any]:
+        wrong = check_store(files.store, read_journal(files.journal))
+        if with_modules:
+            loaded = [name for name in sys.modules if name != "__main__" and not name.startswith("__mp")]
+            (self._folder / "modules").write_text(json.dumps(loaded))
+        return {"violations": wrong}
+
+    def _act(self, files: Files, scenario: Scenario, fault: Fault) -> dict[str, Any]:
+        journal = Journal(files.journal)
+        act = Act(files, scenario, journal, self._shim)
+        return act.run(fault)
+
+    def _child(self, files: Files, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Do `work` in a fork; return what it returns, and how it ended."""
+        files.result.unlink(missing_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            status = 70
+            try:
+                files.result.write_text(json.dumps(work()))
+                status = 0
+            except BaseException:
+                files.result.write_text(json.dumps({"violations": [traceback.format_exc()]}))
+            finally:
+                os._exit(status)
+        ended = _wait(pid)
+        said = files.result.read_text() if files.result.exists() else ""
+        return {**(json.loads(said) if said else {}), "ended": ended}
+
+
+class Act:
+    """One scenario with a fault, in a process of its own."""
+
+    def __init__(self, files: Files, scenario: Scenario, journal: Journal, shim: Preloaded) -> None:
+        self._files = files
+        self._scenario = scenario
+        self._journal = journal
+        self._shim = shim
+        self._store: Any = None
+
+    def run(self, fault: Fault) -> dict[str, Any]:
+        """Act; after an error say whether it was a good one, and act again without faults."""
+        self._shim.arm(fault, self._files.store, self._files.log)
+        error = self._attempt()
+        self._shim.disarm()
+        answer = {"hits": self._shim.hits, "count": self._shim.count, "error": "", "violations": []}
+        wrong: list[str] = []
+        if self._shim.second_syncs:
+            wrong.append("a file whose fsync had failed was fsynced again")
+        if error is not None:
+            answer["error"] = f"{type(error).__name__}: {error}"
+            wrong += self._after(error)
+        if self._store is not None:
+            self._store.close()
+        left = open_below(self._files.store)
+        wrong += [f"the process left open: {name}" for name in left.values()]
+        return {**answer, "violations": wrong}
+
+    def _attempt(self) -> BaseException | None:
+        try:
+            if self._store is None:
+                self._store = self._scenario.open(self._files.store, self._journal)
+            self._scenario.act(self._store, self._journal)
+        except BaseException as error:
+            return error
+        return None
+
+    def _after(self, error: BaseException) -> list[str]:
+        wrong = []
+        if not isinstance(error, CkstoreError):
+            wrong.append("not a CkstoreError: " + "".join(traceback.format_exception(error)))
+        said = str(error)
+        self._journal.failed(unknown="may or may not" in said)
+        error.__traceback__ = None
+        again = self._attempt()
+        if again is not None and "anew" in said + str(again):
+            self._store.close()
+            self._store = None
+            again = self._attempt()
+        if again is not None:
+            wrong.append("the same process cannot try again: " + "".join(traceback.format_exception(again)))
+        return wrong
+
+
+def _wait(pid: int) -> str:
+    """Wait for a child; say how it ended: ``well``, ``signal N``, ``status N`` or ``hanging``."""
+    handle = os.pidfd_open(pid)
+    try:
+        ready, _, _ = select.select([handle], [], [], _CHILD_TIMEOUT_S)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(handle)
+    if not ready:
+        return "hanging"
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    code = os.waitstatus_to_exitcode(status)
+    return "well" if code == 0 else f"status {code}"
+
+
+def _around_the_hit(log: Path) -> list[str]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    hit = next((i for i, line in enumerate(lines) if line.endswith(" *")), len(lines) - 1)
+    return lines[max(0, hit - _LOG_LINES) : hit + _LOG_LINES]
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # so that nothing a child prints is taken for an answer
+    server = Server(Path(sys.argv[1]))
+    server.warm_up()
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(server.case(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

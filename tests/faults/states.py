@@ -1,0 +1,109 @@
+"""What the scenarios save: small states of NumPy arrays, made anew by name.
+
+They are compared by a fingerprint that owes nothing to ckstore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+CHUNK_BYTES = 2**20
+
+_SMALL_COUNT = 200
+_SMALL_MOST_ITEMS = 96
+
+
+def _large(seed: int) -> np.ndarray[Any, Any]:
+    """2.5 MiB: three chunks, the last one short."""
+    return np.random.default_rng(seed).standard_normal(5 * 2**17).astype("<f4")
+
+
+def _mixed(seed: int, *, changed: int = 0) -> dict[str, Any]:
+    large = _large(seed)
+    large[0] += changed  # so only the first of the three chunks
+    return {
+        "model": {"weight": large, "bias": np.arange(7, dtype="<f8") + seed + changed},
+        "optimizer": {
+            "groups": [{"lr": 1e-3 + changed, "betas": (0.9, 0.999)}],
+            "step": np.int64(seed + changed),
+        },
+        "rng": bytes(range(256)) * 8,
+        "note": f"state {seed}",
+        "empty": np.zeros((0, 3), dtype="<i4"),
+        "done": False,
+        "nothing": None,
+    }
+
+
+def _small(versions: Callable[[int], int], count: int = _SMALL_COUNT) -> dict[str, Any]:
+    """Many small arrays; the i-th is the same in two states whose versions of i are the same."""
+
+    def one(i: int) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng((i, versions(i)))
+        return rng.integers(0, 2**31, size=1 + i % _SMALL_MOST_ITEMS, dtype=np.int64)
+
+    return {f"layer{i}": one(i) for i in range(count)}
+
+
+_BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "first": lambda: _mixed(1),
+    "second": lambda: _mixed(1, changed=1),
+    "other": lambda: _mixed(2),
+    "probe": lambda: _mixed(3),
+    "small-0": lambda: _small(lambda i: 0),
+    "small-1": lambda: _small(lambda i: int(i % 100 == 0)),
+    # Three tenths of "small-0": its pack is mostly dead then, and the pieces are written again.
+    "small-sparse": lambda: _small(lambda i: 0 if i % 10 < 3 else 2),
+}
+NAMES = tuple(_BUILDERS)
+
+
+def state(name: str) -> dict[str, Any]:
+    """Return a new copy of the state of that name."""
+    return _BUILDERS[name]()
+
+
+@cache
+def expected(name: str) -> str:
+    """Return the fingerprint of the state of that name."""
+    return fingerprint(state(name))
+
+
+def fingerprint(value: object) -> str:
+    """Return a digest of the types, the structure and every bit of `value`."""
+    running = hashlib.sha256()
+    for part in _parts(value):
+        running.update(len(part).to_bytes(8, "little"))
+        running.update(part)
+    return running.hexdigest()
+
+
+def _parts(value: object) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _parts(key)
+            yield from _parts(inner)
+        yield b"end"
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _parts(inner)
+        yield b"end"
+    elif isinstance(value, np.ndarray | np.generic):
+        yield value.dtype.str.encode()
+        yield repr(value.shape).encode()
+        yield value.tobytes()
+    elif isinstance(value, float):
+        yield value.hex().encode()
+    elif isinstance(value, bytes):
+        yield value
+    elif value is None or isinstance(value, bool | int | str):
+        yield repr(value).encode()
+    else:
+        msg = f"no state of these tests holds a {type(value)}"
+        raise TypeError(msg)
