@@ -1,1 +1,4 @@
-"""States to leaves and storages, and back. The only room that imports torch or NumPy, and only when a state needs them."""
+"""States to leaves and storages, and back.
+
+The only room that imports torch or NumPy, and only when a state needs them.
+"""

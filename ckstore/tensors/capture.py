@@ -1,0 +1,219 @@
+"""Turn a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
+
+Bytes are not read and, as a rule, not copied: the sources share the memory of the live values.
+torch and NumPy are not imported here: a value can only be theirs if somebody else has imported them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import CannotStore
+from ckstore.model.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
+from ckstore.model.names import join_index, join_key
+from ckstore.model.nodes import encode_bytes, encode_complex, encode_float, encode_int, fits_json
+from ckstore.tensors.refusals import refuse_key, refuse_value
+from ckstore.tensors.source import ByteSource, BytesSource, Captured
+from ckstore.tensors.stateful import is_stateful, state_of
+
+if TYPE_CHECKING:
+    from ckstore.tensors.numpy_leaves import ArrayParts
+    from ckstore.tensors.torch_leaves import Admission, Admitted
+
+__all__ = ["Captured", "capture"]
+
+BYTES_INLINE_MAX = 256
+STR_INLINE_MAX = 4096
+"""Longer values are leaves: bytes by their count, strings by their characters."""
+
+
+def _itself(value: Node) -> Node:
+    return value
+
+
+_SCALARS: dict[type, Callable[[Any], Node]] = {
+    type(None): _itself,
+    bool: _itself,
+    int: encode_int,
+    float: encode_float,
+    complex: encode_complex,
+}
+
+
+def capture(state: object) -> Captured:
+    """Return the nodes, the leaves and the sources of a state.
+
+    The sources look at live memory: whoever changes the state before they are read changes what is
+    read. Objects with `state_dict` and `load_state_dict` are taken as their `state_dict()`.
+
+    Raises:
+        CannotStore: A value is of a type that the format does not hold, contains itself, or is
+            nested too deep; the error has its path and says what to do.
+    """
+    walk = _Walk()
+    node = walk.node(state, "", 1)
+    walk.place_tensors()
+    leaves = tuple(walk.leaves[index] for index in range(walk.leaf_count))
+    sources = tuple(walk.sources[index] for index in range(walk.storage_count))
+    return Captured(node, leaves, sources)
+
+
+class _Walk:
+    """One pass over a state. Storages are numbered in the order of their first leaves.
+
+    Tensors are placed after it, when all that share a memory are known.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, LeafRecord] = {}
+        self.sources: dict[int, ByteSource] = {}
+        self.leaf_count = 0
+        self.storage_count = 0
+        self._open: set[int] = set()
+        self._admission: Admission | None = None
+        self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
+        self._memories: dict[Hashable, int] = {}
+
+    def place_tensors(self) -> None:
+        """Give all tensors their places, once the walk is done."""
+        if not self._tensors:
+            return
+        from ckstore.tensors import torch_leaves
+
+        for storage, numbered in self._tensors.items():
+            members = [admitted for _, admitted in numbered]
+            torch_leaves.wait_for_devices(members)
+            self.sources[storage], leaves = torch_leaves.place(members, storage)
+            for (index, _), leaf in zip(numbered, leaves, strict=True):
+                self.leaves[index] = leaf
+
+    def node(self, value: Any, path: str, depth: int) -> Node:
+        kind = type(value)
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            return scalar(value)
+        if kind is str:
+            return self._str(value, path)
+        if kind is bytes:
+            return self._bytes(value, path)
+        if kind is dict or kind is list or kind is tuple or kind is OrderedDict:
+            return self._container(value, path, depth)
+        return self._foreign(value, path, depth)
+
+    def _str(self, value: str, path: str) -> Node:
+        if len(value) <= STR_INLINE_MAX and fits_json(value):
+            return value
+        return self._text("str", path, value.encode("utf-8", "surrogatepass"))
+
+    def _bytes(self, value: bytes, path: str) -> Node:
+        if len(value) <= BYTES_INLINE_MAX:
+            return encode_bytes(value)
+        return self._text("bytes", path, value)
+
+    def _container(self, value: Any, path: str, depth: int) -> Node:
+        if depth > MAX_DEPTH or id(value) in self._open:
+            why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
+            raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
+        self._open.add(id(value))
+        if isinstance(value, dict):
+            node = self._dict(value, path, depth)
+        else:
+            items = [
+                scalar(item)
+                if (scalar := _SCALARS.get(type(item))) is not None
+                else self.node(item, join_index(path, index), depth + 1)
+                for index, item in enumerate(value)
+            ]
+            node = ["tuple" if isinstance(value, tuple) else "list", items]
+        self._open.discard(id(value))
+        return node
+
+    def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
+        pairs = []
+        for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
+            if type(key) is str:
+                if not fits_json(key):
+                    refuse_key(key, path)
+                name, own = join_key(path, key), key
+            elif type(key) is int:
+                name, own = join_index(path, key), encode_int(key)
+            else:
+                refuse_key(key, path)
+            pairs.append([own, self.node(item, name, depth + 1)])
+        if type(value) is dict:
+            return ["dict", pairs]
+        return ["odict", pairs, self._attributes(value, path, depth)]
+
+    def _attributes(self, value: dict[Any, Any], path: str, depth: int) -> Node:
+        attributes = getattr(value, "__dict__", None)
+        if not attributes:
+            return None
+        before = self.leaf_count
+        node = self.node(dict(attributes), path, depth + 1)
+        if self.leaf_count > before:
+            names = ", ".join(attributes)
+            why = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
+            raise CannotStore(path, why, hint="store them under keys of the dict")
+        return node
+
+    def _foreign(self, value: Any, path: str, depth: int) -> Node:
+        if "torch" in sys.modules:
+            from ckstore.tensors import torch_leaves
+
+            if torch_leaves.is_tensor(value):
+                if self._admission is None:
+                    self._admission = torch_leaves.Admission()
+                return self._tensor(self._admission.admit(value, path))
+        if "numpy" in sys.modules:
+            from ckstore.tensors import numpy_leaves
+
+            if numpy_leaves.is_array(value):
+                return self._array(numpy_leaves.take_apart(value, path), path)
+            if numpy_leaves.is_scalar(value):
+                return numpy_leaves.encode_scalar(value, path)
+        if not isinstance(value, dict | list | tuple) and is_stateful(value):
+            if id(value) in self._open:
+                why = "contains itself and cannot be stored"
+                raise CannotStore(path, why, hint="leave the object out of its own state_dict()")
+            self._open.add(id(value))
+            node = self.node(state_of(value, path), path, depth)
+            self._open.discard(id(value))
+            return node
+        return refuse_value(value, path)
+
+    def _tensor(self, admitted: Admitted) -> Node:
+        storage = self._memories.get(admitted.memory) if admitted.memory is not None else None
+        if storage is None:
+            storage = self._next_storage()
+            self._tensors[storage] = []
+            self._memories[admitted.memory] = storage
+        index = self._next_leaf()
+        self._tensors[storage].append((index, admitted))
+        return ["leaf", index]
+
+    def _array(self, parts: ArrayParts, path: str) -> Node:
+        return self._alone(
+            LeafRecord(path, "numpy", parts.dtype, parts.shape, self.storage_count, 0, parts.strides),
+            parts.source,
+        )
+
+    def _text(self, kind: LeafKind, path: str, data: bytes) -> Node:
+        leaf = LeafRecord(path, kind, "", (), self.storage_count)
+        return self._alone(leaf, BytesSource(path, data))
+
+    def _alone(self, leaf: LeafRecord, source: ByteSource) -> Node:
+        index = self._next_leaf()
+        self.leaves[index] = leaf
+        self.sources[self._next_storage()] = source
+        return ["leaf", index]
+
+    def _next_leaf(self) -> int:
+        self.leaf_count += 1
+        return self.leaf_count - 1
+
+    def _next_storage(self) -> int:
+        self.storage_count += 1
+        return self.storage_count - 1

@@ -1,0 +1,84 @@
+"""Where elements lie in memory: spans, strides, and which parts of a shared memory to keep. No torch, no NumPy."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+PLACE_BYTES = 64
+"""Parts of a storage begin at multiples of this, like pieces in a pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A row of bytes of a live memory that is kept.
+
+    Attributes:
+        start, stop: Bytes from the start of the live memory.
+        place: Bytes from the start of the storage that keeps it.
+    """
+
+    start: int
+    stop: int
+    place: int
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous row-major tensor, as torch gives them."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the elements from the first to the last one, both included; 0 if there are none.
+
+    `strides` are in elements and not negative.
+    """
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[Part], int]:
+    """Merge spans that overlap or touch, and lay what results one after another.
+
+    So views that share memory keep sharing it, and the memory that no view covers is not stored.
+
+    Args:
+        spans: (start, stop) of each view, in bytes of the live memory; none is empty.
+        align_bytes: A power of two, at most `PLACE_BYTES`; each part keeps its position modulo this,
+            so that every element stays aligned to its own size.
+
+    Returns:
+        The parts, by rising start, and the size in bytes of the storage that holds them.
+    """
+    parts: list[Part] = []
+    size = 0
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    for start, stop in merged:
+        place = -(-size // PLACE_BYTES) * PLACE_BYTES + start % align_bytes
+        parts.append(Part(start, stop, place))
+        size = place + stop - start
+    return parts, size
+
+
+def part_at(parts: Sequence[Part], start: int) -> Part:
+    """Return the part that holds the byte `start` of the live memory.
+
+    Raises:
+        ValueError: None does.
+    """
+    at = bisect_right(parts, start, key=lambda part: part.start) - 1
+    if at < 0 or parts[at].stop <= start:
+        raise ValueError(f"no part holds byte {start}")
+    return parts[at]

@@ -1,0 +1,173 @@
+"""NumPy arrays and scalars as leaves and nodes, and back. Imported only when a state has some."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.errors import CannotStore
+from ckstore.model.dtypes import numpy_itemsize
+from ckstore.model.manifest import LeafRecord, Node
+from ckstore.model.nodes import bytes_of_text, text_of_bytes
+from ckstore.tensors.layout import row_major
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ArraySource:
+    """The bytes of one array; see `source.ByteSource`. NumPy does not count modifications."""
+
+    __slots__ = ("_view", "name", "nbytes")
+
+    def __init__(self, name: str, flat: Bytes) -> None:
+        self.name = name
+        self.nbytes = flat.nbytes
+        self._view = flat.data.toreadonly()
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return these bytes, uncopied."""
+        return self._view[start:stop]
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes into `out`."""
+        copy_bytes(self._view[start:stop], out)
+
+    def changed(self) -> bool:
+        """Return False: nobody knows."""
+        return False
+
+
+class ArrayParts(NamedTuple):
+    """An array as a leaf has it: `strides` in elements, or None for row-major, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    source: ArraySource
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is an array that is nothing more: no subclass but a file's mapping."""
+    return type(value) is np.ndarray or type(value) is np.memmap
+
+
+def is_scalar(value: object) -> bool:
+    """Whether `value` is a NumPy scalar; np.float64 is a float too, and np.str_ a str."""
+    return isinstance(value, np.generic)
+
+
+def is_any_array(value: object) -> bool:
+    """Whether `value` is an array of whatever class."""
+    return isinstance(value, np.ndarray)
+
+
+def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
+    """Return an array as a leaf; memory in C or Fortran order is not copied.
+
+    Raises:
+        CannotStore: Its dtype is not one that the format holds.
+    """
+    dtype = _check_dtype(array.dtype, path)
+    plain = array.view(np.ndarray)
+    strides = None
+    if plain.flags.c_contiguous:
+        flat = plain.reshape(-1)
+    elif plain.flags.f_contiguous:
+        flat = plain.T.reshape(-1)
+        strides = tuple(reversed(row_major(plain.shape[::-1])))
+    else:
+        flat = np.array(plain, order="C").reshape(-1)
+    return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8)))
+
+
+def make_array(leaf: LeafRecord, owner: object) -> npt.NDArray[Any]:
+    """Return the array of a leaf; it shares the memory of `owner`."""
+    dtype = np.dtype(leaf.dtype)
+    if 0 in leaf.shape:
+        return np.empty(leaf.shape, dtype)
+    steps = None if leaf.strides is None else tuple(s * dtype.itemsize for s in leaf.strides)
+    buffer: Any = owner
+    return np.ndarray(leaf.shape, dtype, buffer, leaf.offset, steps)
+
+
+def encode_scalar(value: object, path: str) -> Node:
+    """Return the node of a NumPy scalar (`is_scalar`).
+
+    Raises:
+        CannotStore: The format does not hold its type.
+    """
+    scalar: Any = value
+    if isinstance(scalar, (str, bytes)):
+        plain = "str" if isinstance(scalar, str) else "bytes"
+        why = f"numpy.{type(scalar).__name__} cannot be stored"
+        raise CannotStore(path, why, hint=f"store {plain}(value)")
+    dtype = _check_dtype(scalar.dtype, path)
+    if type(scalar) is not scalar.dtype.type:
+        why = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
+        raise CannotStore(path, why, hint="store value.dtype.type(value)")
+    return ["numpy", dtype, text_of_bytes(scalar.tobytes())]
+
+
+def decode_scalar(dtype: str, text: str) -> object:
+    """Return the NumPy scalar of a node; `text` holds its bytes."""
+    value: object = np.frombuffer(bytes_of_text(text), np.dtype(dtype))[0]
+    return value
+
+
+def fits_in_place(target: object, leaf: LeafRecord) -> bool:
+    """Whether the array `target` can take the values of a leaf without any conversion."""
+    if not isinstance(target, np.ndarray) or not is_array(target):
+        return False
+    same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
+    return same and bool(target.flags.writeable)
+
+
+def bytes_to_fill(target: npt.NDArray[Any]) -> memoryview | None:
+    """Return the memory of an array, writable; None unless it is row-major."""
+    if not target.flags.c_contiguous:
+        return None
+    return target.view(np.ndarray).reshape(-1).view(np.uint8).data
+
+
+def fill(target: npt.NDArray[Any], found: object) -> None:
+    """Copy the values of an array of the same dtype and shape into `target`, bit for bit."""
+    values: Any = found
+    np.copyto(target, values, casting="no")
+
+
+def copy_bytes(source: memoryview, out: memoryview) -> None:
+    """Copy bytes between buffers of one size; other threads run meanwhile if it takes long."""
+    if source.nbytes:
+        np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def empty_bytes(nbytes: int) -> Bytes:
+    """Return a flat array of `nbytes` undefined bytes."""
+    return np.empty(nbytes, np.uint8)
+
+
+def bytes_in(view: memoryview) -> Bytes:
+    """Return a flat array over `view`, which must not be empty."""
+    return np.frombuffer(view, np.uint8)
+
+
+def _check_dtype(dtype: np.dtype[Any], path: str) -> str:
+    name = dtype.str
+    if numpy_itemsize(name) == dtype.itemsize and dtype.names is None:
+        return name
+    why = f"NumPy dtype {dtype} cannot be stored"
+    raise CannotStore(path, why, hint=_dtype_hint(dtype))
+
+
+def _dtype_hint(dtype: np.dtype[Any]) -> str:
+    if dtype.hasobject and dtype.kind == "O":
+        return "store a list, or an array of numbers or of fixed-length strings"
+    if dtype.names is not None:
+        return "store each field as an array of its own, e.g. {name: array[name] for name in array.dtype.names}"
+    if dtype.kind in "fc":
+        return "convert it with .astype(numpy.float64) or .astype(numpy.complex128)"
+    if dtype.kind == "T":
+        return "convert it to fixed-length strings with .astype('U')"
+    return "convert it to an array of numbers, dates or fixed-length strings"

@@ -1,0 +1,96 @@
+"""What to do about a value that cannot be stored; nothing is imported for it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import fractions
+import pathlib
+import random
+import types
+from collections import OrderedDict
+from typing import NoReturn
+
+from ckstore.errors import CannotStore
+
+_HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (enum.Enum, "store value.value or value.name"),
+    (OrderedDict, "store collections.OrderedDict(value)"),
+    (dict, "store dict(value), and make the class again after loading"),
+    (list, "store list(value)"),
+    (tuple, "store tuple(value)"),
+    (bool, "store bool(value)"),
+    (int, "store int(value)"),
+    (float, "store float(value)"),
+    (complex, "store complex(value)"),
+    (str, "store str(value)"),
+    ((bytes, bytearray, memoryview), "store bytes(value)"),
+    ((set, frozenset), "store sorted(value), a list"),
+    (range, "store list(value)"),
+    (pathlib.PurePath, "store str(value)"),
+    ((dt.date, dt.time), "store value.isoformat()"),
+    (dt.timedelta, "store value.total_seconds()"),
+    ((decimal.Decimal, fractions.Fraction), "store str(value)"),
+    (random.Random, "store value.getstate()"),
+    (
+        (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type),
+        "leave it out, or store its name",
+    ),
+    ((types.ModuleType, types.GeneratorType), "leave it out"),
+)
+_TORCH_HINTS = {
+    "torch.Size": "store tuple(value)",
+    "torch.dtype": "store str(value)",
+    "torch.device": "store str(value)",
+    "torch.layout": "store str(value)",
+    "torch._C.Generator": "store value.get_state()",
+    "torch.Generator": "store value.get_state()",
+    "torch.UntypedStorage": "store a tensor over it",
+    "torch.storage.UntypedStorage": "store a tensor over it",
+    "torch.storage.TypedStorage": "store a tensor over it",
+    "numpy.random._generator.Generator": "store value.bit_generator.state",
+    "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
+    "numpy.ma.MaskedArray": "store value.data and value.mask",
+}
+
+
+def refuse_value(value: object, path: str) -> NoReturn:
+    """Raise the error for a value whose type the format does not hold.
+
+    Raises:
+        CannotStore: Always.
+    """
+    raise CannotStore(path, f"{type_name(type(value))} cannot be stored", hint=_hint(value))
+
+
+def refuse_key(key: object, path: str) -> NoReturn:
+    """Raise the error for a key that is neither a string nor an integer.
+
+    Raises:
+        CannotStore: Always.
+    """
+    why = f"a key of type {type_name(type(key))}, {key!r:.60}, cannot be stored"
+    raise CannotStore(path, why, hint="keys are str or int; store a list of (key, value) pairs instead")
+
+
+def type_name(kind: type) -> str:
+    """Return the full name of a type, without the module for built-in ones."""
+    name = kind.__qualname__
+    return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
+
+
+def _hint(value: object) -> str:
+    name = type_name(type(value))
+    if name in _TORCH_HINTS:
+        return _TORCH_HINTS[name]
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return "store value._asdict(), or tuple(value)"
+    for kinds, hint in _HINTS:
+        if isinstance(value, kinds):
+            return hint
+    if not isinstance(value, type) and hasattr(type(value), "__array__"):
+        return "store numpy.asarray(value)"
+    if callable(getattr(value, "state_dict", None)):
+        return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"
+    return "store what it consists of, or give its class state_dict and load_state_dict"

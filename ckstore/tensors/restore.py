@@ -1,0 +1,183 @@
+"""Make a state of its nodes, its leaves and the memory of its storages.
+
+Takes manifests that `model.manifest_read` has checked. torch and NumPy are imported only for leaves of theirs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ckstore.model.manifest import LeafRecord, Node
+from ckstore.model.names import join_index, join_key
+from ckstore.model.nodes import decode_key, decode_scalar
+from ckstore.tensors.memory import StorageMemory, allocate
+
+Keep = Callable[[str], bool]
+_ABSENT = object()
+
+
+def build(
+    state: Node,
+    leaves: Sequence[LeafRecord],
+    memory: Callable[[int], StorageMemory],
+    *,
+    device: object = "cpu",
+    keep: Keep | None = None,
+) -> object:
+    """Return the value that `state` stands for.
+
+    Args:
+        state: The root node.
+        leaves: All leaves of the manifest.
+        memory: Gives the filled memory of a storage; asked once for each of `needed_storages`.
+        device: Where tensors are made; each storage is moved once, so what was tied stays tied.
+        keep: Says by name which leaves and plain values are wanted; None: all. The others are left
+            out of dicts, with the containers that would be empty, and None in lists and tuples.
+
+    Raises:
+        BadInput: The torch that is installed cannot hold one of the leaves.
+    """
+    made = LeafMaker(leaves, memory, device)
+    return build_with(state, made.leaf, leaves, keep)
+
+
+def build_with(
+    state: Node,
+    leaf: Callable[[int], object],
+    leaves: Sequence[LeafRecord],
+    keep: Keep | None = None,
+) -> object:
+    """Return the value that `state` stands for, with the leaves that `leaf` gives by their number."""
+    value = _Building(leaf, leaves, keep).value(state, "")
+    if value is _ABSENT:
+        return {} if isinstance(state, list) and state[0] in ("dict", "odict") else None
+    return value
+
+
+def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None = None) -> list[int]:
+    """Return the storages, by rising number, that `build` asks for with this `keep`."""
+    del state  # every leaf is named by exactly one node
+    needed = {leaf.storage for leaf in leaves if not is_empty(leaf) and (keep is None or keep(leaf.name))}
+    return sorted(needed)
+
+
+def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
+    """Return the tensor, array, bytes or string of a leaf.
+
+    Tensors and arrays share `memory`, which must be of the leaf's kind (`memory.allocate`) and
+    filled. On another `device` a tensor has a copy of its own.
+
+    Raises:
+        BadInput: The torch that is installed cannot hold the leaf.
+    """
+    return _make(leaf, _moved(leaf, memory, device))
+
+
+def is_empty(leaf: LeafRecord) -> bool:
+    """Whether a leaf has no elements, so that it needs no storage."""
+    return 0 in leaf.shape
+
+
+class LeafMaker:
+    """Makes leaves, and asks once for each storage."""
+
+    def __init__(
+        self, leaves: Sequence[LeafRecord], memory: Callable[[int], StorageMemory], device: object = "cpu"
+    ) -> None:
+        self._leaves = leaves
+        self._memory = memory
+        self._device = device
+        self._got: dict[int, StorageMemory] = {}
+
+    def leaf(self, index: int) -> object:
+        """Return the value of leaf `index`."""
+        leaf = self._leaves[index]
+        if is_empty(leaf):
+            return make_leaf(leaf, allocate(leaf.kind, 0), self._device)
+        memory = self._got.get(leaf.storage)
+        if memory is None:
+            memory = _moved(leaf, self._memory(leaf.storage), self._device)
+            self._got[leaf.storage] = memory
+        return _make(leaf, memory)
+
+
+def _moved(leaf: LeafRecord, memory: StorageMemory, device: object) -> StorageMemory:
+    if leaf.kind != "torch" or device == "cpu":
+        return memory
+    from ckstore.tensors import torch_leaves
+
+    return StorageMemory(torch_leaves.to_device(memory.owner, device), memory.view)
+
+
+def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
+    if leaf.kind == "torch":
+        from ckstore.tensors import torch_leaves
+
+        return torch_leaves.make_tensor(leaf, memory.owner)
+    if leaf.kind == "numpy":
+        from ckstore.tensors import numpy_leaves
+
+        return numpy_leaves.make_array(leaf, memory.owner)
+    data = bytes(memory.view)
+    return data if leaf.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+
+
+class _Building:
+    """One walk down the nodes. Names are made only if somebody selects by them."""
+
+    def __init__(self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None) -> None:
+        self._leaf = leaf
+        self._leaves = leaves
+        self._keep = keep
+
+    def value(self, node: Node, path: str) -> Any:
+        tag = node[0] if isinstance(node, list) else None
+        if tag in ("list", "tuple"):
+            return self._sequence(node, path)
+        if tag == "dict":
+            return self._dict({}, node[1], path)
+        if tag == "odict":
+            return self._ordered(node, path)
+        if self._keep is not None:
+            name = self._leaves[node[1]].name if tag == "leaf" else path
+            if not self._keep(name):
+                return _ABSENT
+        if tag == "leaf":
+            return self._leaf(node[1])
+        if tag == "numpy":
+            from ckstore.tensors import numpy_leaves
+
+            return numpy_leaves.decode_scalar(node[1], node[2])
+        return decode_scalar(node)
+
+    def _sequence(self, node: Node, path: str) -> Any:
+        if self._keep is None:
+            items = [self.value(item, "") for item in node[1]]
+        else:
+            items = [self.value(item, join_index(path, i)) for i, item in enumerate(node[1])]
+            if all(item is _ABSENT for item in items):
+                return _ABSENT
+            items = [None if item is _ABSENT else item for item in items]
+        return tuple(items) if node[0] == "tuple" else items
+
+    def _dict(self, out: dict[Any, Any], pairs: Iterable[Any], path: str) -> Any:
+        for own, node in pairs:
+            key = decode_key(own)
+            if self._keep is None:
+                out[key] = self.value(node, "")
+                continue
+            name = join_key(path, key) if isinstance(key, str) else join_index(path, key)
+            value = self.value(node, name)
+            if value is not _ABSENT:
+                out[key] = value
+        return _ABSENT if self._keep is not None and not out else out
+
+    def _ordered(self, node: Node, path: str) -> Any:
+        out = self._dict(OrderedDict(), node[1], path)
+        if out is not _ABSENT and node[2] is not None:
+            # Attributes have no names to select by; they go with their dict.
+            attributes: Any = _Building(self._leaf, self._leaves, None).value(node[2], "")
+            vars(out).update(attributes)
+        return out

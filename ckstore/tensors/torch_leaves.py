@@ -1,0 +1,232 @@
+"""Tensors as leaves, and back. Imported only when torch is there and a state has tensors.
+
+A storage of ours keeps the part of a live storage that tensors of the state look at. A lone tensor
+keeps its elements and no more; tensors that share memory keep what they cover together
+(`layout.keep_parts`). Nothing is copied here but what cannot be told by strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeGuard
+
+import torch
+
+from ckstore.errors import BadInput, CannotStore
+from ckstore.model.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest import LeafRecord
+from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.source import ByteSource
+from ckstore.tensors.torch_refusals import refuse_tensor
+from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
+
+DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Admitted:
+    """A tensor of the state that can be stored.
+
+    Attributes:
+        name: Its path in the state.
+        tensor: Strided, on the CPU or a CUDA device, without pending conjugation or negation.
+        dtype: Its name in the format.
+        itemsize: Bytes of an element.
+        start, stop: The bytes of its storage that its elements span; equal if it has none.
+        memory: Equal for tensors that share memory; None if it has no elements.
+        watched: The tensor of the state and its version when it was captured; None: not counted.
+    """
+
+    __slots__ = ("dtype", "itemsize", "memory", "name", "start", "stop", "storage", "tensor", "watched")
+
+    def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
+        self.name = name
+        self.tensor = tensor
+        self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
+        self.dtype = DTYPE_NAMES[tensor.dtype]
+        self.itemsize = TORCH_ITEMSIZE[self.dtype]
+        self.storage = _storage_of(tensor, name)
+        self.memory: Hashable = None
+        self.start = self.stop = 0
+        if tensor.numel():
+            self.start = int(tensor.storage_offset()) * self.itemsize
+            if tensor.is_contiguous():
+                self.stop = self.start + tensor.numel() * self.itemsize
+            else:
+                span = span_elements(tensor.shape, tensor.stride())
+                self.stop = self.start + span * self.itemsize
+            if self.stop > self.storage.nbytes():
+                found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
+                hint = "its memory was freed (FSDP, offloading); gather it before saving"
+                raise CannotStore(name, f"a tensor without its memory: {found}", hint=hint)
+            place: object = "cpu" if tensor.is_cpu else tensor.device
+            self.memory = (place, self.storage.data_ptr())
+
+
+class Admission:
+    """Admits the tensors of one state. A tensor that has to be copied is copied once."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def admit(self, tensor: torch.Tensor, path: str) -> Admitted:
+        """Return a tensor of the state, ready to be placed.
+
+        Raises:
+            CannotStore: The format does not hold such a tensor; the hint says what to do.
+        """
+        kind = type(tensor)
+        if (
+            (kind is not torch.Tensor and kind is not torch.nn.Parameter)
+            or tensor.layout is not torch.strided
+            or tensor.dtype not in DTYPE_NAMES
+            or tensor.is_nested
+            or _has_names(tensor)
+        ):
+            refuse_tensor(tensor, path)
+        if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+            return Admitted(path, tensor, tensor)
+        if tensor.device.type == "meta":
+            refuse_tensor(tensor, path)
+        if tensor.device.type == "cuda" and not tensor.is_conj() and not tensor.is_neg():
+            return Admitted(path, tensor, tensor)
+        return Admitted(path, self._copy(tensor), tensor)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._copies.get(id(tensor))
+        if kept is None:
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            kept = tensor, plain if plain.device.type in ("cpu", "cuda") else plain.cpu()
+            self._copies[id(tensor)] = kept  # with the tensor, so that its id stays its own
+        return kept[1]
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether `value` is a tensor, of whatever class."""
+    return isinstance(value, torch.Tensor)
+
+
+def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
+    """Return the source and the leaves of tensors that share a memory, or of one alone.
+
+    Args:
+        members: All tensors of the state with the same `memory`.
+        storage: The index that the storage will have.
+    """
+    if len(members) > 1:
+        return _place_shared(members, storage)
+    lone = members[0]
+    tensor, strides = lone.tensor, None
+    start, stop = lone.start, lone.stop
+    if not tensor.is_contiguous():
+        if stop - start <= tensor.numel() * lone.itemsize:
+            strides = tensor.stride()
+        else:
+            tensor = _contiguous(tensor)
+            start, stop = 0, tensor.numel() * lone.itemsize
+    watched = () if lone.watched is None else (lone.watched,)
+    source = TorchSource(lone.name, tensor.untyped_storage(), start, stop - start, watched)
+    return source, [LeafRecord(lone.name, "torch", lone.dtype, tuple(tensor.shape), storage, 0, strides)]
+
+
+def wait_for_devices(members: Sequence[Admitted]) -> None:
+    """Wait until what was queued on the devices of `members` has been computed.
+
+    Their bytes are read on other streams, which would not wait.
+    """
+    for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
+        torch.cuda.synchronize(device)
+
+
+def make_tensor(leaf: LeafRecord, owner: object) -> torch.Tensor:
+    """Return the tensor of a leaf; it shares the memory of `owner`, and lies on its device.
+
+    Raises:
+        BadInput: This torch lacks the dtype, or the leaf is not aligned to its elements.
+    """
+    if leaf.dtype not in _DTYPES:
+        msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
+        raise BadInput(msg, hint="install a newer torch")
+    dtype = _DTYPES[leaf.dtype]
+    memory = _checked(owner)
+    tensor = _no_elements(dtype, memory.device)
+    if 0 in leaf.shape:
+        return tensor.resize_(leaf.shape)
+    offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
+    if rest:
+        raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, which {leaf.dtype} cannot")
+    strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
+    return tensor.set_(memory.untyped_storage(), offset, leaf.shape, strides)
+
+
+def to_device(owner: object, device: object) -> torch.Tensor:
+    """Return the flat tensor `owner` on `device`: itself, or a copy."""
+    target: Any = device
+    return _checked(owner).to(target)
+
+
+def empty_bytes(nbytes: int) -> torch.Tensor:
+    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def bytes_in(view: memoryview) -> torch.Tensor:
+    """Return a flat tensor over `view`, which must not be empty and stays exported with it."""
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
+    align_bytes = max(member.itemsize for member in members)
+    parts, size = keep_parts(((m.start, m.stop) for m in members), align_bytes)
+    # Two storages at one address need not be equally long (torch.from_numpy of two slices).
+    live = max((member.storage for member in members), key=lambda s: s.nbytes())
+    watched = [member.watched for member in members if member.watched is not None]
+    leaves = []
+    for member in members:
+        part = part_at(parts, member.start)
+        offset = part.place + member.start - part.start
+        strides = None if member.tensor.is_contiguous() else member.tensor.stride()
+        shape = tuple(member.tensor.shape)
+        leaves.append(LeafRecord(member.name, "torch", member.dtype, shape, storage, offset, strides))
+    name = members[0].name
+    sources = [TorchSource(name, live, part.start, part.stop - part.start, ()) for part in parts]
+    if len(parts) == 1 and parts[0].place == 0:
+        sources[0].watched = tuple(watched)
+        return sources[0], leaves
+    places = [part.place for part in parts]
+    return GappedSource(name, size, places, sources, tuple(watched)), leaves
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    bits = _BITS.get(tensor.element_size())  # moving bits works for every dtype, and warns for none
+    plain = tensor.detach()
+    return (plain if bits is None else plain.view(bits)).contiguous()
+
+
+def _storage_of(tensor: torch.Tensor, path: str) -> torch.UntypedStorage:
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+    except (NotImplementedError, RuntimeError) as error:
+        why = f"a tensor without memory of its own: {error}"
+        hint = "store value.clone(), outside of torch.func transformations"
+        raise CannotStore(path, why, hint=hint) from error
+    return storage
+
+
+def _has_names(tensor: torch.Tensor) -> bool:
+    named = getattr(tensor, "has_names", None)  # gone from torch 2.12 on
+    return named is not None and bool(named())
+
+
+def _no_elements(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if dtype is torch.complex32:  # torch.empty would warn that it is experimental; holding it is not
+        return torch.empty(0, dtype=torch.float16, device=device).view(dtype)
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _checked(owner: object) -> torch.Tensor:
+    if not isinstance(owner, torch.Tensor):
+        raise BadInput(f"the memory of a tensor must be a tensor, got {type(owner).__qualname__}")
+    return owner

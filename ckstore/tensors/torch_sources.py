@@ -1,0 +1,123 @@
+"""The bytes of tensors that are to be saved, read from their live memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import torch
+
+from ckstore.tensors.numpy_leaves import copy_bytes
+
+Watched = tuple[torch.Tensor, int]
+"""A tensor of the state, and its version when the state was captured."""
+
+
+class TorchSource:
+    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive.
+
+    Attributes:
+        watched: The tensors whose versions tell of modifications.
+    """
+
+    __slots__ = ("_bytes", "_start", "_storage", "_view", "name", "nbytes", "watched")
+
+    def __init__(
+        self,
+        name: str,
+        storage: torch.UntypedStorage,
+        start: int,
+        nbytes: int,
+        watched: tuple[Watched, ...],
+    ) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.watched = watched
+        self._storage = storage
+        self._start = start
+        self._bytes: torch.Tensor | None = None
+        self._view: memoryview | None = None
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return these bytes, uncopied; None on another device than the CPU."""
+        if self._view is None:
+            flat = self._flat()
+            if not flat.is_cpu:
+                return None
+            self._view = flat.numpy().data.toreadonly()
+        return self._view[start:stop]
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes into `out`, from the device if they are on one."""
+        live = self.view(start, stop)
+        if live is not None:
+            copy_bytes(live, out)
+        elif stop > start:
+            torch.frombuffer(out, dtype=torch.uint8).copy_(self._flat()[start:stop])
+
+    def changed(self) -> bool:
+        """Whether a tensor was modified since the capture, as far as torch counts it."""
+        return was_changed(self.watched)
+
+    def _flat(self) -> torch.Tensor:
+        # Made late: a state of 50,000 tensors is captured faster, and a save may not need to read.
+        if self._bytes is None:
+            empty = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
+            self._bytes = empty.set_(self._storage, self._start, (self.nbytes,), (1,))
+        return self._bytes
+
+
+class GappedSource:
+    """Ranges of a live storage laid one after another, with zeros between; see `source.ByteSource`."""
+
+    __slots__ = ("_places", "_sources", "name", "nbytes", "watched")
+
+    def __init__(
+        self,
+        name: str,
+        nbytes: int,
+        places: Sequence[int],
+        sources: Sequence[TorchSource],
+        watched: tuple[Watched, ...],
+    ) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.watched = watched
+        self._places = places
+        self._sources = sources
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return these bytes, uncopied; None if they are not all in one range, on the CPU."""
+        at = bisect_right(self._places, start) - 1
+        if at < 0 or stop > self._places[at] + self._sources[at].nbytes:
+            return None
+        return self._sources[at].view(start - self._places[at], stop - self._places[at])
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes into `out`, zeros where there is a gap."""
+        done = start
+        first = max(bisect_right(self._places, start) - 1, 0)
+        for place, source in zip(self._places[first:], self._sources[first:], strict=True):
+            if place >= stop:
+                break
+            low, high = max(place, start), min(place + source.nbytes, stop)
+            if low >= high:  # `start` lies in the gap behind it
+                continue
+            out[done - start : low - start] = bytes(low - done)
+            source.read_into(low - place, high - place, out[low - start : high - start])
+            done = high
+        out[done - start :] = bytes(stop - done)
+
+    def changed(self) -> bool:
+        """Whether a tensor was modified since the capture, as far as torch counts it."""
+        return was_changed(self.watched)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often torch saw `tensor` modified in place; inference tensors do not count."""
+    return tensor._version  # noqa: SLF001 - no other name for it, and torch documents this one
+
+
+def was_changed(watched: tuple[Watched, ...]) -> bool:
+    """Whether torch counted a modification of one of these tensors."""
+    return any(version_of(tensor) != version for tensor, version in watched)
