@@ -14,6 +14,7 @@ from ckstore.errors import BadInput
 from ckstore.model.digest import is_digest
 from ckstore.model.document import decimal_of_int, int_of_decimal, is_big_decimal, refuse, shown
 from ckstore.model.manifest import SAFE_INT, Description
+from ckstore.model.nodes import fits_json
 
 METADATA_MAX_DEPTH = 100
 """Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
@@ -49,7 +50,7 @@ def describe(
             f"parent: wanted the id of a checkpoint or None, got {shown(parent)}",
             hint="CheckpointInfo.id is one",
         )
-    return Description(_metrics(metrics), encode_metadata(metadata), str(message), parent)
+    return Description(_metrics(metrics), encode_metadata(metadata), _text(message, "message"), parent)
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -143,7 +144,17 @@ def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, int | float]:
 def _key(name: object, path: str) -> str:
     if not isinstance(name, str):
         raise BadInput(f"{path}: wanted str keys, got {_kind(name)} {shown(name)}", hint="str(key)")
-    return str.__str__(name)  # a member of a str enum as what it is, not as Colour.RED
+    return _text(name, path)
+
+
+def _text(text: str, path: str) -> str:
+    if not fits_json(text):
+        raise BadInput(
+            f"{path}: wanted a str that JSON can hold, got two surrogates that JSON makes one "
+            f"character of: {shown(text)}",
+            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') makes it one, too",
+        )
+    return str.__str__(text)  # a member of a str enum as what it is, not as Colour.RED
 
 
 def _number(value: Any, name: str) -> int | float:
@@ -152,34 +163,23 @@ def _number(value: Any, name: str) -> int | float:
     path = f"metrics[{name!r}]"
     # By name, since NumPy and torch are not known here; both turn True into 1.0 without a word.
     dtype = str(getattr(value, "dtype", ""))
-    if (
-        isinstance(value, bool)
-        or not hasattr(value, "__float__")
-        or dtype.endswith("bool")
-        or "complex" in dtype
-    ):
-        raise BadInput(
-            f"{path}: wanted a real number, got {_kind(value)} {shown(value)}", hint=_NUMBER_HINT
-        )
+    if isinstance(value, bool) or not hasattr(value, "__float__") or dtype.endswith("bool") or "complex" in dtype:
+        raise BadInput(f"{path}: wanted a real number, got {_kind(value)} {shown(value)}", hint=_NUMBER_HINT)
     if tuple(getattr(value, "shape", ())) != ():
-        raise BadInput(
-            f"{path}: wanted one number, got the shape {tuple(value.shape)}", hint=_NUMBER_HINT
-        )
+        raise BadInput(f"{path}: wanted one number, got the shape {tuple(value.shape)}", hint=_NUMBER_HINT)
     if hasattr(value, "detach"):
         value = value.detach()  # float() of a loss that requires grad warns
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise BadInput(
-            f"{path}: wanted a real number, got {_kind(value)}: {error}", hint=_NUMBER_HINT
-        ) from error
+        raise BadInput(f"{path}: wanted a real number, got {_kind(value)}: {error}", hint=_NUMBER_HINT) from error
 
 
 def _encoded(value: Any, path: str, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return _text(value, path)
     if isinstance(value, int):
         plain = int(value)
         return plain if -SAFE_INT <= plain <= SAFE_INT else {"$int": decimal_of_int(plain)}
@@ -188,15 +188,11 @@ def _encoded(value: Any, path: str, depth: int) -> Any:
         return number if math.isfinite(number) else {"$float": str(number)}
     if isinstance(value, (list, tuple, dict)):
         if depth >= METADATA_MAX_DEPTH:
-            raise BadInput(
-                f"{path[:200]}…: wanted at most {METADATA_MAX_DEPTH} levels, got more (or a cycle)"
-            )
+            raise BadInput(f"{path[:200]}…: wanted at most {METADATA_MAX_DEPTH} levels, got more (or a cycle)")
         if isinstance(value, dict):
             return _encoded_dict(value, path, depth + 1)
         return [_encoded(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    raise BadInput(
-        f"{path}: wanted a JSON-like value, got {_kind(value)} {shown(value)}", hint=_JSON_HINT
-    )
+    raise BadInput(f"{path}: wanted a JSON-like value, got {_kind(value)} {shown(value)}", hint=_JSON_HINT)
 
 
 def _encoded_dict(value: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
@@ -204,8 +200,6 @@ def _encoded_dict(value: Mapping[str, Any], path: str, depth: int) -> dict[str, 
     for key, item in value.items():
         name = _key(key, path)
         if name.startswith("$"):
-            raise BadInput(
-                f"{path}: a key may not start with $, got {name!r}", hint="rename the key"
-            )
+            raise BadInput(f"{path}: a key may not start with $, got {name!r}", hint="rename the key")
         out[name] = _encoded(item, f"{path}[{name!r}]", depth)
     return out

@@ -43,9 +43,20 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
-def refuse(where: str, what: str, wanted: str, found: object) -> NoReturn:
-    """Raise the error for content that is not as the format says."""
-    raise BadInput(f"{where}: {what}: wanted {wanted}, found {shown(found)}")
+def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:
+    """Raise the error for content that is not as the format says.
+
+    Args:
+        where: What is read: a path, usually.
+        what: The part of it.
+        wanted: What the format says.
+        found: The value that is there; with `words`, what to say of it.
+        words: See `found`.
+
+    Raises:
+        BadInput: Always.
+    """
+    raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
 
 def is_big_decimal(text: object) -> bool:

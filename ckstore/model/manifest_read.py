@@ -100,12 +100,7 @@ def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
     """Return the id and the bytes of the manifest proper, which agree."""
     end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
     start = end + len(_MIDDLE)
-    if not (
-        data.startswith(_HEAD)
-        and end > 0
-        and data.startswith(_MIDDLE, end)
-        and data.endswith(_TAIL)
-    ):
+    if not (data.startswith(_HEAD) and end > 0 and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
         wanted = '{"digest":"…","manifest":…} and a line feed'
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
         raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
@@ -115,9 +110,7 @@ def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
     body = memoryview(data)[start : len(data) - len(_TAIL)]
     found = algorithm_of(claimed).digest(body)
     if found != claimed:
-        raise DamagedBlob(
-            f"{where}: the manifest is damaged: wanted the digest {claimed}, found {found}"
-        )
+        raise DamagedBlob(f"{where}: the manifest is damaged: wanted the digest {claimed}, found {found}")
     return claimed, body
 
 
@@ -140,7 +133,7 @@ class _Reader:
         storages = self.storages(blobs)
         leaves = self.leaves(storages)
         if "state" not in members:
-            refuse(self.where, "state", "a node", "no such member")
+            refuse(self.where, "state", "a node", "no such member", words=True)
         check_state(members["state"], leaves, self.where)
         logical_bytes = self.integer("logical_bytes")
         total = sum(storage.nbytes for storage in storages)
@@ -213,9 +206,7 @@ class _Reader:
             elif type(value) is int or type(value) is float:
                 decoded[name] = value
             else:
-                refuse(
-                    self.where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value
-                )
+                refuse(self.where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value)
         return decoded
 
     # ------------------------------------------------------------------ bytes
@@ -275,9 +266,7 @@ class _Reader:
         if type(blob) is not int or not 0 <= blob < len(sizes):
             refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
         if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
-            refuse(
-                self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item
-            )
+            refuse(self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item)
         if offset + length > sizes[blob]:
             wanted = f"an end within the {sizes[blob]} bytes of its blob"
             refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)
@@ -342,7 +331,7 @@ class _Reader:
         if offset + low < 0 or (high and offset + high > storage_bytes):
             wanted = f"elements within the {storage_bytes} bytes of its storage"
             found = f"bytes {offset + low} to {offset + high}"
-            refuse(self.where, f"leaf {shown(name)}", wanted, found)
+            refuse(self.where, f"leaf {shown(name)}", wanted, found, words=True)
         return dtype, shape, strides
 
     def sizes_of(self, shape: Any, name: str, kind: str) -> tuple[int, ...]:
@@ -369,9 +358,7 @@ class _Reader:
         return tuple(strides)
 
 
-def _span_bytes(
-    shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int
-) -> tuple[int, int]:
+def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> tuple[int, int]:
     """Return where the elements begin and end, from the first one; (0, 0) if there is none."""
     if strides is None:
         count = 1

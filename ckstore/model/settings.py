@@ -66,9 +66,7 @@ class StoreSettings:
 
 def _check_uuid(uuid: object) -> None:
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
-        raise BadInput(
-            f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r}"
-        )
+        raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r}")
 
 
 def check_chunk_bytes(chunk_bytes: object) -> int:
@@ -105,7 +103,7 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
     wanted = ("uuid", "hash", "chunk_bytes", "created")
     missing = [name for name in wanted if name not in members]
     if missing:
-        refuse(where, "the members", ", ".join(wanted), f"no {', '.join(missing)}")
+        refuse(where, "the members", ", ".join(wanted), f"no {', '.join(missing)}", words=True)
     try:
         return StoreSettings(**{name: members[name] for name in wanted})
     except BadInput as error:

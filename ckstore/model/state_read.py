@@ -34,7 +34,7 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str) -> None:
     walk.down([(None, state)])
     if not all(walk.named):
         name = leaves[walk.named.index(False)].name
-        refuse(where, "state", f"one node that names the leaf {shown(name)}", "none")
+        refuse(where, "state", f"one node that names the leaf {shown(name)}", "none", words=True)
 
 
 class _Place:
@@ -123,15 +123,11 @@ class _Walk:
             self.refuse(place, key, f"an index below {len(self.leaves)}", index)
         name = place.child(key)
         if place.leafless:
-            self.refuse(
-                place, key, "no leaf among the attributes of a dict", self.leaves[index].name
-            )
+            self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
         if self.leaves[index].name != name:
-            self.refuse(
-                place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name
-            )
+            self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
         if self.named[index]:
-            self.refuse(place, key, "each leaf named by one node", f"leaf {index} again")
+            self.refuse(place, key, "each leaf named by one node", f"leaf {index} again", words=True)
         self.named[index] = True
 
     def pairs(self, node: list[Any], place: _Place, key: Any) -> _Children:
@@ -150,7 +146,7 @@ class _Walk:
             else:
                 self.refuse(place, key, 'a string, an integer or ["int", …] as key', own)
         if len(seen) != len(pairs):
-            self.refuse(place, key, "each key once", f"{len(pairs)} keys, {len(seen)} different")
+            self.refuse(place, key, "each key once", f"{len(seen)} of {len(pairs)}", words=True)
         if node[0] == "dict":
             return pairs
         attributes = node[2]
@@ -158,8 +154,8 @@ class _Walk:
             self.refuse(place, key, "attributes that are null or a dict", attributes)
         return [*pairs, (_ATTRIBUTES, attributes)]
 
-    def refuse(self, place: _Place, key: Any, wanted: str, found: object) -> NoReturn:
-        refuse(self.where, f"state at {shown(place.child(key))}", wanted, found)
+    def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
+        refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)
 
 
 def _is_float(x: Any) -> bool:
