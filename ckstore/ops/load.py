@@ -10,7 +10,6 @@ from ckstore.errors import BadInput
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read import map_memories, read_memories, read_storages
-from ckstore.tensors.into import plan_into
 from ckstore.tensors.restore import build, needed_storages
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
@@ -64,6 +63,8 @@ def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap
 
 def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, verify: bool) -> LoadReport:
     """Read the state of an open checkpoint into `target`; see `ckstore.Store.load_into`."""
+    from ckstore.tensors.into import plan_into
+
     manifest = directory.manifest
     plan = plan_into(target, manifest.state, manifest.leaves)
     if plan.mismatched:

@@ -33,7 +33,7 @@ from ckstore.objects.publish import IfExists, Outcome
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim
 from ckstore.ops.admission import check_space
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, state_changed, store_sources
 from ckstore.tensors.capture import Captured, capture
@@ -155,15 +155,13 @@ def _manifest(context: Context, captured: Captured, stored: Stored, request: Req
 
 
 def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Point the tags to the committed checkpoint, as far as that works; the save does not fail any more."""
-    written = []
+    """Point the tags to the committed checkpoint, as far as that works: the save does not fail any more. Return what it has."""
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
         except OSError:  # the returned info says which tags there are
             continue
-        written.append(tag)
-    return tuple(sorted(written))
+    return tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
 
 
 def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> bool:

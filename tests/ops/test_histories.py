@@ -1,0 +1,163 @@
+"""Any history of saves, deletes, reopenings and crashes, against a plain dict."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ckstore import Store
+from ckstore.errors import StepExists
+from tests.support.crashing import run_and_kill
+from tests.support.stores import check_links, check_store
+
+RUNS = st.sampled_from(["main", "b"])
+STEPS = st.integers(0, 4)
+BIG = st.integers(0, 3)
+SMALL = st.lists(st.integers(0, 5), max_size=4)
+PICK = st.integers(0, 20)
+IF_EXISTS = st.sampled_from(["error", "replace", "keep"])
+MIB = 2**20
+_BIG = [np.random.default_rng(seed).integers(0, 256, MIB + 10, dtype=np.uint8) for seed in range(4)]
+
+State = tuple[int, tuple[int, ...]]
+
+
+def state_of(what: State) -> dict[str, Any]:
+    big, small = what
+    return {"big": _BIG[big], "small": [np.full(50 + value, value, dtype=np.int16) for value in small]}
+
+
+def same(loaded: Any, what: State) -> bool:
+    wanted = state_of(what)
+    return np.array_equal(loaded["big"], wanted["big"]) and all(
+        np.array_equal(one, other) for one, other in zip(loaded["small"], wanted["small"], strict=True)
+    )
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize()
+    def make(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ckstore-history-"))
+        self.root = self.folder / "store"
+        self.store = Store.init(self.root, chunk_bytes=MIB)
+        self.model: dict[tuple[str, int], State] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            try:
+                Store.open(self.root)
+                check_store(self.root)
+            finally:
+                shutil.rmtree(self.folder)
+
+    @rule(run=RUNS, step=STEPS, big=BIG, small=SMALL, if_exists=IF_EXISTS)
+    def save(self, run: str, step: int, big: int, small: list[int], if_exists: Any) -> None:
+        what = (big, tuple(small))
+        there = self.model.get((run, step))
+        if there not in (None, what) and if_exists == "error":
+            with pytest.raises(StepExists):
+                self.store.save(state_of(what), step, run)
+            return
+        info = self.store.save(state_of(what), step, run, if_exists=if_exists)
+        assert info.catalogued
+        if there is None or if_exists == "replace":
+            self.model[run, step] = what
+
+    @rule(run=RUNS, big=BIG, small=SMALL)
+    def save_next(self, run: str, big: int, small: list[int]) -> None:
+        info = self.store.save(state_of((big, tuple(small))), run=run)
+        assert info.step == max((step for name, step in self.model if name == run), default=-1) + 1
+        self.model[run, info.step] = (big, tuple(small))
+        latest = self.store.latest()
+        assert latest is not None
+        assert latest.name == info.name
+
+    @rule(pick=PICK)
+    def delete(self, pick: int) -> None:
+        if not self.model:
+            return
+        run, step = self._picked(pick)
+        self.store.delete(f"{run}@{step}")
+        del self.model[run, step]
+
+    @rule()
+    def reopen(self) -> None:
+        self.store = Store.open(self.root)
+        check_store(self.root)
+
+    @rule(run=RUNS, step=STEPS, big=BIG, small=SMALL, if_exists=IF_EXISTS, at=st.integers(1, 30), before=st.booleans())
+    def crash_in_save(
+        self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool
+    ) -> None:
+        what = (big, tuple(small))
+        run_and_kill(lambda: self.store.save(state_of(what), step, run, if_exists=if_exists), at=at, before=before)
+        self.store = Store.open(self.root)
+        self._accept(run, step, what)
+
+    @rule(pick=PICK, at=st.integers(1, 12), before=st.booleans())
+    def crash_in_delete(self, pick: int, at: int, before: bool) -> None:
+        if not self.model:
+            return
+        run, step = self._picked(pick)
+        run_and_kill(lambda: self.store.delete(f"{run}@{step}"), at=at, before=before)
+        self.store = Store.open(self.root)
+        self._accept(run, step, None)
+
+    def _picked(self, pick: int) -> tuple[str, int]:
+        # What is drawn must not depend on the model: whether a cut call happened varies with the order of threads.
+        return sorted(self.model)[pick % len(self.model)]
+
+    def _accept(self, run: str, step: int, what: State | None) -> None:
+        """A call that was cut happened or did not; both are right, anything else is not."""
+        there = [info for info in self.store.checkpoints() if (info.run, info.step) == (run, step)]
+        before = self.model.get((run, step))
+        if not there:
+            assert before is None or what is None
+            self.model.pop((run, step), None)
+            return
+        loaded = self.store.load(there[0])
+        if what is not None and same_shape(loaded, what) and same(loaded, what):
+            self.model[run, step] = what
+        else:
+            assert before is not None
+            assert same(loaded, before)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        check_links(self.root)
+        infos = self.store.checkpoints()
+        assert {(info.run, info.step) for info in infos} == set(self.model)
+        sequences = [info.sequence for info in infos]
+        assert sequences == sorted(set(sequences))
+
+    @rule(pick=PICK)
+    def load(self, pick: int) -> None:
+        if not self.model:
+            return
+        run, step = self._picked(pick)
+        assert same(self.store.load(f"{run}@{step}"), self.model[run, step])
+
+
+def same_shape(loaded: Any, what: State) -> bool:
+    return len(loaded["small"]) == len(what[1])
+
+
+@pytest.mark.property
+@pytest.mark.slow
+def test_any_history_leaves_what_a_dict_would_and_counts_that_agree() -> None:
+    profile = settings(
+        max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(Histories, settings=profile)  # type: ignore[no-untyped-call]

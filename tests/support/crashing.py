@@ -1,0 +1,54 @@
+"""Kill a process at a chosen call of the filesystem seam: fork, count the calls, `_exit` before or after one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ckstore.fs import files, links
+
+_SEAM = {
+    links: ("link", "rename", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),
+    files: ("create_blob", "create_file", "sync_directory"),
+}
+KILLED = 77
+
+
+def run_and_kill(work: Callable[[], object], *, at: int, before: bool) -> bool:
+    """Run `work` in a forked child that dies at its `at`-th change of the filesystem; return whether it died there."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _arm(at, before)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, 1, KILLED), code
+    return code == KILLED
+
+
+def _arm(at: int, before: bool) -> None:
+    calls = 0
+
+    def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            mine = calls == at
+            if mine and before:
+                os._exit(KILLED)
+            result = original(*args, **kwargs)
+            if mine:
+                os._exit(KILLED)
+            return result
+
+        return call
+
+    for module, names in _SEAM.items():
+        for name in names:
+            setattr(module, name, wrapped(getattr(module, name)))
