@@ -108,8 +108,10 @@ class _Bytes:
         extents = []
         for start in range(0, nbytes, cut_bytes):
             length = min(cut_bytes, nbytes - start)
-            self.blobs.append(BlobRecord(XXH3.digest(f"{piece}{start}".encode()), 64 + length))
-            extents.append(Extent(piece, len(self.blobs) - 1, 64, length))
+            blob = BlobRecord(XXH3.digest(f"{piece}{start}{length}".encode()), 64 + length)
+            if blob not in self.blobs:
+                self.blobs.append(blob)
+            extents.append(Extent(piece, self.blobs.index(blob), 64, length))
         self.storages.append(StorageRecord(nbytes, tuple(extents)))
         return len(self.storages) - 1
 
@@ -124,8 +126,9 @@ def leaf_records(draw: st.DrawFn, name: str, made: _Bytes) -> LeafRecord:
     table = TORCH_ITEMSIZE if kind == "torch" else NUMPY_ITEMSIZE
     dtype = draw(st.sampled_from(sorted(table)))
     itemsize = table[dtype]
-    shape = tuple(draw(st.lists(st.integers(0, 3) | st.just(2000), max_size=3)))
-    strided = draw(st.booleans())
+    sizes: st.SearchStrategy[int] = st.integers(0, 3) | st.just(2000)
+    shape = tuple(draw(st.lists(sizes, max_size=3)))
+    strided: bool = draw(st.booleans())
     strides: tuple[int, ...] | None = None
     reach = math.prod(shape)
     if strided:
@@ -134,7 +137,8 @@ def leaf_records(draw: st.DrawFn, name: str, made: _Bytes) -> LeafRecord:
     offset = itemsize * draw(st.integers(0, 3))
     need = offset + reach * itemsize if math.prod(shape) else 0
     fitting = [i for i, s in enumerate(made.storages) if s.nbytes >= need]
-    if fitting and draw(st.booleans()):
+    shared: bool = draw(st.booleans())
+    if fitting and shared:
         storage = draw(st.sampled_from(fitting))
     else:
         cut_bytes = MIB * draw(st.integers(1, 2))
