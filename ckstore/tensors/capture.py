@@ -6,7 +6,6 @@ torch and NumPy are not imported here: a value can only be theirs if somebody el
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,12 @@ from ckstore.errors import CannotStore
 from ckstore.model.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
 from ckstore.model.names import join_index, join_key
 from ckstore.model.nodes import encode_bytes, encode_complex, encode_float, encode_int, fits_json
+from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_tensor
 from ckstore.tensors.refusals import refuse_key, refuse_value
 from ckstore.tensors.source import ByteSource, BytesSource, Captured
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
-    from ckstore.tensors.numpy_leaves import ArrayParts
     from ckstore.tensors.torch_leaves import Admission, Admitted
 
 __all__ = ["Captured", "capture"]
@@ -160,20 +159,14 @@ class _Walk:
         return node
 
     def _foreign(self, value: Any, path: str, depth: int) -> Node:
-        if "torch" in sys.modules:
-            from ckstore.tensors import torch_leaves
-
-            if torch_leaves.is_tensor(value):
-                if self._admission is None:
-                    self._admission = torch_leaves.Admission()
-                return self._tensor(self._admission.admit(value, path))
-        if "numpy" in sys.modules:
+        if is_tensor(value):
+            return self._tensor(value, path)
+        if is_array(value):
+            return self._array(value, path)
+        if is_numpy_scalar(value):
             from ckstore.tensors import numpy_leaves
 
-            if numpy_leaves.is_array(value):
-                return self._array(numpy_leaves.take_apart(value, path), path)
-            if numpy_leaves.is_scalar(value):
-                return numpy_leaves.encode_scalar(value, path)
+            return numpy_leaves.encode_scalar(value, path)
         if not isinstance(value, dict | list | tuple) and is_stateful(value):
             if id(value) in self._open:
                 why = "contains itself and cannot be stored"
@@ -184,7 +177,12 @@ class _Walk:
             return node
         return refuse_value(value, path)
 
-    def _tensor(self, admitted: Admitted) -> Node:
+    def _tensor(self, value: Any, path: str) -> Node:
+        if self._admission is None:
+            from ckstore.tensors import torch_leaves
+
+            self._admission = torch_leaves.Admission()
+        admitted = self._admission.admit(value, path)
         storage = self._memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
             storage = self._next_storage()
@@ -194,7 +192,10 @@ class _Walk:
         self._tensors[storage].append((index, admitted))
         return ["leaf", index]
 
-    def _array(self, parts: ArrayParts, path: str) -> Node:
+    def _array(self, value: Any, path: str) -> Node:
+        from ckstore.tensors import numpy_leaves
+
+        parts = numpy_leaves.take_apart(value, path)
         return self._alone(
             LeafRecord(path, "numpy", parts.dtype, parts.shape, self.storage_count, 0, parts.strides),
             parts.source,

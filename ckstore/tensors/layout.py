@@ -24,6 +24,21 @@ class Part:
     place: int
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory of the process that the elements of one tensor or array fill, without a gap.
+
+    Attributes:
+        address: Of its first byte.
+        nbytes: Its size.
+        memory: Its bytes, writable.
+    """
+
+    address: int
+    nbytes: int
+    memory: memoryview
+
+
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in elements, of a contiguous row-major tensor, as torch gives them."""
     strides = []
@@ -82,3 +97,21 @@ def part_at(parts: Sequence[Part], start: int) -> Part:
     if at < 0 or parts[at].stop <= start:
         raise ValueError(f"no part holds byte {start}")
     return parts[at]
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill one row of memory: none shares its place, nothing lies between."""
+    expected = 1
+    for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether there are fewer places in memory than elements (`expand`)."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    return span_elements(shape, strides) < elements

@@ -11,7 +11,7 @@ from ckstore.errors import CannotStore
 from ckstore.model.dtypes import numpy_itemsize
 from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.nodes import bytes_of_text, text_of_bytes
-from ckstore.tensors.layout import row_major
+from ckstore.tensors.layout import Region, row_major
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -82,14 +82,13 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8)))
 
 
-def make_array(leaf: LeafRecord, owner: object) -> npt.NDArray[Any]:
-    """Return the array of a leaf; it shares the memory of `owner`."""
+def make_array(leaf: LeafRecord, memory: memoryview) -> npt.NDArray[Any]:
+    """Return the array of a leaf; it shares `memory`, the bytes of its storage."""
     dtype = np.dtype(leaf.dtype)
     if 0 in leaf.shape:
         return np.empty(leaf.shape, dtype)
     steps = None if leaf.strides is None else tuple(s * dtype.itemsize for s in leaf.strides)
-    buffer: Any = owner
-    return np.ndarray(leaf.shape, dtype, buffer, leaf.offset, steps)
+    return np.ndarray(leaf.shape, dtype, memory, leaf.offset, steps)
 
 
 def encode_scalar(value: object, path: str) -> Node:
@@ -116,19 +115,20 @@ def decode_scalar(dtype: str, text: str) -> object:
     return value
 
 
-def fits_in_place(target: object, leaf: LeafRecord) -> bool:
-    """Whether the array `target` can take the values of a leaf without any conversion."""
-    if not isinstance(target, np.ndarray) or not is_array(target):
+def takes(target: object, leaf: LeafRecord) -> bool:
+    """Whether the array `target` can hold the values of a leaf just as they are."""
+    if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
     return same and bool(target.flags.writeable)
 
 
-def bytes_to_fill(target: npt.NDArray[Any]) -> memoryview | None:
-    """Return the memory of an array, writable; None unless it is row-major."""
-    if not target.flags.c_contiguous:
+def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
+    """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
+    if leaf.strides is not None or not target.flags.c_contiguous or not target.size:
         return None
-    return target.view(np.ndarray).reshape(-1).view(np.uint8).data
+    flat = target.view(np.ndarray).reshape(-1).view(np.uint8)
+    return Region(flat.ctypes.data, flat.nbytes, flat.data)
 
 
 def fill(target: npt.NDArray[Any], found: object) -> None:

@@ -108,18 +108,18 @@ def _moved(leaf: LeafRecord, memory: StorageMemory, device: object) -> StorageMe
         return memory
     from ckstore.tensors import torch_leaves
 
-    return StorageMemory(torch_leaves.to_device(memory.owner, device), memory.view)
+    return StorageMemory(torch_leaves.to_device(torch_leaves.flat_tensor(memory), device), memory.view)
 
 
 def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
     if leaf.kind == "torch":
         from ckstore.tensors import torch_leaves
 
-        return torch_leaves.make_tensor(leaf, memory.owner)
+        return torch_leaves.make_tensor(leaf, torch_leaves.flat_tensor(memory))
     if leaf.kind == "numpy":
         from ckstore.tensors import numpy_leaves
 
-        return numpy_leaves.make_array(leaf, memory.owner)
+        return numpy_leaves.make_array(leaf, memory.view)
     data = bytes(memory.view)
     return data if leaf.kind == "bytes" else data.decode("utf-8", "surrogatepass")
 

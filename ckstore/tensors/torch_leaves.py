@@ -16,6 +16,7 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest import LeafRecord
 from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.source import ByteSource
 from ckstore.tensors.torch_refusals import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
@@ -139,8 +140,8 @@ def wait_for_devices(members: Sequence[Admitted]) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_tensor(leaf: LeafRecord, owner: object) -> torch.Tensor:
-    """Return the tensor of a leaf; it shares the memory of `owner`, and lies on its device.
+def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of a leaf; it shares the memory of `flat`, and lies on its device.
 
     Raises:
         BadInput: This torch lacks the dtype, or the leaf is not aligned to its elements.
@@ -149,21 +150,26 @@ def make_tensor(leaf: LeafRecord, owner: object) -> torch.Tensor:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = _DTYPES[leaf.dtype]
-    memory = _checked(owner)
-    tensor = _no_elements(dtype, memory.device)
+    tensor = _no_elements(dtype, flat.device)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, which {leaf.dtype} cannot")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
-    return tensor.set_(memory.untyped_storage(), offset, leaf.shape, strides)
+    return tensor.set_(flat.untyped_storage(), offset, leaf.shape, strides)
 
 
-def to_device(owner: object, device: object) -> torch.Tensor:
-    """Return the flat tensor `owner` on `device`: itself, or a copy."""
+def flat_tensor(memory: StorageMemory) -> torch.Tensor:
+    """Return the bytes of a storage as a tensor, uncopied, whatever kind of leaf it was made for."""
+    owner = memory.owner
+    return owner if isinstance(owner, torch.Tensor) else bytes_in(memory.view)
+
+
+def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
+    """Return `flat` on `device`: itself, or a copy."""
     target: Any = device
-    return _checked(owner).to(target)
+    return flat.to(target)
 
 
 def empty_bytes(nbytes: int) -> torch.Tensor:
@@ -224,9 +230,3 @@ def _no_elements(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if dtype is torch.complex32:  # torch.empty would warn that it is experimental; holding it is not
         return torch.empty(0, dtype=torch.float16, device=device).view(dtype)
     return torch.empty(0, dtype=dtype, device=device)
-
-
-def _checked(owner: object) -> torch.Tensor:
-    if not isinstance(owner, torch.Tensor):
-        raise BadInput(f"the memory of a tensor must be a tensor, got {type(owner).__qualname__}")
-    return owner

@@ -1,0 +1,151 @@
+"""Decide which tensors of a target are filled straight from the disk, and which through a copy."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ckstore.model.dtypes import itemsize
+from ckstore.model.manifest import LeafRecord
+from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.layout import Region, row_major, span_elements
+from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.restore import LeafMaker, is_empty
+
+
+class Filling:
+    """What becomes of each leaf: the values of a tensor or array of the target, or a new value.
+
+    Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then `finish`.
+    """
+
+    def __init__(self, leaves: Sequence[LeafRecord]) -> None:
+        self._leaves = leaves
+        self._bound: dict[int, Any] = {}
+        self._new: set[int] = set()
+        self._direct: set[int] = set()
+        self._left: dict[int, Any] = {}
+
+    def bind(self, target: Any, index: int) -> bool:
+        """Let the values of leaf `index` go to `target`; False if dtype or shape differ."""
+        if not _functions(target).takes(target, self._leaves[index]):
+            return False
+        self._bound[index] = target
+        return True
+
+    def make_new(self, index: int) -> None:
+        """Let leaf `index` be a value of its own."""
+        self._new.add(index)
+
+    def leave(self, target: Any, index: int) -> None:
+        """Let the value of leaf `index` be `target`, just as it is."""
+        self._left[index] = target
+
+    def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, memoryview], set[int]]:
+        """Return the memory of storages that go straight into the target, and the other storages.
+
+        A storage goes straight to its place if one leaf covers it and the target's tensor lies in
+        memory as that leaf does, if all other leaves of it lie there too (tied tensors that are tied
+        in the target), and if no other storage goes to the same memory.
+        """
+        wanted = defaultdict(list)
+        for index in (*self._bound, *self._new):
+            if not is_empty(self._leaves[index]):
+                wanted[self._leaves[index].storage].append(index)
+        sizes = self._sizes() if storage_bytes is None else storage_bytes
+        direct: dict[int, memoryview] = {}
+        claims = _Claims()
+        for storage, indexes in wanted.items():
+            region = self._region_of(indexes, sizes[storage])
+            if region is not None and claims.add(region):
+                direct[storage] = region.memory
+        self._direct = set(direct)
+        return direct, set(wanted) - set(direct)
+
+    def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
+        """Copy what did not go straight to its place; return what gives each leaf's value."""
+        maker = LeafMaker(self._leaves, memory)
+        for index, target in self._bound.items():
+            leaf = self._leaves[index]
+            if is_empty(leaf):
+                continue
+            if leaf.storage not in self._direct:
+                _functions(target).fill(target, maker.leaf(index))
+            elif is_tensor(target):
+                _functions(target).count_as_modified(target)
+
+        def value(index: int) -> object:
+            for known in (self._bound, self._left):
+                if index in known:
+                    return known[index]
+            return maker.leaf(index)
+
+        return value
+
+    def _region_of(self, indexes: Sequence[int], nbytes: int) -> Region | None:
+        """Return the region of the target that is laid out like the whole storage, if there is one."""
+        if any(index in self._new for index in indexes):
+            return None
+        for index in indexes:
+            leaf = self._leaves[index]
+            if leaf.offset or _end_bytes(leaf) != nbytes:
+                continue
+            region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
+            if region is None or region.nbytes != nbytes:
+                continue
+            if all(self._lies_in(region, other) for other in indexes if other != index):
+                return region
+        return None
+
+    def _lies_in(self, region: Region, index: int) -> bool:
+        target, leaf = self._bound[index], self._leaves[index]
+        if not is_tensor(target) or not target.is_cpu or target.is_conj() or target.is_neg():
+            return False
+        strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
+        same_strides = all(
+            size == 1 or mine == its for size, mine, its in zip(leaf.shape, target.stride(), strides, strict=True)
+        )
+        return same_strides and target.data_ptr() == region.address + leaf.offset
+
+    def _sizes(self) -> dict[int, int]:
+        sizes: dict[int, int] = defaultdict(int)
+        for leaf in self._leaves:
+            if leaf.kind in ("torch", "numpy") and not is_empty(leaf):
+                sizes[leaf.storage] = max(sizes[leaf.storage], _end_bytes(leaf))
+        return sizes
+
+
+class _Claims:
+    """Memory that is spoken for: two storages that are read at once must not go to one place."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, region: Region) -> bool:
+        """Claim a region; False if a part of it was claimed before."""
+        start, stop = region.address, region.address + region.nbytes
+        at = bisect_left(self._ranges, (start, stop))
+        if at and self._ranges[at - 1][1] > start:
+            return False
+        if at < len(self._ranges) and self._ranges[at][0] < stop:
+            return False
+        insort(self._ranges, (start, stop))
+        return True
+
+
+def _end_bytes(leaf: LeafRecord) -> int:
+    strides = row_major(leaf.shape) if leaf.strides is None else tuple(max(s, 0) for s in leaf.strides)
+    return leaf.offset + span_elements(leaf.shape, strides) * (itemsize(leaf.kind, leaf.dtype) or 0)
+
+
+def _functions(target: Any) -> Any:
+    """Return the module that knows targets like this one."""
+    if is_tensor(target):
+        from ckstore.tensors import torch_targets
+
+        return torch_targets
+    from ckstore.tensors import numpy_leaves
+
+    return numpy_leaves

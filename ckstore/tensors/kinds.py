@@ -1,0 +1,35 @@
+"""Whose a value is, without importing torch or NumPy for it.
+
+A value can only be theirs if somebody else has imported them already.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a torch tensor, of whatever class."""
+    if "torch" not in sys.modules:
+        return False
+    from ckstore.tensors import torch_leaves
+
+    return torch_leaves.is_tensor(value)
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is a NumPy array that is nothing more: no subclass but a file's mapping."""
+    if "numpy" not in sys.modules:
+        return False
+    from ckstore.tensors import numpy_leaves
+
+    return numpy_leaves.is_array(value)
+
+
+def is_numpy_scalar(value: object) -> bool:
+    """Whether `value` is a NumPy scalar; numpy.float64 is a float too, and numpy.str_ a str."""
+    if "numpy" not in sys.modules:
+        return False
+    from ckstore.tensors import numpy_leaves
+
+    return numpy_leaves.is_scalar(value)

@@ -1,0 +1,68 @@
+"""Look through targets, states and nodes for what is below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest import MAX_DEPTH, Node
+from ckstore.model.names import join_index, join_key
+from ckstore.tensors.kinds import is_array, is_tensor
+from ckstore.tensors.stateful import is_stateful, state_of
+
+
+def holds_live(target: object, path: str, depth: int = 1) -> bool:
+    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth.
+
+    Raises:
+        BadInput: `target` contains itself, or is nested deeper than any checkpoint.
+    """
+    if is_tensor(target) or is_array(target):
+        return True
+    if isinstance(target, dict | list | tuple):
+        if depth > MAX_DEPTH:
+            raise BadInput(f"{path}: the target contains itself or is nested deeper than {MAX_DEPTH}")
+        items = target.values() if isinstance(target, dict) else target
+        return any(holds_live(item, path, depth + 1) for item in items)
+    return is_stateful(target)
+
+
+def tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """Give name and tensor of each plain tensor in the state of an object, named as `capture` does."""
+    if is_tensor(state):
+        from ckstore.tensors import torch_targets
+
+        if torch_targets.can_be_filled(state):  # type: ignore[arg-type]
+            yield path, state
+    elif depth > MAX_DEPTH:
+        raise BadInput(f"{path}: the state of an object contains itself or is nested deeper than {MAX_DEPTH}")
+    elif isinstance(state, dict):
+        for key, item in state.items():
+            yield from tensors_in(item, name_below(path, key), depth + 1)
+    elif isinstance(state, list | tuple):
+        for i, item in enumerate(state):
+            yield from tensors_in(item, join_index(path, i), depth + 1)
+    elif is_stateful(state):
+        yield from tensors_in(state_of(state, path), path, depth + 1)
+
+
+def leaf_numbers(node: Node) -> Iterator[int]:
+    """Give the numbers of the leaves at and below a node."""
+    if not isinstance(node, list):
+        return
+    if node[0] == "leaf":
+        yield node[1]
+    elif node[0] in ("list", "tuple"):
+        for item in node[1]:
+            yield from leaf_numbers(item)
+    elif node[0] in ("dict", "odict"):
+        for _, item in node[1]:
+            yield from leaf_numbers(item)
+
+
+def name_below(path: str, key: object) -> str:
+    """Return the name of what is at `key` of a dict, also of a key that cannot be stored."""
+    if isinstance(key, str):
+        return join_key(path, key)
+    return join_index(path, key) if isinstance(key, int) else f"{path}[{key!r}]"
