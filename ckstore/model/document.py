@@ -40,7 +40,10 @@ _SHORT = _make_short()
 
 def shown(value: object) -> str:
     """Return `value` as a message shows it: cut to a line, however long or deep it is."""
-    return _SHORT.repr(value)
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # an integer of more digits than str() takes
+        return f"{type(value).__name__} with thousands of digits"
 
 
 def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:

@@ -14,7 +14,11 @@ _TORCH_BY_SIZE = {
 TORCH_ITEMSIZE = {name: size for size, names in _TORCH_BY_SIZE.items() for name in names.split()}
 
 _NUMPY_SIZED = {"b": {1}, "i": {1, 2, 4, 8}, "u": {1, 2, 4, 8}, "f": {2, 4, 8}, "c": {8, 16}}
-_NUMPY_PATTERN = re.compile(r"([<>|])([biufcMmSU])([1-9][0-9]{0,9})(\[[0-9A-Za-z]{1,12}\])?\Z")
+_NUMPY_PATTERN = re.compile(
+    r"([<>|])([biufcMmSU])([1-9][0-9]{0,9})(\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
+)
+_MAX_ITEM_BYTES = 2**31 - 1
+"""What NumPy counts the bytes of an item in."""
 _DATETIME_BYTES = 8
 _UNICODE_BYTES = 4
 
@@ -29,10 +33,9 @@ def numpy_itemsize(dtype: str) -> int | None:
         return size if size == _DATETIME_BYTES else None
     if unit is not None:
         return None
-    if kind == "S":
-        return size
-    if kind == "U":
-        return size * _UNICODE_BYTES
+    if kind in "SU":
+        size *= _UNICODE_BYTES if kind == "U" else 1
+        return size if size <= _MAX_ITEM_BYTES else None
     return size if size in _NUMPY_SIZED[kind] else None
 
 

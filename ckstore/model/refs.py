@@ -82,9 +82,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
     return "tag", check_tag(value)
 
 
-def newest_first(
-    candidates: Iterable[CheckpointInfo], run: str | None = None
-) -> list[CheckpointInfo]:
+def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -> list[CheckpointInfo]:
     """Return the checkpoints of `run` (None: of all runs), the latest commit first.
 
     ``latest-valid`` is the first of them that verifies.
@@ -93,9 +91,7 @@ def newest_first(
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
 
-def resolve(
-    ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]
-) -> CheckpointInfo:
+def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
     """Return the checkpoint that `ref` names.
 
     Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at
@@ -128,19 +124,15 @@ def resolve(
     return _by_id(ref, candidates) or _no_id(ref, candidates)
 
 
-def _by_step(
-    ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]
-) -> CheckpointInfo:
+def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:
     step = int(ref.value)
-    holders = [c for c in candidates if c.step == step and ref.run in (None, c.run)]
+    holders = [c for c in candidates if c.step == step]
     run = ref.run or _default_run(runs)
     for holder in holders:
         if holder.run == run:
             return holder
     if holders and run is None:
-        message = (
-            f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
-        )
+        message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
     by_id = _by_id(ref, candidates) if len(ref.value) >= ID_MIN_DIGITS else None
@@ -158,8 +150,7 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
     found = [
         c
         for c in candidates
-        if (c.id.partition("-")[2] if bare else c.id).startswith(ref.value)
-        and ref.run in (None, c.run)
+        if (c.id.partition("-")[2] if bare else c.id).startswith(ref.value) and ref.run in (None, c.run)
     ]
     if len(found) > 1:
         listed = [f"{short_id(c.id, 16)} ({c.name})" for c in newest_first(found)]
@@ -168,15 +159,11 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
     return found[0] if found else None
 
 
-def _by_tag(
-    ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]
-) -> CheckpointInfo:
+def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
     if ref.value not in tags:
         near = _near(ref.value, tags)
         there = f"there is {_some(near)}" if near else "the store has no tags"
-        raise NoSuchRef(
-            f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates)
-        )
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))
     run, step = tags[ref.value]
     if ref.run not in (None, run):
         message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is of another run"
@@ -198,19 +185,14 @@ def _no_step(
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
     there = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
-    if elsewhere:
-        hint = f"write {elsewhere[0].name} for the one of another run"
-    else:
-        hint = _latest_hint(candidates)
+    hint = f"write {elsewhere[0].name} for the one of another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
     raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {there}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
     newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
-    raise NoSuchRef(
-        f"{ref}: no id begins so; the newest: {_some(newest)}", hint=_latest_hint(candidates)
-    )
+    raise NoSuchRef(f"{ref}: no id begins so; the newest: {_some(newest)}", hint=_latest_hint(candidates))
 
 
 def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:

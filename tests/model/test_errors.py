@@ -1,0 +1,89 @@
+"""The tree of errors: its shape, the exit statuses, and that every error survives a process."""
+
+import builtins
+import inspect
+import pickle
+import re
+
+import pytest
+
+from ckstore import errors
+from ckstore.errors import CannotStore, CkstoreError
+
+_ALL = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, CkstoreError)]
+
+# Name -> (base, exit status); design of the public surface. Programs catch by these.
+_TREE = {
+    "CkstoreError": ("Exception", 1),
+    "StoreNotFound": ("CkstoreError", 4),
+    "NoSuchRef": ("CkstoreError", 4),
+    "AmbiguousRef": ("CkstoreError", 4),
+    "BadInput": ("CkstoreError", 2),
+    "CannotStore": ("BadInput", 1),
+    "StepExists": ("CkstoreError", 1),
+    "StateChanged": ("CkstoreError", 1),
+    "SaveFailed": ("CkstoreError", 1),
+    "InsufficientSpace": ("SaveFailed", 6),
+    "SaveAbandoned": ("SaveFailed", 1),
+    "MissingRanks": ("SaveFailed", 1),
+    "RankMismatch": ("SaveFailed", 1),
+    "DamagedBlob": ("CkstoreError", 3),
+    "InUse": ("CkstoreError", 5),
+    "NewerFormat": ("CkstoreError", 1),
+    "UnsafePlace": ("CkstoreError", 1),
+}
+
+
+def _make(cls: type[CkstoreError]) -> CkstoreError:
+    return cls("model.w", "why", hint="do") if issubclass(cls, CannotStore) else cls("what", hint="do")
+
+
+def test_the_tree_is_the_public_contract() -> None:
+    found = {c.__name__: (c.__bases__[0].__name__, c.exit_status) for c in _ALL}
+
+    assert found == _TREE
+
+
+def test_the_picture_of_the_tree_shows_every_class_with_its_exit_status() -> None:
+    drawn = re.findall(r"^    [│├└─ ]*([A-Z]\w+)\s+(\d+)\b", inspect.getdoc(errors) or "", re.MULTILINE)
+
+    assert {name: int(status) for name, status in drawn} == {n: status for n, (_, status) in _TREE.items()}
+
+
+def test_errors_are_what_python_programs_catch_too() -> None:
+    assert issubclass(errors.NoSuchRef, LookupError)
+    assert issubclass(errors.AmbiguousRef, LookupError)
+    assert issubclass(errors.BadInput, ValueError)
+    assert not {c.__name__ for c in _ALL} & set(dir(builtins))
+
+
+@pytest.mark.parametrize("cls", _ALL)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_survives_pickling(cls: type[CkstoreError], protocol: int) -> None:
+    error = _make(cls)
+    error.add_note("a note")
+
+    found = pickle.loads(pickle.dumps(error, protocol))
+
+    assert type(found) is cls
+    assert (str(found), found.args, found.hint, found.exit_status) == (
+        str(error),
+        error.args,
+        error.hint,
+        error.exit_status,
+    )
+    assert vars(found) == vars(error)
+
+
+def test_a_message_ends_with_the_hint_and_without_one_stands_alone() -> None:
+    assert str(CkstoreError("what", hint="do")) == "what (do)"
+    assert str(CkstoreError("what")) == "what"
+    assert CkstoreError("what", hint="do").message == "what"
+
+
+def test_what_cannot_be_stored_is_named_by_its_path() -> None:
+    error = CannotStore("optimizer.param_groups[0].foo", "set cannot be stored", hint="use a list")
+
+    assert error.path == "optimizer.param_groups[0].foo"
+    assert str(error) == "optimizer.param_groups[0].foo: set cannot be stored (use a list)"
+    assert str(CannotStore("", "no")) == "the state itself: no"

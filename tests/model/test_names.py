@@ -1,0 +1,128 @@
+"""Names of leaves are injective; runs, steps and tags have one form."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore.model.names import check_run, check_step, check_tag, join_index, join_key
+from ckstore.model.refs import parse_ref
+
+paths = st.lists(
+    st.text(st.characters(codec=None), max_size=5) | st.text(".\\[]0a", max_size=5) | st.integers(-(10**20), 10**20),
+    max_size=6,
+)
+
+
+def _name(path: list[str | int]) -> str:
+    name = ""
+    for key in path:
+        name = join_key(name, key) if isinstance(key, str) else join_index(name, key)
+    return name
+
+
+def _path(name: str) -> list[str | int]:
+    r"""Read a name back: `[n]` is an index, `\` makes what follows a letter, `\0` is the empty key."""
+    path: list[str | int] = []
+    token = re.compile(r"\[(-?\d+)\]|\.?((?:\\.|[^\\.\[\]])+)", re.DOTALL)
+    at = 0
+    while at < len(name):
+        match = token.match(name, at)
+        assert match is not None, (name, at)
+        at = match.end()
+        if match[1] is not None:
+            path.append(int(match[1]))
+        else:
+            path.append("" if match[2] == "\\0" else re.sub(r"\\(.)", r"\1", match[2], flags=re.DOTALL))
+    return path
+
+
+@given(path=paths)
+def test_a_name_gives_back_its_path(path: list[str | int]) -> None:
+    assert _path(_name(path)) == path
+
+
+@given(one=paths, other=paths)
+def test_two_paths_have_two_names(one: list[str | int], other: list[str | int]) -> None:
+    assert (_name(one) == _name(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ([], ""),
+        (["a", "b"], "a.b"),
+        (["a.b"], "a\\.b"),
+        (["model", "layers", 0, "weight"], "model.layers[0].weight"),
+        (["", ""], "\\0.\\0"),
+        (["[0]"], "\\[0\\]"),
+        (["\\0"], "\\\\0"),
+        ([0, -1, "x"], "[0][-1].x"),
+    ],
+)
+def test_names_are_as_the_page_says(path: list[str | int], name: str) -> None:
+    assert _name(path) == name
+
+
+@pytest.mark.parametrize("run", ["a", "main", "a.b-c_d", "...", "-", "x" * 100, "100", "latest"])
+def test_run_names(run: str) -> None:
+    assert check_run(run) == run
+
+
+@pytest.mark.parametrize("run", ["", ".", "..", "a/b", "a b", "a@b", "é", "x" * 101, "a\n", None, 3])
+def test_other_run_names_are_refused_with_the_rule(run: object) -> None:
+    with pytest.raises(BadInput, match=r"a run name has 1 to 100 of the characters .*, got "):
+        check_run(run)
+
+
+@pytest.mark.parametrize("step", [-1, 2**53 + 1, 1.0, "1", True, None])
+def test_other_steps_are_refused(step: object) -> None:
+    with pytest.raises(BadInput, match=r"a step is an integer from 0 to 2\^53, got "):
+        check_step(step)
+
+
+def test_the_greatest_step_is_two_to_the_53() -> None:
+    assert check_step(2**53) == 2**53
+
+
+@given(text=st.text("0123456789abcdefABCDEFxhlatestvid-._gG@ ", max_size=12) | st.text(max_size=5))
+def test_what_may_be_a_tag_is_read_as_that_tag_and_nothing_else(text: str) -> None:
+    try:
+        check_tag(text)
+    except BadInput:
+        is_tag = False
+    else:
+        is_tag = True
+    try:
+        ref = parse_ref(text)
+    except BadInput:
+        read_as_tag = False
+    else:
+        read_as_tag = ref.kind == "tag" and ref.run is None and ref.value == text
+
+    assert is_tag == read_as_tag
+
+
+@pytest.mark.parametrize(
+    "tag, looks_like",
+    [
+        ("12", "a step"),
+        ("latest", "a ref that is computed"),
+        ("latest-valid", "a ref that is computed"),
+        ("c0ffee", "an id"),
+        ("C0FFEE12", "an id"),
+        ("xxh3-c0ffee", "an id"),
+        ("blake3-c0ffee", "an id"),
+    ],
+)
+def test_a_tag_may_not_look_like_another_kind_of_ref(tag: str, looks_like: str) -> None:
+    with pytest.raises(BadInput, match=f"a tag may not look like {looks_like}, got '{tag}'"):
+        check_tag(tag)
+
+
+@pytest.mark.parametrize("tag", [".hidden", "", "a/b", "a@b", "x" * 101, None])
+def test_other_tags_are_refused(tag: object) -> None:
+    with pytest.raises(BadInput, match=r"a tag has 1 to 100 .* does not start with a dot, got "):
+        check_tag(tag)
