@@ -1,0 +1,580 @@
+"""The file of the catalog: made once by whoever comes first, refused when newer, left aside when damaged."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore.catalog import Catalog, CatalogUnavailable, connection
+from ckstore.errors import InUse, NewerFormat
+from ckstore.fs.locks import lock_exclusive
+from ckstore.model.published import Published
+from ckstore_migrations import APPLICATION_ID, VERSION
+from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
+from tests.support.requirements import require_root
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return new_catalog(tmp_path / "store")
+
+
+def filled(root: Path, steps: int = 50) -> Catalog:
+    made = new_catalog(root)
+    directories = Directories()
+    for step in range(steps):
+        directories.put(published("main", step, sequence=step + 1, chunks=range(step, step + 20)))
+    directories.catalogue(made)
+    return made
+
+
+def header(path: Path) -> tuple[int, int, str]:
+    with closing(sqlite3.connect(path)) as opened:
+        application, version, journal = (
+            opened.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("application_id", "user_version", "journal_mode")
+        )
+    return application, version, journal
+
+
+def why(catalog: Catalog) -> str:
+    with pytest.raises(CatalogUnavailable) as caught:
+        catalog.listing()
+    return caught.value.why
+
+
+# ------------------------------------------------------------------------------------------ to make
+
+
+def test_a_new_catalog_is_private_current_and_empty(catalog: Catalog) -> None:
+    assert header(catalog.path) == (APPLICATION_ID, VERSION, "wal")
+    assert stat.S_IMODE(catalog.path.stat().st_mode) == 0o600
+    assert catalog.infos() == []
+    assert catalog.max_sequence() == 0
+    assert catalog.check() == []
+
+
+def test_making_it_again_changes_nothing_and_needs_no_lock(catalog: Catalog) -> None:
+    with lock_exclusive(catalog.path.parent, timeout_s=0):
+        catalog.create_or_migrate(timeout_s=0)
+
+
+def _make(root: Path, barrier: Barrier, step: int) -> None:
+    barrier.wait(60)
+    made = Catalog(root)
+    made.create_or_migrate(timeout_s=30)
+    made.reconcile([("main", step)], lambda run, at: published(run, at, chunks=[at]), timeout_s=30)
+
+
+def test_two_processes_that_make_it_at_once_both_succeed(tmp_path: Path) -> None:
+    for attempt in range(3):
+        root = tmp_path / f"store{attempt}"
+        root.mkdir()
+        barrier = _SPAWN.Barrier(2)
+        makers = [_SPAWN.Process(target=_make, args=(root, barrier, step)) for step in range(2)]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join(60)
+
+        assert [maker.exitcode for maker in makers] == [0, 0]
+        assert Catalog(root).listing().keys() == {("main", 0), ("main", 1)}
+        assert Catalog(root).check() == []
+
+
+@pytest.mark.parametrize("left", ["empty", "half"])
+def test_what_a_maker_who_died_left_is_completed(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "catalog.db"
+    path.touch()
+    if left == "half":
+        with closing(sqlite3.connect(path, isolation_level=None)) as opened:
+            opened.execute("PRAGMA journal_mode=WAL")
+    catalog = Catalog(tmp_path)
+    before = why(catalog)
+
+    catalog.create_or_migrate(timeout_s=SOON_S)
+
+    assert before == "missing"
+    assert catalog.check() == []
+
+
+def test_a_log_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path: Path) -> None:
+    old = filled(tmp_path)
+    with closing(sqlite3.connect(old.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()  # so that the WAL cannot be truncated
+        old.record_event("test", {}, timeout_s=SOON_S)
+        assert Path(f"{old.path}-wal").stat().st_size > 0
+        old.path.unlink()
+
+        old.create_or_migrate(timeout_s=SOON_S)
+
+    assert old.listing() == {}
+    assert old.events() == []
+    assert old.check() == []
+    assert Path(f"{old.path}.damaged-1-wal").exists()
+
+
+def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None:
+    for name in ("store", "cache"):
+        (tmp_path / name).mkdir()
+    catalog = Catalog(tmp_path / "store", tmp_path / "cache" / "index of it?.db")
+
+    with lock_exclusive(tmp_path / "store", timeout_s=0):
+        catalog.create_or_migrate(timeout_s=0)
+        catalog.record_event("test", {"a": 1}, timeout_s=0)
+
+    assert os.listdir(tmp_path / "store") == []
+    assert [(event.kind, event.detail) for event in catalog.events()] == [("test", {"a": 1})]
+
+
+def test_without_shared_mappings_it_falls_back_to_a_rollback_journal(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(f"file:{tmp_path}/x.db?vfs=unix-dotfile", uri=True, isolation_level=None)) as opened:
+        connection.set_journal(opened)
+
+        assert opened.execute("PRAGMA journal_mode").fetchall() == [("truncate",)]
+        assert opened.execute("PRAGMA synchronous").fetchall() == [(3,)]
+
+
+def test_a_commit_is_synchronous_and_leaves_no_log_behind(catalog: Catalog) -> None:
+    with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
+        settings = {
+            name: opened.execute(f"PRAGMA {name}").fetchall()[0][0]
+            for name in ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "wal_autocheckpoint")
+        }
+        opened.execute("INSERT INTO events (at, kind, detail) VALUES ('', '', '{}')")
+
+    assert settings == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "trusted_schema": 0,
+        "wal_autocheckpoint": 0,
+    }
+    assert os.listdir(catalog.path.parent) == ["catalog.db"]
+
+
+# ------------------------------------------------------------------------------------ newer, behind
+
+
+def test_a_newer_catalog_is_left_aside_by_readers_and_refused_to_writers(catalog: Catalog) -> None:
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute(f"PRAGMA user_version={VERSION + 1}")
+    before = catalog.path.read_bytes()
+
+    assert why(catalog) == "newer"
+    writes: list[Callable[[], object]] = [
+        lambda: catalog.create_or_migrate(timeout_s=SOON_S),
+        lambda: catalog.record_event("test", {}, timeout_s=SOON_S),
+    ]
+    for write in writes:
+        with pytest.raises(NewerFormat, match=f"schema {VERSION + 1}, this ckstore knows up to {VERSION}"):
+            write()
+    assert catalog.path.read_bytes() == before
+
+
+def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute("PRAGMA user_version=0")  # as if the last step had not been there
+
+    assert why(catalog) == "behind"
+    with pytest.raises(CatalogUnavailable, match="has schema 0"):
+        catalog.record_event("test", {}, timeout_s=SOON_S)
+    catalog.create_or_migrate(timeout_s=SOON_S)
+
+    assert len(catalog.listing()) == 50
+
+
+# ------------------------------------------------------------------------------------------ damaged
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 1000)
+
+
+def _torn(path: Path) -> None:
+    pages = bytearray(path.read_bytes())
+    for at in range(4096, len(pages), 4096):
+        pages[at : at + 64] = os.urandom(64)
+    path.write_bytes(pages)
+
+
+def _shortened(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 3)
+
+
+def _foreign(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute("CREATE TABLE recipes (cake TEXT)")
+
+
+def _without_a_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute("DROP TABLE checkpoints")
+
+
+@pytest.mark.parametrize("harm", [_garbage, _torn, _shortened, _foreign, _without_a_table])
+def test_a_damaged_catalog_is_left_aside_and_made_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    catalog = filled(tmp_path)
+    harm(catalog.path)
+    harmed = catalog.path.read_bytes()
+
+    assert why(catalog) == "damaged"
+    assert catalog.check() != []
+    with pytest.raises(CatalogUnavailable):
+        catalog.reconcile([("main", 3)], lambda *_: None, timeout_s=SOON_S)
+    aside = catalog.set_aside(timeout_s=SOON_S)
+    catalog.create_or_migrate(timeout_s=SOON_S)
+
+    assert aside == tmp_path / "catalog.db.damaged-1"
+    assert aside.read_bytes() == harmed
+    assert catalog.listing() == {}
+    assert catalog.check() == []
+
+
+def test_rows_without_their_partner_are_damage(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute("DELETE FROM blobs WHERE id % 2")
+        opened.commit()
+
+    assert catalog.check() == [f"{catalog.path}: rows of uses without blobs"]
+    assert catalog.set_aside(timeout_s=SOON_S) is not None
+
+
+def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute("UPDATE checkpoints SET metrics = '{'")
+        opened.commit()
+
+    with pytest.raises(CatalogUnavailable, match="no valid JSON") as caught:
+        catalog.infos()
+    assert caught.value.why == "damaged"
+
+
+def test_a_good_catalog_is_not_set_aside_unless_forced(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+
+    kept = catalog.set_aside(timeout_s=SOON_S)
+    listed = catalog.listing()
+    forced = [catalog.set_aside(timeout_s=SOON_S, force=True)]
+    catalog.create_or_migrate(timeout_s=SOON_S)
+    forced.append(catalog.set_aside(timeout_s=SOON_S, force=True))
+
+    assert kept is None
+    assert len(listed) == 50
+    assert forced == [tmp_path / "catalog.db.damaged-1", tmp_path / "catalog.db.damaged-2"]
+    assert catalog.set_aside(timeout_s=SOON_S) is None
+    assert why(catalog) == "missing"
+
+
+def test_a_catalog_set_aside_takes_its_log_along(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()
+        catalog.record_event("late", {}, timeout_s=SOON_S)
+        aside = catalog.set_aside(timeout_s=SOON_S, force=True)
+        catalog.create_or_migrate(timeout_s=SOON_S)
+
+        assert aside is not None
+        with closing(sqlite3.connect(aside)) as opened:
+            assert opened.execute("SELECT kind FROM events").fetchall() == [("late",)]
+    assert catalog.events() == []
+
+
+# --------------------------------------------------------------------------------------- unreadable
+
+
+def test_a_missing_catalog_is_not_made_by_reading_or_writing_rows(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+
+    assert why(catalog) == "missing"
+    with pytest.raises(CatalogUnavailable, match="is not there"):
+        catalog.record_event("test", {}, timeout_s=SOON_S)
+    assert catalog.check() == [f"the catalog {catalog.path} is not there"]
+    assert os.listdir(tmp_path) == [".home"]
+
+
+def test_a_missing_store_is_unavailable(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "nowhere")
+
+    assert why(catalog) == "missing"
+    with pytest.raises(CatalogUnavailable, match="cannot be locked: No such file"):
+        catalog.create_or_migrate(timeout_s=SOON_S)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "symlink", "directory"])
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "store").mkdir()
+    path = tmp_path / "store" / "catalog.db"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(new_catalog(tmp_path / "other").path)
+    catalog = Catalog(path.parent)
+
+    assert why(catalog) == "unreadable"
+    with pytest.raises(CatalogUnavailable, match="not a regular file"):
+        catalog.create_or_migrate(timeout_s=SOON_S)
+
+
+def test_a_catalog_replaced_while_it_is_opened_is_left_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = filled(tmp_path / "store")
+    other = new_catalog(tmp_path / "other")
+    connect = sqlite3.connect
+
+    def slow_connect(address: str, **options: Any) -> sqlite3.Connection:
+        opened: sqlite3.Connection = connect(address, **options)
+        os.replace(other.path, catalog.path)
+        return opened
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", slow_connect)
+
+        assert why(catalog) == "unreadable"
+    assert catalog.listing() == {}
+
+
+def test_a_full_disk_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+
+    def fill() -> None:
+        with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
+            opened.execute("PRAGMA max_page_count=1")
+            values = (("x" * 100,) for _ in range(100_000))
+            opened.executemany("INSERT INTO events (at, kind, detail) VALUES ('', ?, '{}')", values)
+
+    with pytest.raises(CatalogUnavailable, match="full") as caught:
+        fill()
+
+    assert caught.value.why == "unreadable"
+    assert catalog.events() == []
+    catalog.record_event("after", {}, timeout_s=SOON_S)
+
+
+def _read_as_nobody(root: Path) -> None:
+    os.setgid(65534)
+    os.setuid(65534)
+    with contextlib.suppress(CatalogUnavailable):
+        Catalog(root).infos()
+        sys.exit(3)
+    sys.exit(0)
+
+
+@pytest.mark.root
+def test_somebody_who_may_not_read_it_leaves_it_aside(tmp_path: Path) -> None:
+    require_root()
+    catalog = filled(tmp_path / "store")
+    for folder in (tmp_path / "store", tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tmp_path.parents[1]):
+            folder.chmod(0o755)
+    catalog.path.chmod(0o644)  # readable, but SQLite would have to make files beside it
+    child = multiprocessing.get_context("fork").Process(target=_read_as_nobody, args=(tmp_path / "store",))
+    child.start()
+    child.join(60)
+
+    assert child.exitcode == 0
+
+
+# -------------------------------------------------------------------------------------------- locks
+
+
+def test_a_write_against_a_held_lock_gives_up_in_time(catalog: Catalog) -> None:
+    writes: list[Callable[[], object]] = [
+        lambda: catalog.reconcile([("main", 1)], lambda *_: None, timeout_s=0.05),
+        lambda: catalog.replace_tags({"a": ("main", 1)}, timeout_s=0.05),
+        lambda: catalog.forget([chunk_of(1)], timeout_s=0.05),
+        lambda: catalog.add_candidates([(chunk_of(1), 1)], timeout_s=0.05),
+        lambda: catalog.record_event("test", {}, timeout_s=0.05),
+        lambda: catalog.set_aside(timeout_s=0.05),
+    ]
+    with lock_exclusive(catalog.path.parent, timeout_s=0):
+        for write in writes:
+            with pytest.raises(InUse, match="locked by another process"):
+                write()
+
+        assert catalog.listing() == {}  # reading needs no lock
+
+
+def test_a_foreign_writer_is_waited_for_and_then_named(catalog: Catalog) -> None:
+    with closing(sqlite3.connect(catalog.path, isolation_level=None)) as foreign:
+        foreign.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InUse, match="locked by another program"):
+            catalog.record_event("test", {}, timeout_s=0.1)
+
+        assert catalog.events() == []
+        foreign.execute("ROLLBACK")
+    catalog.record_event("test", {}, timeout_s=SOON_S)
+
+
+def test_a_reader_who_stays_does_not_stop_writers(catalog: Catalog) -> None:
+    with closing(sqlite3.connect(catalog.path)) as reader:
+        reader.execute("BEGIN")
+        before = reader.execute("SELECT count(*) FROM checkpoints").fetchall()
+        for step in range(5):
+            catalog.reconcile([("main", step)], lambda run, at: published(run, at, chunks=[at]), timeout_s=SOON_S)
+
+        assert reader.execute("SELECT count(*) FROM checkpoints").fetchall() == before
+        assert len(catalog.listing()) == 5
+
+
+def test_look_is_called_while_nobody_else_can_write(catalog: Catalog) -> None:
+    def look(run: str, step: int) -> None:
+        with pytest.raises(InUse):
+            catalog.record_event("test", {}, timeout_s=0)
+
+    catalog.reconcile([("main", 1)], look, timeout_s=SOON_S)
+
+    assert catalog.events() == []
+
+
+def _write_steps(root: Path, first: int) -> None:
+    def look_at(run: str, step: int) -> Published:
+        return published(run, step, sequence=step + 1, chunks=[step, 99])
+
+    for step in range(first, first + 20):
+        Catalog(root).reconcile([("main", step)], look_at, timeout_s=60)
+
+
+def test_writers_and_readers_in_several_processes_do_not_harm_each_other(catalog: Catalog) -> None:
+    writers = [_SPAWN.Process(target=_write_steps, args=(catalog.path.parent, first)) for first in (0, 20)]
+    for writer in writers:
+        writer.start()
+    seen = [0]
+    while any(writer.is_alive() for writer in writers):
+        seen.append(len(catalog.listing()))
+    for writer in writers:
+        writer.join(60)
+
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert seen == sorted(seen)
+    assert catalog.listing().keys() == {("main", step) for step in range(40)}
+    assert catalog.users_of(chunk_of(99)) == [("main", step) for step in range(40)]
+    assert catalog.check() == []
+
+
+# --------------------------------------------------------------------------------------------- fork
+
+
+def _exit_status_of_child(work: Callable[[], object]) -> int:
+    """Fork; return 0 if `work()` returned, 1 if it raised `CatalogUnavailable`, else 2."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            work()
+            status = 0
+        except CatalogUnavailable:
+            status = 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_child_uses_the_catalog_as_its_parent_does(catalog: Catalog) -> None:
+    catalog.record_event("parent", {}, timeout_s=SOON_S)
+
+    status = _exit_status_of_child(lambda: catalog.record_event("child", {}, timeout_s=SOON_S))
+
+    assert status == 0
+    assert [event.kind for event in catalog.events()] == ["child", "parent"]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_child_forked_while_the_catalog_is_open_leaves_it_aside(catalog: Catalog) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def look(run: str, step: int) -> None:
+        inside.set()
+        done.wait(60)
+
+    writer = threading.Thread(target=catalog.reconcile, args=([("main", 1)], look), kwargs={"timeout_s": SOON_S})
+    writer.start()
+    inside.wait(60)
+    reading = _exit_status_of_child(catalog.listing)
+    writing = _exit_status_of_child(lambda: catalog.record_event("child", {}, timeout_s=0))
+    done.set()
+    writer.join(60)
+
+    assert (reading, writing) == (1, 2)  # the flock is the parent's, so the child does not get that far
+    catalog.record_event("parent", {}, timeout_s=SOON_S)
+    assert [event.kind for event in catalog.events()] == ["parent"]
+
+
+# ------------------------------------------------------------------------------------------- others
+
+
+def test_the_log_of_events_keeps_the_newest(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.catalog.catalog.EVENTS_KEPT", 3)
+
+    for number in range(5):
+        catalog.record_event("count", {"number": number}, timeout_s=SOON_S)
+
+    assert [event.detail["number"] for event in catalog.events()] == [4, 3, 2]
+    assert [event.detail["number"] for event in catalog.events(1)] == [4]
+
+
+def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqlite() -> None:
+    program = """
+import sys
+import ckstore.catalog
+from ckstore.catalog import CatalogUnavailable, PieceLocation
+assert "sqlite3" not in sys.modules
+from pathlib import Path
+from ckstore.catalog import Catalog
+try:
+    Catalog(Path("/nowhere")).infos()
+except CatalogUnavailable as error:
+    print(error.why)
+found = {"torch", "numpy", "sqlite_utils", "hashlib", "ctypes"} & set(sys.modules)
+assert not found, found
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+
+    assert (ran.stdout, ran.stderr) == ("missing\n", "")
+
+
+def test_a_copied_store_has_a_catalog_that_opens(tmp_path: Path) -> None:
+    catalog = filled(tmp_path / "store")
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+
+    assert Catalog(tmp_path / "copy").listing() == catalog.listing()
+
+
+def test_an_unknown_name_of_the_room_is_an_attribute_error() -> None:
+    import ckstore.catalog as room
+
+    with pytest.raises(AttributeError, match="no attribute 'Catalogue'"):
+        room.Catalogue  # noqa: B018
+
+
+def test_errors_survive_pickling() -> None:
+    error = CatalogUnavailable("it is gone", why="missing", hint="make it")
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (again.message, again.why, again.hint) == ("it is gone", "missing", "make it")

@@ -1,0 +1,382 @@
+"""Rule C: however often, late or never the rows were made equal, in the end they are equal."""
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ckstore.catalog import Catalog
+from ckstore.errors import BadInput
+from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest import Description
+from tests.catalog.manifests import (
+    PIECE_BYTES,
+    PIECES_A_PACK,
+    SOON_S,
+    Directories,
+    Key,
+    chunk_of,
+    new_catalog,
+    pack_of,
+    piece_of,
+    published,
+)
+
+KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+PIECES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, PIECES_A_PACK - 1)), max_size=6)
+CHUNKS = st.lists(st.integers(0, 3), max_size=3)
+TEXTS = st.dictionaries(st.sampled_from(["note", "code"]), st.integers(1, 3), max_size=2)
+TAGS = st.dictionaries(st.sampled_from(["best", "good", "v1"]), KEYS)
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return what the rows say, without the numbers that depend on the order in which they were made."""
+    queries = {
+        "checkpoints": "SELECT run, step, manifest_id, content, sequence, created, writer, parent, message, metrics,"
+        " metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode FROM checkpoints",
+        "leaves": "SELECT * FROM checkpoint_leaves",
+        "layouts": "SELECT l.digest, count(*) FROM layouts l JOIN checkpoints c ON c.layout_id = l.id GROUP BY l.id",
+        "blobs": "SELECT digest, nbytes, is_pack, reference_count FROM blob_references WHERE reference_count > 0",
+        "uses": "SELECT * FROM checkpoint_blobs",
+        "tags": "SELECT * FROM tags",
+        "packed": "SELECT p.digest FROM pieces p JOIN uses u ON u.blob_id = p.blob_id",
+    }
+    return {name: sorted(set(rows(path, query)), key=repr) for name, query in queries.items()}
+
+
+class Histories(RuleBasedStateMachine):
+    """Checkpoints come, change and go; the catalog hears of it now, twice, late or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="ckstore-catalog-"))
+        self.directories = Directories()
+        self.sequence = 0
+        self.behind: set[Key] = set()
+        self.catalog: Catalog
+
+    @initialize()
+    def make(self) -> None:
+        self.catalog = new_catalog(self.root)
+
+    @rule(key=KEYS, pieces=PIECES, chunks=CHUNKS, texts=TEXTS, inode=st.integers(1, 2**64 - 1))
+    def publish_or_replace(
+        self, key: Key, pieces: list[tuple[int, int]], chunks: list[int], texts: dict[str, int], inode: int
+    ) -> None:
+        self.sequence += 1
+        found = published(*key, sequence=self.sequence, pieces=pieces, chunks=chunks, texts=texts, inode=inode)
+        self.directories.put(found)
+        self.behind.add(key)
+
+    @rule(key=KEYS)
+    def remove(self, key: Key) -> None:
+        self.directories.there.pop(key, None)
+        self.behind.add(key)
+
+    @rule(tags=TAGS)
+    def tag(self, tags: dict[str, Key]) -> None:
+        self.directories.tags = tags
+
+    @rule(keys=st.lists(KEYS, max_size=4))
+    def reconcile(self, keys: list[Key]) -> None:
+        self.catalog.reconcile(keys, self.directories.look, timeout_s=SOON_S)
+        self.behind.difference_update(keys)
+
+    @rule()
+    def catch_up(self) -> None:
+        self.directories.catalogue(self.catalog)
+        self.behind.clear()
+
+    @rule(chunks=CHUNKS)
+    def enter_what_lies_in_trash(self, chunks: list[int]) -> None:
+        self.catalog.add_candidates([(chunk_of(chunk), 1000 + chunk) for chunk in chunks], timeout_s=SOON_S)
+
+    @rule(limit=st.none() | st.integers(0, 3))
+    def collect(self, limit: int | None) -> None:
+        self.catalog.forget([digest for digest, _ in self.catalog.unused(limit)], timeout_s=SOON_S)
+
+    @rule(chunks=CHUNKS, packs=st.lists(st.integers(0, 3)))
+    def forget_what_may_be_used(self, chunks: list[int], packs: list[int]) -> None:
+        self.catalog.forget([*map(chunk_of, chunks), *map(pack_of, packs)], timeout_s=SOON_S)
+
+    @invariant()
+    def candidates_name_every_unused_blob(self) -> None:
+        computed = rows(self.catalog.path, "SELECT digest, nbytes FROM unused_blobs")
+        assert sorted(self.catalog.unused(None)) == sorted(computed)
+
+    @invariant()
+    @precondition(lambda self: not self.behind)
+    def counts_equal_the_manifests(self) -> None:
+        counted = rows(self.catalog.path, "SELECT digest, reference_count FROM blob_references")
+        assert {digest: count for digest, count in counted if count} == self.directories.reference_counts()
+        for digest, _ in counted:
+            users = {
+                key
+                for key, found in self.directories.there.items()
+                if digest in {blob.digest for blob in found.manifest.blobs}
+            }
+            assert set(self.catalog.users_of(digest)) == users
+
+    @invariant()
+    @precondition(lambda self: not self.behind)
+    def used_bytes_equal_the_manifests(self) -> None:
+        used = rows(self.catalog.path, "SELECT run, step, digest, used_bytes FROM checkpoint_blobs")
+        expected = self.directories.used_bytes()
+        assert {((run, step), digest): nbytes for run, step, digest, nbytes in used} == expected
+        digests = {digest for _, digest in expected}
+        best = {d: max(n for (_, other), n in expected.items() if other == d) for d in digests}
+        assert self.catalog.best_shares([*digests, chunk_of(99)]) == {**best, chunk_of(99): 0}
+
+    @invariant()
+    @precondition(lambda self: not self.behind)
+    def pieces_are_where_some_manifest_says(self) -> None:
+        said = {
+            extent.piece: (found.manifest.blobs[extent.blob], extent.offset, extent.length)
+            for found in self.directories.there.values()
+            for storage in found.manifest.storages
+            for extent in storage.extents
+        }
+        found = self.catalog.find_pieces(said)
+        assert {
+            piece: (place.blob, place.blob_nbytes, place.offset, place.length) for piece, place in found.items()
+        } == {piece: (blob.digest, blob.nbytes, *where) for piece, (blob, *where) in said.items()}
+
+    @invariant()
+    @precondition(lambda self: not self.behind)
+    def the_listing_is_the_directories(self) -> None:
+        there = self.directories.there
+        assert self.catalog.listing() == {key: found.dir_inode for key, found in there.items()}
+        assert self.catalog.max_sequence() == max((f.manifest.sequence for f in there.values()), default=0)
+
+    @rule()
+    def a_catalog_made_from_nothing_says_the_same(self) -> None:
+        self.catch_up()
+        again = new_catalog(self.root / "again")
+        self.directories.catalogue(again)
+        assert everything(again.path) == everything(self.catalog.path)
+        shutil.rmtree(self.root / "again")
+
+    def teardown(self) -> None:
+        try:
+            assert self.catalog.check() == []
+        finally:
+            shutil.rmtree(self.root)
+
+
+TestHistories = pytest.mark.property(Histories.TestCase)
+TestHistories.settings = settings(max_examples=max(25, settings().max_examples // 4), stateful_step_count=20)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = new_catalog(tmp_path / "store")
+    yield made
+    assert made.check() == []
+
+
+def test_what_is_known_about_a_checkpoint_comes_from_rows_alone(catalog: Catalog) -> None:
+    description = Description(
+        metrics={"loss": 2.5, "steps": 7, "worst": float("inf"), "best": float("-inf")},
+        metadata={"lr": 0.1, "tags": ["x", None]},
+        message="first \N{SNOWMAN}",
+        parent=chunk_of(1),
+    )
+    directories = Directories(tags={"good": ("main", 3), "best": ("main", 3), "other": ("main", 4)})
+    directories.put(published("main", 3, pieces=[(0, 0), (0, 1)], chunks=[1], description=description))
+
+    directories.catalogue(catalog)
+
+    found = directories.there["main", 3]
+    expected = CheckpointInfo.of(found.manifest, found.manifest_id, tags=("best", "good"))
+    assert catalog.infos() == [expected]
+    assert [type(value) for value in catalog.infos()[0].metrics.values()] == [float, int, float, float]
+
+
+def test_a_metric_that_is_not_a_number_stays_one(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, description=Description(metrics={"loss": float("nan")})))
+
+    directories.catalogue(catalog)
+
+    (loss,) = catalog.infos()[0].metrics.values()
+    assert isinstance(loss, float)
+    assert loss != loss  # noqa: PLR0124 - nan
+
+
+def test_names_and_messages_may_have_lone_surrogates_and_null_characters(catalog: Catalog) -> None:
+    odd = "a\ud800\0b"
+    directories = Directories()
+    directories.put(published("main", 1, pieces=[(0, 0)], name_prefix=odd, description=Description(message=odd)))
+
+    directories.catalogue(catalog)
+
+    assert catalog.infos()[0].message == odd
+    leaves = catalog.leaves("main", 1)
+    assert leaves is not None
+    assert [leaf.name for leaf in leaves] == [f"{odd}[0]"]
+
+
+def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(
+        published("main", 9, sequence=1), published("main", 1, sequence=3), published("side", 5, sequence=2)
+    )
+
+    directories.catalogue(catalog)
+
+    assert [(info.run, info.step) for info in catalog.infos()] == [("main", 9), ("side", 5), ("main", 1)]
+    assert [info.step for info in catalog.infos("main")] == [9, 1]
+    assert catalog.infos("none") == []
+
+
+def test_steps_with_the_same_leaves_share_one_layout_until_the_last_goes(catalog: Catalog) -> None:
+    directories = Directories()
+    for step in range(5):
+        directories.put(published("main", step, pieces=[(step, 0)], texts={"note": step + 1}))
+    directories.catalogue(catalog)
+    shared = rows(catalog.path, "SELECT count(*) FROM layouts")
+
+    notes = [[leaf.nbytes for leaf in catalog.leaves("main", step) or []] for step in range(5)]
+    directories.there.clear()
+    directories.catalogue(catalog)
+
+    assert shared == [(1,)]
+    assert notes == [[PIECE_BYTES, step + 1] for step in range(5)]
+    assert rows(catalog.path, "SELECT count(*) FROM layouts") == [(0,)]
+    assert rows(catalog.path, "SELECT count(*) FROM layout_leaves") == [(0,)]
+    assert rows(catalog.path, "SELECT count(*) FROM leaf_sizes") == [(0,)]
+    assert catalog.leaves("main", 1) is None
+
+
+def test_a_piece_is_found_in_the_newest_pack_even_when_an_older_checkpoint_is_told_late(catalog: Catalog) -> None:
+    old = published("main", 1, sequence=1, pieces=[(0, 0)])
+    new = published("main", 2, sequence=2, pieces=[(1, 1)])
+    # The same piece, once in pack 0 and once in pack 1.
+    (storage,) = new.manifest.storages
+    moved = type(storage)(storage.nbytes, (type(storage.extents[0])(piece_of(0, 0), 0, 1 * PIECE_BYTES, PIECE_BYTES),))
+    new = type(new)(type(new.manifest)(**{**fields(new.manifest), "storages": (moved,)}), new.manifest_id, 1)
+    directories = Directories()
+    directories.put(old, new)
+
+    for key in [("main", 2), ("main", 1)]:
+        catalog.reconcile([key], directories.look, timeout_s=SOON_S)
+
+    assert catalog.find_pieces([piece_of(0, 0)])[piece_of(0, 0)].blob == pack_of(1)
+
+
+def fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def test_a_blob_that_is_one_piece_is_found_by_its_own_digest(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, chunks=[5], pieces=[(0, 2)]))
+    directories.catalogue(catalog)
+
+    found = catalog.find_pieces([chunk_of(5), piece_of(0, 2), piece_of(0, 3), pack_of(0)])
+
+    places = {piece: (place.blob, place.offset, place.length) for piece, place in found.items()}
+    assert places == {
+        chunk_of(5): (chunk_of(5), 0, 1005),
+        piece_of(0, 2): (pack_of(0), 2 * PIECE_BYTES, PIECE_BYTES),
+        pack_of(0): (pack_of(0), 0, PIECES_A_PACK * PIECE_BYTES),
+    }
+
+
+def test_more_digests_than_a_statement_takes_are_looked_up(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, chunks=range(1500)))
+    directories.catalogue(catalog)
+    wanted = [chunk_of(number) for number in range(3000)]
+
+    assert catalog.find_pieces(wanted).keys() == set(wanted[:1500])
+    assert set(catalog.best_shares(wanted).values()) == {0, *range(1000, 2500)}
+
+
+def test_a_pack_counts_each_of_its_pieces_once(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, pieces=[(0, 0), (0, 0), (0, 1)]))
+
+    directories.catalogue(catalog)
+
+    assert catalog.best_shares([pack_of(0)]) == {pack_of(0): 2 * PIECE_BYTES}
+
+
+def test_the_same_checkpoint_in_another_directory_changes_only_the_inode(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, chunks=[1], inode=2**64 - 1))
+    directories.catalogue(catalog)
+    directories.put(published("main", 1, chunks=[1], inode=7))
+
+    before = rows(catalog.path, "SELECT id, manifest_id FROM checkpoints")
+    directories.catalogue(catalog)
+
+    assert rows(catalog.path, "SELECT id, manifest_id FROM checkpoints") == before
+    assert catalog.listing() == {("main", 1): 7}
+
+
+def test_a_look_that_fails_changes_nothing(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, chunks=[1]))
+    directories.catalogue(catalog)
+    directories.put(published("main", 1, chunks=[2]))
+
+    def fails_at_the_second(run: str, step: int) -> Any:
+        if step == 2:
+            raise OSError("no such disk")
+        return directories.look(run, step)
+
+    before = everything(catalog.path)
+    with pytest.raises(OSError, match="no such disk"):
+        catalog.reconcile([("main", 1), ("main", 2)], fails_at_the_second, timeout_s=SOON_S)
+
+    assert everything(catalog.path) == before
+
+
+def test_a_manifest_of_another_checkpoint_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match="directory of main@1 says that it is main@2"):
+        catalog.reconcile([("main", 1)], lambda *_: published("main", 2), timeout_s=SOON_S)
+
+    assert catalog.listing() == {}
+
+
+def test_tags_are_made_equal(catalog: Catalog) -> None:
+    first = {"a": ("main", 1), "b": ("main", 2)}
+    second = {"b": ("main", 3), "c": ("side", 2**53)}
+    stored = "SELECT name, run, step FROM tags ORDER BY name"
+
+    catalog.replace_tags(first, timeout_s=SOON_S)
+    catalog.replace_tags(first, timeout_s=SOON_S)
+    after_first = rows(catalog.path, stored)
+    catalog.replace_tags(lambda: second, timeout_s=SOON_S)
+
+    assert after_first == [(name, *target) for name, target in first.items()]
+    assert rows(catalog.path, stored) == [(name, *target) for name, target in second.items()]
+
+
+def test_unused_blobs_are_forgotten_with_their_pieces_and_used_ones_stay(catalog: Catalog) -> None:
+    directories = Directories()
+    directories.put(published("main", 1, pieces=[(0, 0)]), published("main", 2, pieces=[(1, 0)]))
+    directories.catalogue(catalog)
+    del directories.there["main", 1]
+    directories.catalogue(catalog)
+
+    unused = catalog.unused()
+    forgotten = catalog.forget([pack_of(0), pack_of(1), pack_of(2)], timeout_s=SOON_S)
+
+    assert unused == [(pack_of(0), PIECES_A_PACK * PIECE_BYTES)]
+    assert forgotten == 1
+    assert catalog.find_pieces([piece_of(0, 0), piece_of(1, 0)]).keys() == {piece_of(1, 0)}

@@ -1,0 +1,142 @@
+"""Steps are only added, run in the transaction that they are given, and need nothing of ckstore."""
+
+import ast
+import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+import ckstore_migrations
+from ckstore.catalog import Catalog
+from ckstore_migrations import STEPS, VERSION, migrations
+from tests.catalog.manifests import Directories, chunk_of, new_catalog, piece_of, published
+
+FOLDER = Path(ckstore_migrations.__file__).parent
+
+# What the schema is after each step. A step that was released is never edited: its line here does not change.
+SCHEMAS = ["8336b2745b823910"]
+
+
+def test_every_step_has_a_module_of_its_name_and_is_listed_in_order() -> None:
+    modules = sorted(path.stem for path in FOLDER.glob("m[0-9]*.py"))
+
+    assert [step.__name__ for step in STEPS] == modules
+    assert [int(name[1:5]) for name in modules] == list(range(1, VERSION + 1))
+
+
+def test_each_step_makes_the_schema_that_it_always_made() -> None:
+    found = []
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for step in STEPS:
+            step(Database(connection, execute_plugins=False))
+            rows = connection.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall()
+            words = " ".join(word for name, sql in rows for word in (name, *(sql or "").split()))
+            found.append(hashlib.sha256(words.encode()).hexdigest()[:16])
+
+    assert found == SCHEMAS
+
+
+def test_the_steps_import_nothing_of_ckstore() -> None:
+    imported: set[str] = set()
+    for path in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.split(".")[0])
+
+    assert "ckstore" not in imported
+    assert {"ckstore_migrations", "sqlite_utils"} <= imported
+
+
+def test_all_steps_run_inside_one_transaction_of_the_caller() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        migrations().apply(Database(connection, execute_plugins=False))
+
+        still_inside = connection.in_transaction
+        connection.execute("ROLLBACK")
+
+        assert still_inside
+        assert connection.execute("SELECT * FROM sqlite_schema").fetchall() == []
+
+
+def test_applying_twice_is_applying_once() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        database = Database(connection, execute_plugins=False)
+        migrations().apply(database)
+        schema = database.schema
+        migrations().apply(database)
+
+        assert database.schema == schema
+        assert [step.name for step in migrations().applied(database)] == [step.__name__ for step in STEPS]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    made = new_catalog(tmp_path)
+    directories = Directories(tags={"best": ("main", 2), "late": ("main", 2)})
+    directories.put(
+        published("main", 1, sequence=1, pieces=[(0, 0)], chunks=[1]),
+        published("main", 2, sequence=2, pieces=[(0, 0), (0, 1)], texts={"note": 5}),
+        published("side", 1, sequence=3, chunks=[2]),
+    )
+    directories.catalogue(made)
+    del directories.there["side", 1]
+    directories.catalogue(made)
+    return made
+
+
+def test_every_table_is_strict(catalog: Catalog) -> None:
+    with closing(sqlite3.connect(catalog.path)) as connection:
+        tables = connection.execute("PRAGMA table_list").fetchall()
+
+    ours = {name: strict for _, name, kind, _, _, strict in tables if kind == "table" and name[0] not in "_s"}
+    assert set(ours.values()) == {1}
+    assert len(ours) >= 8
+
+
+def test_the_views_answer_what_people_ask(catalog: Catalog) -> None:
+    def ask(query: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(catalog.path)) as connection:
+            return connection.execute(query).fetchall()
+
+    assert ask("SELECT run, step, tags, logical_bytes FROM checkpoint_log") == [
+        ("main", 2, "best late", 261),
+        ("main", 1, None, 1129),
+    ]
+    assert ask("SELECT run, checkpoint_count, first_step, last_step, logical_bytes FROM run_summary") == [
+        ("main", 2, 1, 2, 1390)
+    ]
+    assert ask("SELECT digest, nbytes FROM unused_blobs") == [(chunk_of(2), 1002)]
+    assert ask("SELECT reference_count FROM blob_references WHERE is_pack") == [(2,)]
+    assert ask("SELECT best_used_bytes, best_share FROM pack_shares") == [(256, 0.5)]
+    assert ask("SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves WHERE step = 2 ORDER BY ordinal") == [
+        ("w[0]", "torch", "uint8", "[128]", 128),
+        ("w[1]", "torch", "uint8", "[128]", 128),
+        ("note", "str", "", "[]", 5),
+    ]
+    assert ask("SELECT step, used_bytes FROM checkpoint_blobs WHERE is_pack ORDER BY step") == [(1, 128), (2, 256)]
+
+
+def test_lookups_that_saves_and_gc_make_use_indexes(catalog: Catalog) -> None:
+    """The cost of a question must not grow with the number of checkpoints: no table is scanned for it."""
+    questions = [
+        ("SELECT id FROM checkpoints WHERE run = ? AND step = ?", ("main", 1)),
+        ("SELECT max(sequence) FROM checkpoints", ()),
+        ("SELECT blob_id FROM pieces WHERE digest IN (?, ?)", (piece_of(0, 0), piece_of(0, 1))),
+        ("SELECT max(u.used_bytes) FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN (?)", ("x",)),
+        ("DELETE FROM checkpoints WHERE id = ?", (1,)),
+        ("DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM uses WHERE blob_id = blobs.id)", ("x",)),
+        ("SELECT 1 FROM checkpoints WHERE layout_id = ?", (1,)),
+        ("DELETE FROM pieces WHERE blob_id = ?", (1,)),
+    ]
+    with closing(sqlite3.connect(catalog.path)) as connection:
+        for query, values in questions:
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()]
+
+            assert plan
+            assert not [line for line in plan if line.startswith("SCAN")], (query, plan)
