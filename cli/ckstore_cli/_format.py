@@ -11,11 +11,9 @@ from ckstore.errors import BadInput
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    name: 1024 ** (power + 1)
-    for power, unit in enumerate(_UNITS[:4])
-    for name in (unit.upper(), unit[0])
+    name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)\Z")
+_SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
@@ -37,7 +35,7 @@ def parse_size(text: str) -> int:
     Raises:
         BadInput: It is no size, or no whole number of bytes.
     """
-    match = _SIZE.match(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         msg = f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}"
@@ -70,8 +68,10 @@ def age_text(created: str, now: datetime) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return a metric in at most five significant digits; integers whole."""
-    return str(value) if isinstance(value, int) else f"{value:.5g}"
+    """Return a metric in about five significant digits; integers whole."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
 
 
 def metrics_text(metrics: Mapping[str, int | float]) -> str:
@@ -98,9 +98,7 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(
-        char
-        if char.isprintable() or (keep_lines and char in "\n\t")
-        else char.encode("unicode_escape").decode("ascii")
+        char if char.isprintable() or (keep_lines and char in "\n\t") else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
 
@@ -117,6 +115,17 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
         widths[-1] = 0
     layout = "  ".join(f"{{:{side}{width}}}" for side, width in zip(align, widths, strict=True))
     return [layout.format(*row) for row in rows]
+
+
+def wrap(words: Sequence[str], width: int) -> list[str]:
+    """Return lines of at most `width` columns; a longer word has a line of its own."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def cut(text: str, width: int | None) -> str:

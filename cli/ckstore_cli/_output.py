@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -31,6 +30,12 @@ def style(text: str, look: str, *, on: bool) -> str:
     return f"\x1b[{_CODES[look]}m{text}\x1b[0m" if on and text else text
 
 
+def _columns() -> int:
+    import shutil  # takes longer than the rest of this module, and a pipe does not need it
+
+    return shutil.get_terminal_size().columns
+
+
 class Output:
     """Prints for one command.
 
@@ -42,7 +47,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         on_terminal = sys.stdout.isatty() and not as_json
-        self.width = shutil.get_terminal_size().columns if on_terminal else None
+        self.width = _columns() if on_terminal else None
         self._color = colored(sys.stdout) and not as_json
 
     def line(self, text: str = "") -> None:

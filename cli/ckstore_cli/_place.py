@@ -38,9 +38,7 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
         if (directory / DEFAULT_NAME / MARK).is_file():
             return directory / DEFAULT_NAME
     msg = f"there is no {DEFAULT_NAME} in {here} or above"
-    raise StoreNotFound(
-        msg, hint=f"make one with ckstore init, or say where it is: --store PATH or {VARIABLE}"
-    )
+    raise StoreNotFound(msg, hint=f"make one with ckstore init, or say where it is: --store PATH or {VARIABLE}")
 
 
 def place_for_new(argument: Path | None, option: Path | None, environ: Mapping[str, str]) -> Path:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from ckstore_cli._format import cut, printable, size_text
 
@@ -31,6 +31,7 @@ class Progress:
         what: A word for the work, ``"verifying"``.
         total_bytes: None: not known; then only what is done is shown.
         quiet: Show nothing, whatever stderr is (``--json``).
+        stream: None: stderr.
         clock: Seconds that only grow.
     """
 
@@ -40,12 +41,13 @@ class Progress:
         total_bytes: int | None = None,
         *,
         quiet: bool = False,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what = what
         self.total_bytes = total_bytes
         self.done_bytes = 0
-        self._stream = sys.stderr
+        self._stream = sys.stderr if stream is None else stream
         self._shown = self._stream.isatty() and os.environ.get("TERM") != "dumb" and not quiet
         self._clock = clock
         self._started_s = clock()

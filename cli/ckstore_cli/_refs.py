@@ -19,21 +19,19 @@ import click
 from ckstore.errors import CkstoreError
 from ckstore.model.digest import short_id
 from ckstore.model.names import RUN_PATTERN, STEP_PATTERN
+from ckstore.model.refs import DEFAULT_RUN
 from ckstore_cli._frame import Frame
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMPUTED = ("latest", "latest-valid")
-DEFAULT_RUN = "main"
-_SOME_DIGITS = re.compile("[0-9a-f]{4,}\\Z")
+_SOME_DIGITS = "[0-9a-f]{4,}"
 _LONGEST_HEAD_BYTES = 128
-_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
+_HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":'
 
 
-def complete_ref(
-    ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_ref(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the refs that begin with `incomplete`: computed ones, tags, runs, steps, ids."""
     store = _store_of(ctx)
     if store is None:
@@ -41,9 +39,7 @@ def complete_ref(
     return _items(_fitting(store, incomplete))
 
 
-def complete_run(
-    ctx: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_run(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the runs that begin with `incomplete`."""
     store = _store_of(ctx)
     if store is None:
@@ -85,7 +81,7 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
         *((f"{name}@", "run") for name in known if len(known) > 1),
     ]
     yield from (candidate for candidate in candidates if candidate[0].startswith(incomplete))
-    if _SOME_DIGITS.match(incomplete):
+    if re.fullmatch(_SOME_DIGITS, incomplete):
         yield from _ids(store, known, incomplete)
 
 
@@ -100,7 +96,7 @@ def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, 
 def _id_in(manifest: Path) -> str:
     """Return the id that a manifest begins with; empty if it cannot be read."""
     with suppress(OSError), manifest.open("rb") as file:
-        found = _HEAD.match(file.read(_LONGEST_HEAD_BYTES))
+        found = re.match(_HEAD, file.read(_LONGEST_HEAD_BYTES))
         if found:
             return found[1].decode("ascii")
     return ""

@@ -66,13 +66,14 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
         raise CkstoreError(msg, hint=f"look at it with ckstore log --store {place}")
     from ckstore.store import Store
 
-    sizes = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-    with Store.init(place, hash=hash_name, **sizes) as store:
+    with Store.init(place, hash=hash_name, chunk_bytes=chunk_bytes) as store:
         _report(frame.output(), store)
 
 
 def _report(out: Output, store: Store) -> None:
-    settings = store.settings
+    from ckstore.ops.create import read_settings
+
+    settings = read_settings(store.path)
     out.document(
         {
             "path": str(store.path),

@@ -11,7 +11,7 @@ from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.info import CheckpointInfo
 from ckstore_cli._documents import checkpoint_document
-from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, size_text
+from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, size_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, runs
@@ -21,8 +21,6 @@ ON_TERMINAL_COUNT = 20
 
 _HEAD = ("STEP", "ID", "RUN", "AGE", "SIZE", "NEW")
 _ALIGN = "><<<>>"
-_NARROWEST = 30
-"""Columns that the metrics must have beside the table, or they get lines of their own."""
 
 
 @click.command()
@@ -78,7 +76,7 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
     if not found:
         out.note("no checkpoint yet")
     elif len(shown) < len(found) and out.width is not None:
-        out.note(f"{len(found) - len(shown)} older: ckstore log -n {len(found)}")
+        out.note(f"{len(found) - len(shown)} older; -n {len(found)} shows them all")
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
@@ -89,25 +87,28 @@ def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
-    """Give a table of what every checkpoint has, with what only some have beside or below it."""
+    """Give a table of what every checkpoint has, with what only some have beside or below it.
+
+    Where all metrics have room beside the table they stand there, with the tags and the message
+    that fit; else those of every checkpoint stand below it, so that the rows can be compared.
+    """
     if not infos:
         return
     now = datetime.now(UTC)
-    rows = [_HEAD, *(_row(info, now) for info in infos)]
-    lines = columns(rows, _ALIGN)
-    beside = None if out.width is None else out.width - len(lines[0]) - 2
-    indent = " " * (len(columns([row[:1] for row in rows], _ALIGN[:1])[0]) + 2)
-    yield out.style(f"{lines[0]}  METRICS, TAGS, MESSAGE", "dim")
-    for info, line in zip(infos, lines[1:], strict=True):
-        about = _about(info)
-        whole = " ".join(about)
-        if beside is None or (len(whole) <= beside):
-            yield f"{_lit(line, info, out)}  {whole}".rstrip()
-            continue
-        first = about.pop(0) if info.metrics and len(about[0]) <= beside else ""
-        yield f"{_lit(line, info, out)}  {first}".rstrip()
-        for part in about:
-            yield indent + cut(part, out.width and out.width - len(indent))
+    head, *lines = columns([_HEAD, *(_row(info, now) for info in infos)], _ALIGN)
+    beside = None if out.width is None else out.width - len(head) - 2
+    indent = " " * (len(head) - len(head.lstrip()) + len(_HEAD[0]) + 2)
+    fit = beside is None or all(len(metrics_text(info.metrics)) <= beside for info in infos)
+    yield out.style(cut(f"{head}  METRICS, TAGS, MESSAGE", out.width) if fit else head, "dim")
+    for info, line in zip(infos, lines, strict=True):
+        first, rest = (beside, _about(info)) if fit else (0, _about(info))
+        here: list[str] = []
+        while rest and (first is None or len(" ".join([*here, rest[0]])) <= first):
+            here.append(rest.pop(0))
+        yield f"{_lit(line, info, out)}  {' '.join(here)}".rstrip()
+        if rest and out.width is not None:
+            words = " ".join(rest).split(" ")
+            yield from (indent + text for text in wrap(words, out.width - len(indent)))
 
 
 def _row(info: CheckpointInfo, now: datetime) -> tuple[str, ...]:

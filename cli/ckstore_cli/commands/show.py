@@ -59,7 +59,7 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
     if info.parent is None:
         return "none"
     try:
-        return f"{info.parent} ({store.info(info.parent.partition('-')[2]).name})"
+        return f"{info.parent} ({store.info(info.parent).name})"
     except (NoSuchRef, AmbiguousRef):
         return f"{info.parent} (no longer in the store)"
 
@@ -76,9 +76,7 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path) -> Iterator[tuple
     if info.message:
         yield from _block("message", printable(info.message.strip(), keep_lines=True))
     if info.metrics:
-        yield from _block(
-            "metrics", "\n".join(f"{printable(k)} = {v!r}" for k, v in info.metrics.items())
-        )
+        yield from _block("metrics", "\n".join(f"{printable(k)} = {v!r}" for k, v in info.metrics.items()))
     if info.metadata:
         text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from ckstore.version import __version__
+from ckstore_cli._errors import EXIT_STATUSES
+from ckstore_cli.app import COMMANDS, app
+from tests.cli.conftest import Run, environment, process
+
+
+def command_of(name: str) -> click.Command:
+    command = app.get_command(click.Context(app), name)
+
+    assert command is not None
+    return command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_an_example_and_its_exit_statuses(name: str, run: Run) -> None:
+    shown = run(name, "--help")
+
+    assert shown.exit_code == 0
+    example = re.search(r"Example:\n((?:    .+\n)+)", shown.stdout)
+    assert example is not None
+    assert all(line.startswith(f"    ckstore {name}") for line in example[1].splitlines())
+    statuses = re.search(r"Exit status:\n((?:    .+\n)+)", shown.stdout)
+    assert statuses is not None
+    listed = [int(line.split()[0]) for line in statuses[1].splitlines()]
+    assert listed == sorted(set(listed))
+    assert {0, 2} <= set(listed) <= set(EXIT_STATUSES)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+def test_every_command_takes_store_and_json(name: str) -> None:
+    options = {option for param in command_of(name).params for option in param.opts}
+
+    assert {"--store", "--json"} <= options
+
+
+def test_the_help_lists_every_command_in_order(run: Run) -> None:
+    shown = run("--help")
+
+    listed = re.findall(r"^  (\w+)  +\S", shown.stdout.split("Commands:")[1], re.MULTILINE)
+    assert tuple(listed) == COMMANDS
+
+
+def test_without_a_command_the_help_is_shown_and_it_is_wrong_usage(run: Run) -> None:
+    shown = run()
+
+    assert shown.exit_code == 2
+    assert shown.stdout == ""
+    assert "Commands:" in shown.stderr
+
+
+def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(run: Run) -> None:
+    shown = run("shwo")
+
+    assert shown.exit_code == 2
+    assert shown.stderr == ("error: there is no command 'shwo', did you mean show?\nhint: see ckstore --help\n")
+
+
+def test_a_wrong_option_is_refused_with_the_command_s_help_as_next_step(run: Run) -> None:
+    shown = run("log", "--onelin")
+
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith("error: No such option")
+    assert shown.stderr.endswith("hint: see ckstore log --help\n")
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    assert run("--version").stdout == f"ckstore {__version__}\n"
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_store_and_json_may_stand_before_or_after_the_command(place: str, run: Run, saved: Path) -> None:
+    options = ["--store", saved, "--json"]
+    shown = run(*options, "log") if place == "before" else run("log", *options)
+
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.count('{"v": 1, ') == 5
+
+
+def test_what_stands_after_the_command_wins(run: Run, saved: Path) -> None:
+    assert run("--store", "nowhere", "log", "--store", saved).exit_code == 0
+    assert run("--store", saved, "log", "--store", "nowhere").exit_code == 4
+
+
+def test_python_m_is_the_same_program(saved: Path) -> None:
+    shown = process("log", "--oneline", "--store", saved)
+
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("\n") == 5
+
+
+HEAVY = ("torch", "numpy", "sqlite_utils", "safetensors")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["log"], ["log", "--json"], ["show", "latest"], ["ls", "latest"], ["--help"], ["demo", "-h"]],
+    ids=" ".join,
+)
+def test_a_command_that_needs_no_tensors_imports_nothing_heavy(args: list[str], saved: Path) -> None:
+    store = [] if args[-1] in ("--help", "-h") else ["--store", str(saved)]
+
+    assert loaded_by([*args, *store]) == []
+
+
+def test_init_imports_no_torch(tmp_path: Path) -> None:
+    # The catalog is made with sqlite_utils, which imports NumPy where there is one.
+    assert set(loaded_by(["init", str(tmp_path / "new")])) <= {"sqlite_utils", "numpy"}
+
+
+def test_a_command_imports_no_other_command(saved: Path) -> None:
+    mine = loaded_by(["log", "--store", str(saved)], prefix="ckstore_cli.commands.")
+
+    assert mine == ["ckstore_cli.commands.log"]
+
+
+def loaded_by(args: list[str], prefix: str = "") -> list[str]:
+    """Return which of HEAVY, or which modules below `prefix`, a command has imported at its end."""
+    code = (
+        "import sys\n"
+        "from ckstore_cli.app import main\n"
+        f"sys.argv = ['ckstore', *{args!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    status = end.code\n"
+        f"wanted = {prefix!r}\n"
+        f"names = [n for n in sys.modules if wanted and n.startswith(wanted) or n in {HEAVY!r}]\n"
+        "print('LOADED', status, *names)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+    )
+    last = done.stdout.splitlines()[-1].split()
+
+    assert last[:2] == ["LOADED", "0"], done.stdout + done.stderr
+    return last[2:]

@@ -1,0 +1,75 @@
+"""docs/reference/command-line.md names every command, option and JSON key, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from ckstore_cli.app import COMMANDS, app
+from tests.cli.conftest import ROOT, Run
+
+PAGE = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def keys(text: str) -> list[str]:
+    """Return the keys of the tables with a column Key."""
+    tables = re.findall(r"^\| Key \|.*\n\|[ -:|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return re.findall(r"^\| `(\w+)` \|", "".join(tables), re.MULTILINE)
+
+
+def test_every_command_has_a_line_and_a_section_and_there_are_no_others() -> None:
+    lines = re.findall(r"^\| \[`ckstore (\w+)`\]\(#ckstore-\1\) \|", PAGE, re.MULTILINE)
+    sections = re.findall(r"^## `ckstore (\w+)`$", PAGE, re.MULTILINE)
+
+    assert tuple(lines) == tuple(sections) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_named_and_no_other(name: str) -> None:
+    command = app.get_command(click.Context(app), name)
+    assert command is not None
+    options = {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
+    rows = re.findall(r"^\| (`-.*?) \|", section(f"`ckstore {name}`"), re.MULTILINE)
+    named = {option for row in rows for option in re.findall(r"`(--?[\w-]+)", row)}
+
+    assert named == options
+
+
+def test_the_options_of_the_program_are_named() -> None:
+    for option in ("--store", "--json", "--version", "--help", "-h"):
+        assert f"`{option}" in PAGE or f" {option}`" in PAGE
+
+
+def first(text: str) -> dict[str, object]:
+    document: dict[str, object] = json.loads(text.splitlines()[0])
+    return document
+
+
+def test_the_keys_of_log_and_show_are_those_printed(run: Run, saved: Path) -> None:
+    log = list(first(run("log", "--json", "--store", saved).stdout))
+    show = list(first(run("show", "best", "--json", "--store", saved).stdout))
+
+    assert keys(section("`ckstore log`")) == log
+    assert log + keys(section("`ckstore show`")) == show
+
+
+def test_the_keys_of_ls_are_those_printed(run: Run, saved: Path) -> None:
+    printed = list(first(run("ls", "best", "--json", "--store", saved).stdout))
+
+    assert keys(section("`ckstore ls`")) == printed
+
+
+def test_the_keys_of_init_are_those_printed(run: Run) -> None:
+    assert keys(section("`ckstore init`")) == list(first(run("init", "--json").stdout))
+
+
+def test_the_keys_of_an_error_are_those_printed(run: Run) -> None:
+    assert keys(section("Output")) == list(first(run("log", "--json").stderr))

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore_cli import _format
+
+NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
+
+
+@given(nbytes=st.integers(0, 2**63))
+def test_a_size_is_short_and_within_its_rounding(nbytes: int) -> None:
+    text = _format.size_text(nbytes)
+    number, unit = text.split()
+    factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB").index(unit)
+
+    assert len(text) <= len("1023.9 KiB")
+    assert abs(float(number) * factor - nbytes) <= 0.05 * factor * 1.001
+    assert float(number) < 1024
+
+
+@pytest.mark.parametrize(
+    "nbytes,text",
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (32 * 2**20, "32.0 MiB"),
+        (5 * 2**40, "5.0 TiB"),
+    ],
+)
+def test_sizes_are_written_with_one_decimal(nbytes: int, text: str) -> None:
+    assert _format.size_text(nbytes) == text
+
+
+@given(count=st.integers(0, 10**6), unit=st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
+def test_a_size_with_a_unit_is_read(count: int, unit: str) -> None:
+    factor = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+
+    for written in (unit, unit.lower(), unit[0], f" {unit}"):
+        assert _format.parse_size(f"{count}{written}") == count * factor
+    assert _format.parse_size(f"{count}.5{unit}") == count * factor + factor // 2
+
+
+def test_a_size_without_a_unit_is_bytes_and_decimal_units_are_decimal() -> None:
+    assert _format.parse_size("33554432") == 33554432
+    assert _format.parse_size("12B") == 12
+    assert _format.parse_size("32MB") == 32_000_000
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1 XiB", "1e6", "0x10", "1.5B", "1 MiB x"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(repr(text))):
+        _format.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "seconds,text",
+    [
+        (-3600, "in the future"),
+        (-5, "just now"),
+        (0.2, "just now"),
+        (42.9, "42 s ago"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (3600, "1 h ago"),
+        (47 * 3600 + 3599, "47 h ago"),
+        (48 * 3600, "2 days ago"),
+        (59 * 86400, "59 days ago"),
+        (60 * 86400, "2026-09-22"),
+    ],
+)
+def test_an_age_is_told_in_its_largest_unit(seconds: float, text: str) -> None:
+    created = (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+    assert _format.age_text(created, NOW) == text
+
+
+@pytest.mark.parametrize(
+    "value,text",
+    [
+        (3, "3"),
+        (2**70, str(2**70)),
+        (2.103123, "2.1031"),
+        (3e-5, "3e-05"),
+        (123456.7, "123457"),
+        (-2e7, "-20000000"),
+        (1e300, "1e+300"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_metric_is_short(value: float, text: str) -> None:
+    assert _format.number_text(value) == text
+
+
+@given(part=st.integers(0, 10**15), more=st.integers(0, 10**15))
+def test_a_share_is_never_rounded_up_to_all(part: int, more: int) -> None:
+    whole = part + more
+    if whole == 0:
+        return
+    text = _format.share_text(part, whole)
+
+    assert (text == "100.0 %") == (part == whole)
+    assert abs(float(text.split()[0]) - 100 * part / whole) <= 0.11
+
+
+@given(text=st.text(st.characters(codec=None)), keep=st.booleans())
+def test_what_is_shown_has_no_control_characters(text: str, keep: bool) -> None:
+    shown = _format.printable(text, keep_lines=keep)
+
+    assert all(char.isprintable() or (keep and char in "\n\t") for char in shown)
+    shown.encode()  # no lone surrogate
+    if text.isprintable():
+        assert shown == text
+
+
+CELLS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=6)
+
+
+@given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1), last=st.sampled_from("<>"))
+def test_columns_start_and_end_at_the_same_places(rows: list[tuple[str, str, str]], last: str) -> None:
+    lines = _format.columns(rows, f"<>{last}")
+
+    first = max(len(row[0]) for row in rows)
+    second = max(len(row[1]) for row in rows)
+    for row, line in zip(rows, lines, strict=True):
+        assert line[:first].rstrip() == row[0]
+        assert line[first + 2 : first + 2 + second].lstrip() == row[1]
+        assert line[first + second + 4 :].strip() == row[2]
+    if last == "<":
+        assert all(line.endswith(row[2]) for row, line in zip(rows, lines, strict=True))
+
+
+WORDS = st.lists(st.text("abc", min_size=1, max_size=12), min_size=1)
+
+
+@given(words=WORDS, width=st.integers(1, 30))
+def test_wrapped_lines_are_the_words_in_order_and_as_wide_as_allowed(words: list[str], width: int) -> None:
+    lines = _format.wrap(words, width)
+
+    assert " ".join(lines) == " ".join(words)
+    assert all(len(line) <= width or " " not in line for line in lines)
+
+
+@given(text=st.text("abcdef"), width=st.none() | st.integers(1, 10))
+def test_a_cut_text_says_that_it_was_cut(text: str, width: int | None) -> None:
+    shown = _format.cut(text, width)
+
+    assert shown == text or (shown[:-1] == text[: len(shown) - 1] and shown[-1] == "…")
+    assert width is None or len(shown) <= width
+    assert (shown == text) == (width is None or len(text) <= width)

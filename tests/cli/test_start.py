@@ -1,0 +1,61 @@
+"""How long ``ckstore log`` takes, compared with Python itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from tests.cli.conftest import environment
+
+COUNT = 1000
+GENEROUS_RATIO = 15.0
+"""The aim is 10 on a machine with nothing else to do."""
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory: a thousand saves to a disk take longer than all that is measured."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.mark.bench
+@pytest.mark.slow
+def test_log_of_a_thousand_checkpoints_starts_about_as_fast_as_python_and_click(
+    tmp_path: Path, in_memory: Path
+) -> None:
+    with Store.init(in_memory / "s") as store:
+        for step in range(COUNT):
+            metrics = {"loss": 1 / (step + 1), "val_loss": 2.0}
+            store.save({"step": step}, step=step, metrics=metrics)
+    env = environment()
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # as for every user, modules are compiled once
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "bytecode")
+    start = "from ckstore_cli.app import main; main()"
+    log = [sys.executable, "-c", start, "log", "--store", str(in_memory / "s")]
+    nothing = [sys.executable, "-c", "pass"]
+
+    taken = [(spent_s(nothing, env), spent_s(log, env)) for _ in range(15)]
+
+    best_nothing, best_log = (min(times) for times in zip(*taken, strict=True))
+    ratio = best_log / best_nothing
+    print(f"log of {COUNT}: {best_log * 1e3:.0f} ms, {ratio:.1f} times `python -c pass`")
+    assert ratio <= GENEROUS_RATIO
+
+
+def spent_s(command: list[str], env: dict[str, str]) -> float:
+    begun_s = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60, env=env)
+    return time.perf_counter() - begun_s
