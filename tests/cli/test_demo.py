@@ -21,6 +21,7 @@ from ckstore.errors import BadInput
 from ckstore_cli.demo import main
 from ckstore_cli.demo.cut import kill_in_a_save, published, saves_in_flight
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
+from ckstore_cli.demo.programs import Watch
 from ckstore_cli.demo.proof import digest, digests
 
 SAVER = """
@@ -93,6 +94,44 @@ def test_a_trainer_that_fails_fails_the_demo_and_leaves_no_directory(
     assert set(tmp_path.iterdir()) == before
 
 
+def trainer_that_is_killed(leaves: list[bool]) -> Any:
+    """Stand in for `run_trainer`: each call is killed, in a save (True) or just after one."""
+    step = 0
+
+    def run(arguments: list[str], watch: Watch) -> None:
+        nonlocal step
+        for _ in range(step // 4, watch.after_saves):
+            step += 4
+            (watch.store / "checkpoints" / watch.run / str(step)).mkdir(parents=True)
+        step += 4
+        if leaves.pop(0):
+            blobs = watch.store / "staging" / f"cut-at-{step}" / "blobs"
+            blobs.mkdir(parents=True)
+            (blobs / "xxh3-00").write_bytes(b"data")
+        else:
+            (watch.store / "checkpoints" / watch.run / str(step)).mkdir(parents=True)
+
+    return run
+
+
+def test_a_kill_that_came_too_late_is_done_again_in_a_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "run_trainer", trainer_that_is_killed([False, False, True]))
+
+    cut, step = main.Demo(tmp_path, main.QUICK).train_until_cut()
+
+    assert (cut.name, step) == ("cut-at-20", 20)
+    assert capsys.readouterr().out.count("too late") == 2
+
+
+def test_a_demo_that_never_cut_a_save_does_not_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "run_trainer", trainer_that_is_killed([False] * 9))
+
+    with pytest.raises(main.DemoFailed, match="none could be shown cut"):
+        main.Demo(tmp_path, main.QUICK).train_until_cut()
+
+
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
 
@@ -141,22 +180,18 @@ def test_a_kill_in_a_save_leaves_that_save_unpublished(after_saves: int, tmp_pat
     program = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), "5"])
     deadline_s = time.monotonic() + 60
 
-    killed = kill_in_a_save(
-        program, tmp_path, "run", after_saves=after_saves, deadline_s=deadline_s
-    )
+    killed = kill_in_a_save(program, tmp_path, "run", after_saves=after_saves, deadline_s=deadline_s)
 
     assert killed
     assert published(tmp_path, "run") == list(range(1, after_saves + 1))
     assert [save.name for save in saves_in_flight(tmp_path)] == [f"run@{after_saves + 1}.x"]
-    assert [save.blob_bytes for save in saves_in_flight(tmp_path)] == [4]
+    assert [save.unfinished for save in saves_in_flight(tmp_path)] == [1]
 
 
 def test_a_program_that_ends_by_itself_is_not_called_killed(tmp_path: Path) -> None:
     program = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), "1"])
 
-    assert not kill_in_a_save(
-        program, tmp_path, "run", after_saves=1, deadline_s=time.monotonic() + 60
-    )
+    assert not kill_in_a_save(program, tmp_path, "run", after_saves=1, deadline_s=time.monotonic() + 60)
     assert published(tmp_path, "run") == [1]
 
 
@@ -185,9 +220,7 @@ STATES = st.recursive(
 
 @pytest.mark.property
 @given(state=STATES, key=st.text(max_size=3), values=st.lists(st.integers(0, 255), min_size=1))
-def test_a_digest_is_that_of_the_value_and_changes_with_every_bit(
-    state: object, key: str, values: list[int]
-) -> None:
+def test_a_digest_is_that_of_the_value_and_changes_with_every_bit(state: object, key: str, values: list[int]) -> None:
     tensor = torch.tensor(values, dtype=torch.uint8)
     whole = [state, {key: tensor}]
     same = digest(copy.deepcopy(whole))

@@ -23,14 +23,17 @@ class Leftover:
 
     Attributes:
         name: Its directory in `staging/`.
-        blobs: Files in it that hold data.
-        blob_bytes: Their size, shared or not.
+        blobs: Files with data in it.
+        blob_bytes: Their size.
+        unfinished: How many of them have no other name: this save is writing them, while the others
+            are links to what the store has.
         sealed: Whether everything was written and only the rename was to come.
     """
 
     name: str
     blobs: int
     blob_bytes: int
+    unfinished: int
     sealed: bool
 
 
@@ -38,10 +41,17 @@ def saves_in_flight(store: Path) -> list[Leftover]:
     """Return every save in `staging/` that holds data."""
     found = []
     for save in sorted(_listed(store / "staging")):
-        sizes = [_size_bytes(blob) for blob in _listed(save / "blobs")]
-        if sizes:
-            sealed = (save / "manifest.json").exists()
-            found.append(Leftover(save.name, len(sizes), sum(sizes), sealed))
+        blobs = [status for blob in _listed(save / "blobs") if (status := _status(blob))]
+        if blobs:
+            found.append(
+                Leftover(
+                    name=save.name,
+                    blobs=len(blobs),
+                    blob_bytes=sum(blob.st_size for blob in blobs),
+                    unfinished=sum(blob.st_nlink == 1 for blob in blobs),
+                    sealed=(save / "manifest.json").exists(),
+                )
+            )
     return found
 
 
@@ -54,7 +64,7 @@ def published(store: Path, run: str) -> list[int]:
 def kill_in_a_save(
     program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int, deadline_s: float
 ) -> bool:
-    """Kill -9 `program` as soon as it has begun a save and `run` has `after_saves` checkpoints.
+    """Kill -9 `program` while it writes a blob, once `run` has `after_saves` checkpoints.
 
     `deadline_s` is a time of `time.monotonic`. Whether the kill came before that save was published
     has to be looked at afterwards: `saves_in_flight`.
@@ -67,7 +77,7 @@ def kill_in_a_save(
     """
     while program.poll() is None:
         # In this order: a save seen in flight is then later than those that were counted.
-        if len(published(store, run)) >= after_saves and _saving(store):
+        if len(published(store, run)) >= after_saves and _writing(store):
             os.kill(program.pid, signal.SIGKILL)
             return program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
         if time.monotonic() > deadline_s:
@@ -76,8 +86,8 @@ def kill_in_a_save(
     return False
 
 
-def _saving(store: Path) -> bool:
-    return any(save.blob_bytes for save in saves_in_flight(store))
+def _writing(store: Path) -> bool:
+    return any(save.unfinished for save in saves_in_flight(store))
 
 
 def _listed(directory: Path) -> list[Path]:
@@ -88,8 +98,9 @@ def _listed(directory: Path) -> list[Path]:
         return []
 
 
-def _size_bytes(path: Path) -> int:
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_size
+        status = path.stat()
     except FileNotFoundError:
-        return 0
+        return None
+    return status if status.st_size else None

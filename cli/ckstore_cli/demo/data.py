@@ -67,9 +67,7 @@ class Batches:
     An epoch is a draw of `epoch_windows` windows out of the whole text.
     """
 
-    def __init__(
-        self, corpus: Corpus, *, context: int, batch_size: int, epoch_windows: int, seed: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, *, context: int, batch_size: int, epoch_windows: int, seed: int) -> None:
         self.corpus = corpus
         self.window_bytes = context + 1
         self.batch_size = batch_size

@@ -102,6 +102,9 @@ class Demo:
         Raises:
             DemoFailed: It did not come out as it should.
         """
+        with Store.init(self.store) as store:
+            told = [warning.replace(str(store.path), "this place") for warning in store.warnings]
+        _say_rows([("note", warning) for warning in told])
         every, steps = self.scale.save_every, self.scale.steps
         _say_heading(f"1. Train {steps} steps, save every {every}, kill -9 in the middle of a save")
         cut, step = self.train_until_cut()
@@ -126,9 +129,7 @@ class Demo:
         report = self.place / f"{run}.json"
         status = run_trainer([*self._arguments(run, save_every), "--report", str(report)])
         if status != 0:
-            raise DemoFailed(
-                f"the trainer of run {run} should exit with 0, it exited with {status}"
-            )
+            raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
         told: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
         return told
 
@@ -143,15 +144,11 @@ class Demo:
             watch = Watch(self.store, RUN, after_saves=peaceful)
             status = run_trainer(self._arguments(RUN, every), watch)
             if status not in (None, 0):
-                raise DemoFailed(
-                    f"the trainer should run until it is killed, it exited with {status}"
-                )
+                raise DemoFailed(f"the trainer should run until it is killed, it exited with {status}")
             done, left = published(self.store, RUN), saves_in_flight(self.store)
             if status is None and left:
                 return left[0], done[-1] + every
-            _say(
-                f"too late: step {done[-1]} was published before the kill. Again, in a later save."
-            )
+            _say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
             peaceful = max(peaceful + 1, len(done))
         raise DemoFailed(
             "every save was published before the kill came, so none could be shown cut",
@@ -161,15 +158,13 @@ class Demo:
     def show_leftover(self, cut: Leftover, cut_step: int) -> None:
         """Say what lies in the store before anybody has opened it."""
         missing = "not yet renamed to its place" if cut.sealed else "no manifest yet"
-        _say_rows(
-            [
-                (
-                    "in staging/",
-                    f"{cut.name}: {_count(cut.blobs)}, {size_text(cut.blob_bytes)}, {missing}",
-                ),
-                ("in checkpoints/", f"{_steps(published(self.store, RUN))}; no step {cut_step}"),
-            ]
-        )
+        blobs = "1 blob" if cut.blobs == 1 else f"{cut.blobs} blobs"
+        told = f"{blobs} ({cut.unfinished} unfinished), {size_text(cut.blob_bytes)}, {missing}"
+        rows = [
+            ("in staging/", f"{cut.name}: {told}"),
+            ("in checkpoints/", f"{_steps(published(self.store, RUN))}; no step {cut_step}"),
+        ]
+        _say_rows(rows)
 
     def show_whole(self, cut_step: int) -> None:
         """Open the store and load everything that it lists."""
@@ -192,16 +187,15 @@ class Demo:
         """Print what each save took of the disk."""
         with Store.open(self.store) as store:
             infos = sorted(store.checkpoints(), key=lambda info: info.order)
+        sizes = [(info.logical_bytes, info.new_bytes, info.reused_bytes) for info in infos]
+        holds, new, reused = zip(*sizes, strict=True)
+        sizes.append((sum(holds), sum(new), sum(reused)))
         rows = [
-            (info.name, info.logical_bytes, info.new_bytes, info.reused_bytes) for info in infos
-        ]
-        rows.append(("all", *(sum(row[column] for row in rows) for column in (1, 2, 3))))
-        texts = [
-            (name, size_text(holds), size_text(new), size_text(reused), share_text(new, holds))
-            for name, holds, new, reused in rows
+            (name, *map(size_text, each), share_text(each[1], each[0]))
+            for name, each in zip([*(info.name for info in infos), "all"], sizes, strict=True)
         ]
         head = ("CHECKPOINT", "HOLDS", "NEW", "REUSED", "NEW SHARE")
-        _say_rows([head, *texts], "<>>>>")
+        _say_rows([head, *rows], "<>>>>")
 
     def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
         """Compare the last states: as they were in memory, and as the store gives them back.
@@ -258,17 +252,14 @@ def _steps(steps: list[int]) -> str:
     return f"steps {' '.join(map(str, steps))}"
 
 
-def _count(blobs: int) -> str:
-    return f"{blobs} {'blob' if blobs == 1 else 'blobs'}"
-
-
 def _say_heading(text: str) -> None:
     _say(f"\n{text}\n{'-' * len(text)}")
 
 
 def _say_rows(rows: Sequence[Sequence[str]], align: str = "") -> None:
-    for line in columns(rows, align or "<" * len(rows[0])):
-        _say(line.rstrip())
+    if rows:
+        for line in columns(rows, align or "<" * len(rows[0])):
+            _say(line.rstrip())
 
 
 def _say(text: str) -> None:

@@ -39,6 +39,7 @@ def run_trainer(arguments: list[str], watch: Watch | None = None) -> int | None:
     program = subprocess.Popen(
         [sys.executable, "-m", "ckstore_cli.demo.trainer", *arguments],
         stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C reaches this process alone, which then ends the trainer
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
     )
     try:
