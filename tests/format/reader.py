@@ -1,0 +1,381 @@
+"""A reader of ckstore stores, written from docs/format/v1.md alone.
+
+It uses the standard library and `xxhash` (and `blake3` for stores hashed with it); it knows neither
+ckstore, torch nor NumPy. It is slow and short, to be read beside the page: every function names its section.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import math
+import os
+import re
+import stat
+import struct
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+RUN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+STEP = re.compile(r"(?:0|[1-9][0-9]*)\Z")
+HEX = re.compile(r"[0-9a-fA-F]{6,}\Z")
+DIGEST = re.compile(r"xxh3-[0-9a-f]{32}\Z|blake3-[0-9a-f]{64}\Z")
+MIB = 2**20
+
+
+class FormatError(Exception):
+    """What is on disk is not as the page says."""
+
+
+def check(condition: object, what: str) -> None:
+    """Raise FormatError with `what` unless `condition` holds."""
+    if not condition:
+        raise FormatError(what)
+
+
+# ------------------------------------------------------------------ Terms
+
+
+def digest_of(data: bytes, like: str) -> str:
+    """Return the digest of `data` by the algorithm of the digest `like`."""
+    if like.startswith("xxh3-"):
+        return "xxh3-" + xxhash.xxh3_128_hexdigest(data)
+    blake3: Any = importlib.import_module("blake3")
+    return f"blake3-{blake3.blake3(data).hexdigest()}"
+
+
+def parse_json(data: bytes) -> Any:
+    """Read JSON as the first section has it: ASCII, no member twice, no NaN, no Infinity, no great integer."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        check(len(dict(pairs)) == len(pairs), f"a member twice: {[name for name, _ in pairs]}")
+        return dict(pairs)
+
+    def integer(text: str) -> int:
+        value = int(text)
+        check(abs(value) <= 2**53, f"an integer outside 2^53: {text}")
+        return value
+
+    def constant(text: str) -> None:
+        raise FormatError(f"{text} does not occur")
+
+    return json.loads(data.decode("ascii"), object_pairs_hook=members, parse_int=integer, parse_constant=constant)
+
+
+# ------------------------------------------------------------------ what a state is made of
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor (`kind` torch) or an array (numpy): its elements, row-major.
+
+    `storage` says which storage of the checkpoint they lie in: tensors with the same one share memory.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+    storage: int
+
+
+@dataclass(frozen=True)
+class NumpyScalar:
+    """A NumPy scalar: its dtype and bytes."""
+
+    dtype: str
+    data: bytes
+
+
+@dataclass
+class OrderedDict:
+    """An ordered dict and the attributes set on it."""
+
+    items: list[tuple[Any, Any]]
+    attributes: dict[Any, Any] | None = field(default=None)
+
+
+# ------------------------------------------------------------------ dtypes (section "Leaves")
+
+_TORCH = {
+    1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
+    2: "int16 uint16 float16 bfloat16",
+    4: "int32 uint32 float32 complex32",
+    8: "int64 uint64 float64 complex64",
+    16: "complex128",
+}
+TORCH_ITEMSIZE = {name: size for size, names in _TORCH.items() for name in names.split()}
+_NUMPY = re.compile(r"[<>|]([biufcMmSU])([0-9]+)(\[\w+\])?\Z")
+
+
+def itemsize(kind: str, dtype: str) -> int:
+    """Return the size of one item."""
+    if kind == "torch":
+        check(dtype in TORCH_ITEMSIZE, f"no torch dtype: {dtype}")
+        return TORCH_ITEMSIZE[dtype]
+    match = _NUMPY.match(dtype)
+    check(match, f"no NumPy dtype: {dtype}")
+    size = int(match[2]) * (4 if match[1] == "U" else 1) if match else 0
+    check(size >= 1, f"an item size of 0: {dtype}")
+    return size
+
+
+# ------------------------------------------------------------------ A checkpoint
+
+
+class Checkpoint:
+    """One checkpoint: its directory, or a copy of it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read and check ``manifest.json`` (section of that name)."""
+        self.directory = directory
+        data = (directory / "manifest.json").read_bytes()
+        match = re.match(rb'\{"digest":"([a-z0-9-]+)","manifest":', data)
+        check(match and data.endswith(b"}\n"), "not framed as a manifest")
+        self.id = match[1].decode() if match else ""
+        check(DIGEST.match(self.id), f"no digest: {self.id}")
+        body = data[match.end() if match else 0 : -2]
+        check(digest_of(body, self.id) == self.id, "the manifest is damaged")
+        self.manifest: dict[str, Any] = parse_json(body)
+        check(self.manifest["format"] == "ckstore-manifest", "another format")
+        check(self.manifest["version"] <= 1, "a newer version")
+        self._read: dict[int, bytes] = {}
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """The latest has the greatest."""
+        return self.manifest["sequence"], self.manifest["created"], self.id
+
+    def is_complete(self) -> bool:
+        """Whether each blob is a regular file of its size."""
+        for digest, size in self.manifest["blobs"]:
+            try:
+                found = os.stat(self.directory / "blobs" / digest, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                return False
+        return True
+
+    def check_blobs(self) -> None:
+        """Check that every blob has the digest that it is named by (section "Blobs")."""
+        for digest, size in self.manifest["blobs"]:
+            data = (self.directory / "blobs" / digest).read_bytes()
+            check(len(data) == size and digest_of(data, digest) == digest, f"blob {digest} is damaged")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics."""
+        return {name: float(value) for name, value in self.manifest["metrics"].items()}
+
+    def metadata(self) -> Any:
+        """Return the metadata, with the numbers that JSON lacks."""
+        return _free(self.manifest["metadata"])
+
+    def content(self) -> str:
+        """Return what the member `content` should be."""
+        held = {
+            "leaves": self.manifest["leaves"],
+            "state": self.manifest["state"],
+            "storages": [[size, [[e[0], e[3]] for e in extents]] for size, extents in self.manifest["storages"]],
+        }
+        canonical = json.dumps(held, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return digest_of(canonical.encode("ascii"), self.id)
+
+    def storage(self, index: int) -> bytes:
+        """Return the bytes of a storage: its pieces in order, each compared with its digest."""
+        if index not in self._read:
+            size, extents = self.manifest["storages"][index]
+            data = b"".join(self._piece(*extent) for extent in extents)
+            check(len(data) == size, f"storage {index} is {len(data)} bytes, not {size}")
+            check(all(extent[3] % MIB == 0 for extent in extents[:-1]), f"storage {index} is cut off the grid")
+            self._read[index] = data
+        return self._read[index]
+
+    def _piece(self, digest: str, blob: int, offset: int, length: int) -> bytes:
+        with (self.directory / "blobs" / self.manifest["blobs"][blob][0]).open("rb") as file:
+            file.seek(offset)
+            data: bytes = file.read(length)
+        check(length >= 1 and digest_of(data, digest) == digest, f"piece {digest} is damaged")
+        return data
+
+    # -------------------------------------------------------------- Leaves
+
+    def leaf(self, index: int) -> Any:
+        """Return the value of a leaf."""
+        leaf = self.manifest["leaves"][index]
+        if leaf["kind"] == "bytes":
+            return self.storage(leaf["storage"])
+        if leaf["kind"] == "str":
+            return self.storage(leaf["storage"]).decode("utf-8", "surrogatepass")
+        size, shape = itemsize(leaf["kind"], leaf["dtype"]), tuple(leaf["shape"])
+        strides = leaf.get("strides")
+        if 0 in shape:
+            data = b""
+        elif strides is None:
+            start = leaf.get("offset", 0)
+            data = self.storage(leaf["storage"])[start : start + size * math.prod(shape)]
+            check(len(data) == size * math.prod(shape), "elements outside their storage")
+        else:
+            data = self._elements(leaf["storage"], leaf.get("offset", 0), size, shape, strides)
+        return Tensor(leaf["kind"], leaf["dtype"], shape, data, leaf["storage"])
+
+    def _elements(self, storage: int, start: int, size: int, shape: tuple[int, ...], strides: list[int]) -> bytes:
+        """Return the elements row-major; all of them MUST lie inside the storage."""
+        data = self.storage(storage)
+        offsets = [start]
+        for count, stride in zip(shape, strides, strict=True):
+            offsets = [offset + size * i * stride for offset in offsets for i in range(count)]
+        check(min(offsets) >= 0 and max(offsets) + size <= len(data), "elements outside their storage")
+        return b"".join(data[offset : offset + size] for offset in offsets)
+
+    # -------------------------------------------------------------- Nodes
+
+    def state(self) -> Any:
+        """Return the state; every leaf must be named by exactly one node, under its own name (section "Names")."""
+        named: list[int] = []
+        value = self._value(self.manifest["state"], "", 0, named)
+        check(sorted(named) == list(range(len(self.manifest["leaves"]))), "a leaf without a node, or with two")
+        return value
+
+    def _value(self, node: Any, name: str, depth: int, named: list[int]) -> Any:
+        if node is None or isinstance(node, (bool, str, int)):
+            return node
+        check(isinstance(node, list), f"no node: {node}")
+        tag = node[0]
+        if tag == "int":
+            return great_integer(node[1])
+        if tag == "float":
+            return _float(node[1])
+        if tag == "complex":
+            return complex(_float(node[1]), _float(node[2]))
+        if tag == "bytes":
+            return base64.b64decode(node[1], validate=True)
+        if tag == "numpy":
+            data = base64.b64decode(node[2], validate=True)
+            check(len(data) == itemsize("numpy", node[1]), "a NumPy scalar of another size")
+            return NumpyScalar(node[1], data)
+        if tag == "leaf":
+            check(self.manifest["leaves"][node[1]]["name"] == name, f"leaf {node[1]} is not at {name!r}")
+            named.append(node[1])
+            return self.leaf(node[1])
+        check(depth < 100, "nested more than 100 deep")
+        if tag in ("list", "tuple"):
+            values = [self._value(n, f"{name}[{i}]", depth + 1, named) for i, n in enumerate(node[1])]
+            return values if tag == "list" else tuple(values)
+        check(tag in ("dict", "odict"), f"no node: {tag}")
+        items = []
+        for k, child in node[1]:
+            key = great_integer(k[1]) if isinstance(k, list) else k
+            items.append((key, self._value(child, join(name, k), depth + 1, named)))
+        if tag == "dict":
+            return dict(items)
+        return OrderedDict(items, self._value(node[2], name, depth + 1, []))
+
+
+def great_integer(text: str) -> int:
+    """Return an integer of any size; int() takes 4300 digits."""
+    return int(Decimal(text))
+
+
+def join(name: str, key: Any) -> str:
+    """Return the name of the value at `key`, as JSON has it (section "Names")."""
+    if not isinstance(key, str):
+        return f"{name}[{key[1] if isinstance(key, list) else key}]"
+    escaped = re.sub(r"[\\.\[\]]", lambda match: "\\" + match[0], key) or "\\0"
+    return f"{name}.{escaped}" if name else escaped
+
+
+def _float(x: Any) -> float:
+    if isinstance(x, str):
+        value: float = struct.unpack(">d", bytes.fromhex(x))[0]
+        check(not math.isfinite(value), f"bits of a finite float: {x}")
+        return value
+    return float(x)
+
+
+def _free(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_free(item) for item in value]
+    if isinstance(value, dict):
+        if list(value) == ["$float"]:
+            return float(value["$float"])
+        if list(value) == ["$int"]:
+            return great_integer(value["$int"])
+        check(not any(name.startswith("$") for name in value), f"a name that starts with $: {list(value)}")
+        return {name: _free(item) for name, item in value.items()}
+    return value
+
+
+# ------------------------------------------------------------------ The store
+
+
+def is_run(name: str) -> bool:
+    """Whether `name` matches <run>."""
+    return RUN.match(name) is not None and name not in (".", "..")
+
+
+def is_step(name: str) -> bool:
+    """Whether `name` matches <step>."""
+    return STEP.match(name) is not None and int(name) <= 2**53
+
+
+def is_tag(name: str) -> bool:
+    """Whether `name` matches <tag>."""
+    return (
+        RUN.match(name) is not None
+        and not name.isdigit()
+        and name not in ("latest", "latest-valid")
+        and not name.startswith(".")
+        and HEX.match(name) is None
+    )
+
+
+class Store:
+    """A store directory. Only ``store.json``, ``checkpoints/`` and ``refs/`` are looked at."""
+
+    def __init__(self, path: Path) -> None:
+        """Read ``store.json``."""
+        self.path = path
+        self.settings: dict[str, Any] = parse_json((path / "store.json").read_bytes())
+        check(self.settings["format"] == "ckstore-store", "no ckstore store")
+        check(self.settings["version"] <= 1, "a newer store")
+        check(self.settings["hash"] in ("xxh3_128", "blake3"), "an unknown hash")
+        check(self.settings["chunk_bytes"] >= MIB and self.settings["chunk_bytes"] % MIB == 0, "a wrong chunk_bytes")
+
+    def checkpoints(self) -> dict[tuple[str, int], Checkpoint]:
+        """Return all complete checkpoints by run and step."""
+        found = {}
+        for run in filter(is_run, _names(self.path / "checkpoints")):
+            for step in filter(is_step, _names(self.path / "checkpoints" / run)):
+                checkpoint = Checkpoint(self.path / "checkpoints" / run / step)
+                check((checkpoint.manifest["run"], checkpoint.manifest["step"]) == (run, int(step)), "another identity")
+                if checkpoint.is_complete():
+                    found[run, int(step)] = checkpoint
+        return found
+
+    def latest(self) -> Checkpoint:
+        """Return the checkpoint with the greatest (sequence, created, id)."""
+        return max(self.checkpoints().values(), key=lambda checkpoint: checkpoint.order)
+
+    def tags(self) -> dict[str, tuple[str, int]]:
+        """Return tag -> (run, step)."""
+        found = {}
+        for tag in filter(is_tag, _names(self.path / "refs")):
+            match = re.fullmatch(r"\.\./checkpoints/([^/]+)/([^/]+)", os.readlink(self.path / "refs" / tag))
+            check(match and is_run(match[1]) and is_step(match[2]), f"the tag {tag} leads elsewhere")
+            if match:
+                found[tag] = (match[1], int(match[2]))
+        return found
+
+
+def _names(directory: Path) -> list[str]:
+    """Return the names in a directory; a missing one is an empty one."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []

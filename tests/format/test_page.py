@@ -1,0 +1,110 @@
+"""docs/format/v1.md names exactly the members that are written, and its examples are real."""
+
+import json
+import re
+from pathlib import Path
+
+from ckstore.model.digest import ALGORITHMS, is_digest
+from ckstore.model.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest import (
+    BlobRecord,
+    Description,
+    Extent,
+    LeafRecord,
+    Manifest,
+    StorageRecord,
+    leaf_json,
+    render,
+)
+from ckstore.model.settings import parse_settings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format" / "v1.md").read_text("utf-8")
+
+
+def section(title: str) -> str:
+    """Return the text below a heading, up to the next one."""
+    match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert match is not None, title
+    return match[1]
+
+
+def first_column(text: str) -> set[str]:
+    """Return the names in the first column of a table."""
+    cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def a_manifest() -> Manifest:
+    digest = "xxh3-" + "0" * 32
+    return Manifest(
+        run="main",
+        step=1,
+        sequence=1,
+        created="2026-11-21T09:30:00.000000Z",
+        writer="test",
+        description=Description(),
+        logical_bytes=8,
+        new_bytes=0,
+        reused_bytes=0,
+        content=digest,
+        blobs=(BlobRecord(digest, 8),),
+        storages=(StorageRecord(8, (Extent(digest, 0, 0, 8),)),),
+        leaves=(LeafRecord("", "torch", "float32", (1,), 0, 4, (1,)),),
+        state=["leaf", 0],
+    )
+
+
+def test_every_example_of_json_is_json() -> None:
+    examples = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+    assert examples
+    for example in examples:
+        assert isinstance(json.loads(example), dict)
+
+
+def test_the_example_of_store_json_is_one_with_all_its_members() -> None:
+    match = re.search(r"^```json\n(.*?)^```", section("store.json"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    settings = parse_settings(match[1].encode("ascii"), "the page")
+
+    assert json.loads(settings.render()) == json.loads(match[1])
+
+
+def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
+    body = json.loads(render(a_manifest(), ALGORITHMS["xxh3_128"])[1])["manifest"]
+    table = section("manifest.json").partition("| member of `M` |")[2]
+
+    assert first_column(table) == set(body)
+
+
+def test_the_table_of_leaves_names_exactly_what_is_written() -> None:
+    assert first_column(section("Leaves")) == set(leaf_json(a_manifest().leaves[0]))
+
+
+def test_the_frame_of_a_manifest_is_that_of_the_page() -> None:
+    manifest_id, data = render(a_manifest(), ALGORITHMS["xxh3_128"])
+    match = re.search(r"^```\n(.*\"digest\".*)\n```", section("manifest.json"), re.MULTILINE)
+    assert match is not None
+    head, middle, tail = re.split('[DM](?=["}])', match[1])
+
+    assert is_digest(manifest_id)
+    assert data.startswith(f"{head}{manifest_id}{middle}{{".encode())
+    assert data.endswith(f"}}{tail}\n".encode())
+
+
+def test_the_torch_dtypes_of_the_page_are_those_of_the_code() -> None:
+    _, _, text = section("Leaves").partition("`torch` dtypes (little-endian, sizes in bytes): ")
+    match = re.match(r"(.*?)\. `numpy` dtypes", text, re.DOTALL)
+    assert match is not None
+    listed = {}
+    for group in match[1].split(";"):
+        size = int(group.split()[-1])
+        listed.update({name: size for part in re.findall(r"`([^`]+)`", group) for name in part.split()})
+
+    assert listed == TORCH_ITEMSIZE
+
+
+def test_the_nodes_of_the_page_are_those_that_the_reader_knows() -> None:
+    tags = re.findall(r"`\[\"(\w+)\"", section("Nodes").partition("| node |")[2])
+
+    assert set(tags) == {"int", "float", "complex", "bytes", "numpy", "list", "tuple", "dict", "odict", "leaf"}
