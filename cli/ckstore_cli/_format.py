@@ -54,8 +54,6 @@ def age_text(created: str, now: datetime) -> str:
     age_s = (now - datetime.fromisoformat(created)).total_seconds()
     if age_s < -_MINUTE_S:
         return "in the future"  # the clock of that machine or of this one is wrong
-    if age_s < 1:
-        return "just now"
     for limit_s, unit_s, unit in (
         (_MINUTE_S, 1, "s"),
         (_HOUR_S, _MINUTE_S, "min"),
@@ -63,7 +61,7 @@ def age_text(created: str, now: datetime) -> str:
         (60 * _DAY_S, _DAY_S, "days"),
     ):
         if age_s < limit_s:
-            return f"{int(age_s // unit_s)} {unit} ago"
+            return f"{max(int(age_s // unit_s), 0)} {unit} ago"
     return created[:10]
 
 

@@ -68,21 +68,38 @@ def _store_of(ctx: click.Context) -> Path | None:
 def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
     """Give refs that begin with `incomplete`, each with a word about it."""
     known = runs(store)
-    run, at, rest = incomplete.partition("@")
+    run, at, _ = incomplete.partition("@")
     if at:
-        refs = (*COMPUTED, *map(str, steps(store, run))) if run in known else ()
-        yield from ((f"{run}@{ref}", "") for ref in refs if ref.startswith(rest))
+        refs = _refs_of(store, run) if run in known else ()
+        yield from ((ref, "") for ref in refs if ref.startswith(incomplete))
         return
     plain = known[0] if len(known) == 1 else DEFAULT_RUN
     candidates = [
         *((name, "") for name in COMPUTED),
         *((tag, "tag") for tag in sorted(_names(store / "refs")) if RUN_PATTERN.match(tag)),
         *((str(step), plain) for step in steps(store, plain)),
-        *((f"{name}@", "run") for name in known if len(known) > 1),
+        *((name, "run") for name in _of_several(store, known, incomplete)),
     ]
     yield from (candidate for candidate in candidates if candidate[0].startswith(incomplete))
     if re.fullmatch(_SOME_DIGITS, incomplete):
         yield from _ids(store, known, incomplete)
+
+
+def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:
+    """Give what begins with a run, where there are several.
+
+    Once a name has been begun that is every ref of the run: a shell would put a space behind a
+    lone ``RUN@``.
+    """
+    for name in known if len(known) > 1 else ():
+        if not incomplete:
+            yield f"{name}@"
+        elif name.startswith(incomplete):
+            yield from _refs_of(store, name)
+
+
+def _refs_of(store: Path, run: str) -> list[str]:
+    return [f"{run}@{ref}" for ref in (*COMPUTED, *steps(store, run))]
 
 
 def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, str]]:

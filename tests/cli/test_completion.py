@@ -50,7 +50,7 @@ def test_commands_and_options_complete() -> None:
         ("la", ["latest", "latest-valid"]),
         ("1", ["150", "100"]),
         ("pr", ["prod"]),
-        ("sw", ["sweep-7@"]),
+        ("sw", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@8", "sweep-7@7"]),
         ("sweep-7@", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@8", "sweep-7@7"]),
         ("main@2", ["main@200"]),
         ("gone@", []),

@@ -64,8 +64,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
     "seconds,text",
     [
         (-3600, "in the future"),
-        (-5, "just now"),
-        (0.2, "just now"),
+        (-5, "0 s ago"),
+        (0.2, "0 s ago"),
         (42.9, "42 s ago"),
         (60, "1 min ago"),
         (3599, "59 min ago"),

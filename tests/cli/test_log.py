@@ -27,7 +27,7 @@ def test_a_line_has_everything_about_a_checkpoint(run: Run, saved: Path) -> None
     with Store.open(saved, readonly=True) as store:
         info = store.info("best")
     assert re.fullmatch(
-        r" 200  ([0-9a-f]{10})  main     (just now|\d+ (s|min) ago) +68\.9 KiB +0 B  "
+        r" 200  ([0-9a-f]{10})  main     (\d+ (s|min) ago) +68\.9 KiB +0 B  "
         r"loss=2\.5 \(best, prod\) after the warmup",
         line,
     )

@@ -79,6 +79,19 @@ def test_a_scalar_has_an_empty_shape_and_names_cannot_move_the_cursor(run: Run, 
     assert re.fullmatch(r"<f8 +\[\] +8 B +\S*x1b\S+", shown.splitlines()[1])
 
 
+def test_a_damaged_manifest_is_said_to_be_damaged(run: Run, tmp_path: Path) -> None:
+    with Store.init(tmp_path / "s") as store:
+        store.save({"x": b"1"}, step=1)
+        manifest = store.directory_of(1) / "manifest.json"
+    manifest.chmod(0o600)
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step":1', b'"step":2'))
+
+    shown = run("ls", "1", "--store", tmp_path / "s")
+
+    assert (shown.exit_code, shown.stdout) == (3, "")
+    assert shown.stderr.startswith("error: ")
+
+
 NAMES = st.text("ab.[]*?0\n\\", max_size=8)
 
 

@@ -40,7 +40,6 @@ def show(frame: Frame, ref: str) -> None:
     Exit status:
       0  done
       2  wrong usage
-      3  its manifest is damaged
       4  there is no such store or checkpoint, or several fit
     """
     out = frame.output()
