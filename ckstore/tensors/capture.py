@@ -135,7 +135,8 @@ class _Walk:
         for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
             if type(key) is str:
                 if not fits_json(key):
-                    refuse_key(key, path)
+                    why = f"the key {key!a:.60} has two surrogates that JSON would join, and cannot be stored"
+                    raise CannotStore(path, why, hint="write the character instead of the pair")
                 name, own = join_key(path, key), key
             elif type(key) is int:
                 name, own = join_index(path, key), encode_int(key)

@@ -149,11 +149,10 @@ class _Planner:
             return self._new(node)
         from ckstore.tensors import torch_targets
 
-        wanted = torch_targets.describe(target)
         if not torch_targets.can_be_filled(target):
             return self._mismatch(path, "a plain tensor with memory", f"{type_name(type(target))} in the target")
         if index is None or not self.filling.bind(target, index):
-            return self._mismatch(path, wanted, self._described(node))
+            return self._mismatch(path, torch_targets.describe(target), self._described(node))
         return None
 
     def _dict(self, target: dict[Any, Any], node: Node, path: str) -> _Make | None:
@@ -239,7 +238,7 @@ class _Planner:
         if not isinstance(node, list):
             return type_name(type(node)) if node is not None else "None"
         if node[0] != "leaf":
-            return _CONTAINERS.get(node[0], node[0])
+            return _CONTAINERS.get(node[0], str(node[0]))
         leaf = self.leaves[node[1]]
         if leaf.kind == "bytes" or leaf.kind == "str":  # noqa: PLR1714 - mypy follows only this
             return leaf.kind

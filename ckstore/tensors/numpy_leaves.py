@@ -12,6 +12,7 @@ from ckstore.model.dtypes import numpy_itemsize
 from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, row_major
+from ckstore.tensors.memory import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -82,13 +83,20 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8)))
 
 
-def make_array(leaf: LeafRecord, memory: memoryview) -> npt.NDArray[Any]:
-    """Return the array of a leaf; it shares `memory`, the bytes of its storage."""
+def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
+    """Return the array of a leaf; it shares the memory of `flat`, the bytes of its storage."""
     dtype = np.dtype(leaf.dtype)
     if 0 in leaf.shape:
         return np.empty(leaf.shape, dtype)
     steps = None if leaf.strides is None else tuple(s * dtype.itemsize for s in leaf.strides)
-    return np.ndarray(leaf.shape, dtype, memory, leaf.offset, steps)
+    return np.ndarray(leaf.shape, dtype, flat, leaf.offset, steps)
+
+
+def flat_array(memory: StorageMemory) -> Bytes:
+    """Return the bytes of a storage as an array, uncopied, whatever kind of leaf it was made for."""
+    owner = memory.owner
+    # Over a memoryview, an array would keep only what is below it, and that could be closed.
+    return owner if isinstance(owner, np.ndarray) else bytes_in(memory.view)
 
 
 def encode_scalar(value: object, path: str) -> Node:

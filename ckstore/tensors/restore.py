@@ -119,7 +119,7 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
     if leaf.kind == "numpy":
         from ckstore.tensors import numpy_leaves
 
-        return numpy_leaves.make_array(leaf, memory.view)
+        return numpy_leaves.make_array(leaf, numpy_leaves.flat_array(memory))
     data = bytes(memory.view)
     return data if leaf.kind == "bytes" else data.decode("utf-8", "surrogatepass")
 

@@ -1,0 +1,88 @@
+"""A save and a load in memory: from a capture through a real manifest and back, without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckstore.model.digest import ALGORITHMS
+from ckstore.model.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
+from ckstore.model.manifest_read import parse_manifest
+from ckstore.tensors.capture import Captured, capture
+from ckstore.tensors.into import IntoPlan, plan_into
+from ckstore.tensors.memory import StorageMemory, allocate
+from ckstore.tensors.restore import build, needed_storages
+from ckstore.tensors.source import ByteSource
+
+
+def bytes_of(source: ByteSource) -> bytes:
+    """Return all bytes of a source."""
+    out = bytearray(source.nbytes)
+    source.read_into(0, source.nbytes, memoryview(out))
+    return bytes(out)
+
+
+class Saved:
+    """A state as a store would have it: a manifest that was written and read again, and the bytes."""
+
+    def __init__(self, state: object) -> None:
+        self.captured: Captured = capture(state)
+        self.data = [bytes_of(source) for source in self.captured.sources]
+        self.manifest = parse_manifest(render(self._manifest(), ALGORITHMS["xxh3_128"])[1], where="test")[0]
+        self.asked: list[int] = []
+
+    def _manifest(self) -> Manifest:
+        digest = ALGORITHMS["xxh3_128"].digest
+        sizes = {digest(data): len(data) for data in self.data if data}
+        index = {name: i for i, name in enumerate(sizes)}
+        storages = [
+            StorageRecord(len(data), (Extent(digest(data), index[digest(data)], 0, len(data)),) if data else ())
+            for data in self.data
+        ]
+        total = sum(map(len, self.data))
+        return Manifest(
+            run="main",
+            step=1,
+            sequence=1,
+            created="2026-01-02T03:04:05.000000Z",
+            writer="test",
+            description=Description(),
+            logical_bytes=total,
+            new_bytes=sum(sizes.values()),
+            reused_bytes=total - sum(sizes.values()),
+            content=digest(b""),
+            blobs=tuple(BlobRecord(name, nbytes) for name, nbytes in sizes.items()),
+            storages=tuple(storages),
+            leaves=self.captured.leaves,
+            state=self.captured.state,
+        )
+
+    def memory(self, storage: int) -> StorageMemory:
+        """Return fresh memory with the bytes of a storage; `asked` lists the calls."""
+        self.asked.append(storage)
+        kinds: dict[int, LeafKind] = {leaf.storage: leaf.kind for leaf in self.manifest.leaves}
+        memory = allocate(kinds[storage], len(self.data[storage]))
+        memory.view[:] = self.data[storage]
+        return memory
+
+    def load(self, device: object = "cpu", keep: Callable[[str], bool] | None = None) -> Any:
+        """Return the state; check that only what is needed was asked for, and once."""
+        self.asked.clear()
+        value = build(self.manifest.state, self.manifest.leaves, self.memory, device=device, keep=keep)
+        assert sorted(self.asked) == needed_storages(self.manifest.state, self.manifest.leaves, keep)
+        return value
+
+    def plan(self, target: object) -> IntoPlan:
+        """Return the plan to load into `target`."""
+        sizes = [record.nbytes for record in self.manifest.storages]
+        return plan_into(target, self.manifest.state, self.manifest.leaves, sizes)
+
+    def load_into(self, target: object) -> IntoPlan:
+        """Load into `target`; check that only what is indirect was asked for, and once."""
+        plan = self.plan(target)
+        self.asked.clear()
+        for storage, memory in plan.direct.items():
+            memory[:] = self.data[storage]
+        plan.finish(self.memory)
+        assert sorted(self.asked) == sorted(plan.indirect)
+        return plan

@@ -1,0 +1,274 @@
+"""Restoring: selections, memory that is given, devices, and manifests that somebody else wrote."""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest import LeafKind, LeafRecord
+from ckstore.tensors.memory import StorageMemory, allocate, wrap
+from ckstore.tensors.restore import build, make_leaf, needed_storages
+from tests.support.captures import Saved
+from tests.support.states import assert_same, states, tensor_bits
+
+STATE = {
+    "model": OrderedDict(w=torch.ones(2), b=torch.zeros(3)),
+    "optimizer": [{"m": torch.ones(4), "lr": 0.1}, {}],
+    "pair": (1, torch.ones(5)),
+    "step": 7,
+}
+
+
+def never(storage: int) -> StorageMemory:
+    raise AssertionError(f"storage {storage} is not needed")
+
+
+def load(*names: str) -> Any:
+    return Saved(STATE).load(keep=lambda name: name in names)
+
+
+def test_a_selection_leaves_out_what_was_not_asked_for() -> None:
+    assert_same({"model": OrderedDict(b=torch.zeros(3))}, load("model.b"))
+
+
+def test_plain_values_are_selected_by_name_too() -> None:
+    assert load("step", "optimizer[0].lr") == {"step": 7, "optimizer": [{"lr": 0.1}, None]}
+
+
+def test_items_that_were_not_asked_for_keep_their_place() -> None:
+    assert_same({"pair": (None, torch.ones(5))}, load("pair[1]"))
+
+
+def test_a_selection_of_nothing_is_empty() -> None:
+    assert load() == {}
+    assert Saved([1, 2]).load(keep=lambda name: False) is None
+    assert Saved(torch.ones(2)).load(keep=lambda name: False) is None
+
+
+def test_a_selected_module_keeps_its_metadata() -> None:
+    module = torch.nn.Linear(2, 2)
+
+    back = Saved(module).load(keep=lambda name: name == "bias")
+
+    assert list(back) == ["bias"]
+    assert vars(back) == vars(module.state_dict())
+
+
+@pytest.mark.property
+@given(state=states())
+def test_a_selection_of_everything_prunes_only_empty_containers(state: Any) -> None:
+    saved = Saved(state)
+
+    assert_same(pruned(state, {} if isinstance(state, dict) else None), saved.load(keep=lambda name: True))
+
+
+def pruned(value: Any, nothing: Any) -> Any:
+    """Return `value` as a selection of everything gives it; `nothing` if it is empty."""
+    gone = object()
+    if isinstance(value, dict):
+        out = type(value)((key, item) for key, own in value.items() if (item := pruned(own, gone)) is not gone)
+        if not out:
+            return nothing
+        if isinstance(value, OrderedDict):
+            vars(out).update(vars(value))
+        return out
+    if isinstance(value, list | tuple):
+        items = [pruned(item, gone) for item in value]
+        if all(item is gone for item in items):
+            return nothing
+        return type(value)(None if item is gone else item for item in items)
+    return value
+
+
+@pytest.mark.property
+@given(state=states(), data=st.data())
+def test_a_selection_needs_only_the_storages_of_its_leaves(state: Any, data: st.DataObject) -> None:
+    saved = Saved(state)
+    names = [leaf.name for leaf in saved.manifest.leaves]
+    chosen = data.draw(st.sets(st.sampled_from(names))) if names else set()
+
+    saved.load(keep=chosen.__contains__)
+
+    storages = {leaf.storage for leaf in saved.manifest.leaves if leaf.name in chosen and 0 not in leaf.shape}
+    assert saved.asked == [i for i in saved.asked if i in storages]
+    assert set(saved.asked) == storages
+
+
+def test_a_device_gets_each_storage_once_and_ties_hold_there() -> None:
+    memory = torch.rand(10)
+    saved = Saved({"a": memory, "b": memory[2:4], "n": np.ones(2)})
+
+    back = saved.load(device="meta")
+
+    assert back["a"].device.type == "meta"
+    assert back["b"].storage_offset() == 2
+    assert back["a"].untyped_storage()._cdata == back["b"].untyped_storage()._cdata
+    assert isinstance(back["n"], np.ndarray)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_the_cpu_may_be_named_in_two_ways(device: object) -> None:
+    saved = Saved({"a": torch.ones(3)})
+    memories: dict[int, StorageMemory] = {0: saved.memory(0)}
+
+    back: Any = build(saved.manifest.state, saved.manifest.leaves, memories.__getitem__, device=device)
+
+    back["a"][0] = 5
+    assert memories[0].view[:4] == tensor_bits(torch.tensor([5.0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_tensors_are_stored_and_come_back_on_cuda() -> None:
+    memory = torch.rand(100, device="cuda")
+    state = {"a": memory, "b": memory[7:9], "t": torch.rand(3, 4, device="cuda").t()}
+
+    saved = Saved(state)
+    back = saved.load(device="cuda")
+
+    assert saved.captured.sources[0].view(0, 4) is None
+    assert back["a"].is_cuda
+    assert_same(state, back)
+    assert_same(state, saved.load())
+    target = {"a": torch.zeros(100, device="cuda"), "b": torch.zeros(2), "t": torch.zeros(4, 3, device="cuda")}
+    saved.load_into(target)
+    assert torch.equal(target["a"], memory)
+
+
+KINDS: list[LeafKind] = ["torch", "numpy", "bytes", "str"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nbytes", [0, 1, 1000])
+def test_memory_of_any_kind_and_size_can_be_filled(kind: LeafKind, nbytes: int) -> None:
+    memory = allocate(kind, nbytes)
+
+    memory.view[:] = b"a" * nbytes
+
+    assert memory.view.nbytes == nbytes
+    assert bytes(memory.view) == b"a" * nbytes
+
+
+def test_memory_of_tensors_is_aligned() -> None:
+    assert all(allocate("torch", nbytes).owner.data_ptr() % 64 == 0 for nbytes in (1, 100, 10_000))  # type: ignore[attr-defined]
+
+
+LEAVES: list[tuple[LeafRecord, bytes, object]] = [
+    (LeafRecord("a", "torch", "int16", (2,), 0), b"\1\0\2\0", [1, 2]),
+    (LeafRecord("a", "numpy", ">i2", (2,), 0), b"\0\1\0\2", [1, 2]),
+    (LeafRecord("a", "bytes", "", (), 0), b"\1\0", b"\1\0"),
+    (LeafRecord("a", "str", "", (), 0), b"\xc3\xa4\xed\xa0\x80", "ä\ud800"),
+]
+
+
+@pytest.mark.parametrize("leaf, data, value", LEAVES)
+def test_leaves_are_made_of_wrapped_buffers(leaf: LeafRecord, data: bytes, value: object) -> None:
+    made: Any = make_leaf(leaf, wrap(leaf.kind, bytearray(data)))
+
+    assert (made.tolist() if leaf.kind in ("torch", "numpy") else made) == value
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_leaf_over_a_mapping_shares_it_and_holds_it_open(kind: LeafKind, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    leaf = LeafRecord("a", kind, "uint8" if kind == "torch" else "|u1", (8192,), 0)
+    made: Any = make_leaf(leaf, wrap(kind, mapped))
+    gc.collect()
+
+    made[5] = 7
+    with pytest.raises(BufferError):
+        mapped.close()
+
+    assert mapped[5] == 7
+    del made
+    gc.collect()
+    mapped.close()
+    assert path.read_bytes() == bytes(8192)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_buffer_can_be_wrapped(kind: LeafKind) -> None:
+    assert wrap(kind, bytearray()).view.nbytes == 0
+
+
+def test_a_leaf_without_elements_needs_no_storage() -> None:
+    leaf = LeafRecord("a", "torch", "float32", (0, 3), 5)
+
+    assert needed_storages(["leaf", 0], [leaf]) == []
+    made: Any = build(["leaf", 0], [leaf], never)
+    assert made.shape == (0, 3)
+
+
+def test_a_leaf_of_one_kind_may_lie_in_memory_of_another() -> None:
+    data = np.arange(4, dtype=np.int32).tobytes()
+    tensor = LeafRecord("t", "torch", "int32", (4,), 0)
+    array = LeafRecord("n", "numpy", "<i4", (4,), 0, 12, (-1,))
+    memories = [allocate("torch", 16), allocate("bytes", 16)]
+    for memory in memories:
+        memory.view[:] = data
+
+    found: list[Any] = [make_leaf(array, memories[0]), make_leaf(tensor, memories[1])]
+
+    assert [value.tolist() for value in found] == [[3, 2, 1, 0], [0, 1, 2, 3]]
+
+
+def test_a_leaf_that_is_not_aligned_is_refused() -> None:
+    leaf = LeafRecord("a.b", "torch", "float32", (1,), 0, 2)
+
+    with pytest.raises(BadInput, match=r"a\.b: begins at byte 2, which float32 cannot"):
+        make_leaf(leaf, allocate("torch", 8))
+
+
+def test_a_dtype_that_torch_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_dtypes(), "float4_e2m1fn_x2")
+
+    with pytest.raises(BadInput, match=r"a: dtype float4_e2m1fn_x2 is not known to torch .*newer torch"):
+        make_leaf(LeafRecord("a", "torch", "float4_e2m1fn_x2", (1,), 0), allocate("torch", 1))
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    from ckstore.tensors import torch_leaves
+
+    return torch_leaves._DTYPES
+
+
+@pytest.mark.parametrize(
+    "node, value",
+    [
+        (["numpy", "<f4", "AACAPw=="], np.float32(1)),
+        (["odict", [["a", 1]], None], OrderedDict(a=1)),
+        (["dict", [[["int", str(2**70)], ["tuple", []]]]], {2**70: ()}),
+    ],
+)
+def test_nodes_stand_for_what_the_format_says(node: Any, value: object) -> None:
+    made = build(json.loads(json.dumps(node)), [], never)
+
+    assert made == value
+    assert type(made) is type(value)
+
+
+def test_restored_memory_is_kept_by_its_leaves() -> None:
+    make: Callable[[], Any] = Saved({"a": torch.full((1000,), 3), "n": np.full(1000, 3)}).load
+    back = make()
+    gc.collect()
+
+    for _ in range(10):
+        torch.zeros(1000), np.zeros(1000)
+
+    assert back["a"].sum() == 3000
+    assert back["n"].sum() == 3000
