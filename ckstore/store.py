@@ -12,6 +12,7 @@ from ckstore.errors import BadInput, CkstoreError, StoreNotFound
 from ckstore.model.info import CheckpointInfo
 
 if TYPE_CHECKING:
+    from ckstore.model.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.load import LoadReport, Select
     from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
@@ -27,7 +28,6 @@ class Store:
 
     Attributes:
         path: Directory of the store.
-        warnings: What the user should know about the place and about what was found at opening.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
@@ -41,7 +41,7 @@ class Store:
         self._context = Context(
             layout=Layout(self.path), settings=settings, catalog=Catalog(self.path), readonly=readonly
         )
-        self.warnings: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
         self._examine()
 
     def _examine(self) -> None:
@@ -49,14 +49,14 @@ class Store:
 
         place = examine(self.path)
         self._context.durable = place.durable
-        self.warnings = place.warnings
+        self._notes = place.warnings
         if not self._context.readonly and not os.access(self.path, os.W_OK):
             self._context.readonly = True
-            self.warnings += (f"{self.path} cannot be written by this user: opened for reading only",)
+            self._notes += (f"{self.path} cannot be written by this user: opened for reading only",)
         if not self._context.readonly:
             from ckstore.ops.recover import try_recover
 
-            self.warnings += tuple(try_recover(self._context))
+            self._notes += tuple(try_recover(self._context))
 
     @classmethod
     def init(
@@ -101,7 +101,7 @@ class Store:
 
         root = Path(path).absolute()
         try:
-            made = create(root, hash_name=hash_name, chunk_bytes=chunk_bytes or DEFAULT_CHUNK_BYTES)
+            made = create(root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
         except OSError as error:
             msg = f"no store could be made at {root}: {error.strerror or error}"
             raise BadInput(msg, hint="its parent directory must exist and be writable") from error
@@ -271,6 +271,16 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know about the place, and about what was found in the store so far; one sentence each."""
+        return (*self._notes, *(note for note in self._context.problems.values() if note not in self._notes))
+
+    @property
+    def settings(self) -> StoreSettings:
+        """What the store is: uuid, hash, chunk size, time of its making."""
+        return self._context.settings
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"

@@ -55,7 +55,7 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
             parent=parent,
             message=message,
             metrics=decode_metrics(metrics),
-            metadata=decoded_metadata(json.loads(metadata)),
+            metadata={} if metadata == "{}" else decoded_metadata(json.loads(metadata)),
             tags=tuple(tagged.get((of_run, step), ())),
         )
         for (

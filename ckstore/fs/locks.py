@@ -43,7 +43,12 @@ class DirectoryLock:
         """Release the lock; harmless when it was released before."""
         fd, self.fd = self.fd, -1
         _held.discard(self)
-        if fd >= 0:
+        if fd < 0:
+            return
+        try:
+            if os.getpid() == self._owner:  # a child's copy of the descriptor must not keep it, nor may a child release it
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
             os.close(fd)
 
     def names(self, path: Path) -> bool:

@@ -10,6 +10,7 @@ import re
 from ckstore.errors import BadInput
 
 _ESCAPES = str.maketrans({special: "\\" + special for special in "\\.[]"})
+_ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
@@ -20,6 +21,11 @@ def join_key(path: str, key: str) -> str:
     """Return the name of the value at string `key` of the dict named `path`."""
     escaped = key.translate(_ESCAPES) if key else "\\0"
     return f"{path}.{escaped}" if path else escaped
+
+
+def plain(name: str) -> str:
+    r"""Return a name as people write it, without the escapes: ``model.0.weight`` for ``model.0\.weight``; not injective."""
+    return _ESCAPE.sub(r"\1", name) if "\\" in name else name
 
 
 def join_index(path: str, index: int) -> str:

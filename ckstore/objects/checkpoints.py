@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from ckstore.model.manifest_read import parse_manifest
 from ckstore.model.published import Published
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+
+
+_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
+_HEAD_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,16 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
             return Found(None, f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}")
     inode = os.fstat(directory.lock.fd).st_ino
     return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, dir_inode=inode))
+
+
+def id_at(path: Path) -> str | None:
+    """Return the id that the manifest of a checkpoint's directory claims, without reading the rest; None if there is none."""
+    try:
+        with files.opened(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+            match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return match[1].decode("ascii") if match else None
 
 
 class CheckpointDirectory:

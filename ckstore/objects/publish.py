@@ -16,6 +16,8 @@ from ckstore.objects.layout import Layout
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
+Rule = IfExists | Literal["taken"]
+"""As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
 _PUBLISH_TRIES = 20
 
 
@@ -36,7 +38,7 @@ class Outcome:
     old: Path | None = None
 
 
-def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: IfExists) -> Outcome:
+def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
     """Give the sealed `staging` its place and make that durable.
 
     A checkpoint with the same content is not replaced unless asked to and its description differs; a damaged or incomplete one always is.
@@ -71,11 +73,11 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: IfE
     raise SaveFailed(msg)
 
 
-def _to_be_replaced(there: Manifest, new: Manifest, if_exists: IfExists) -> bool:
+def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     same = there.content == new.content
     if if_exists == "replace":
         return not same or there.description != new.description
-    if same or if_exists == "keep":
+    if (same and if_exists != "taken") or if_exists == "keep":
         return False
     msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
     raise StepExists(msg, hint="choose another step, or if_exists='replace' or 'keep'")

@@ -22,6 +22,7 @@ class Context:
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         last_sequence: Greatest sequence number that this process gave.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
+        problems: Directories that look like checkpoints and are none: path -> what is wrong.
         broken: Why this process must not write to the store any more; empty if it may.
     """
 
@@ -34,6 +35,7 @@ class Context:
     last_sequence: int = 0
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def algorithm(self) -> Algorithm:
@@ -58,26 +60,18 @@ class Context:
         try:
             known = self.catalog.max_sequence()
         except CatalogUnavailable:
-            known = max((info.sequence for info in scan_infos(self.layout)), default=0)
+            places = ((run, step) for run, step, _ in self.layout.published())
+            known = max((info.sequence for place in places if (info := read_info(self, *place))), default=0)
         self.last_sequence = max(known, self.last_sequence) + 1
         return self.last_sequence
 
 
-def scan_infos(layout: Layout, run: str | None = None) -> list[CheckpointInfo]:
-    """Read the manifests of all checkpoints, without the catalog; directories without a valid manifest are left aside."""
-    infos = []
-    tags = tags_by_checkpoint(layout)
-    for name, step, _ in layout.published(run):
-        info = read_info(layout, name, step, tags.get((name, step), ()))
-        if info is not None:
-            infos.append(info)
-    return sorted(infos, key=lambda info: info.order)
-
-
-def read_info(layout: Layout, run: str, step: int, tags: tuple[str, ...]) -> CheckpointInfo | None:
+def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
     """Return what the manifest at a place says; None if there is no complete checkpoint of that run and step."""
-    found = look(layout, run, step)
+    found = look(context.layout, run, step)
     if found.published is None:
+        if found.problem:
+            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
         return None
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
 

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.fs import files, links, place
+from ckstore.fs import files, links, locks, place
 from ckstore.model.settings import StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
+_LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20
 _DIRECTORY_MODE = 0o700
 
@@ -30,23 +31,26 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
     links.make_directory(root, mode=_DIRECTORY_MODE)
+    with locks.lock_exclusive(root, timeout_s=_LOCK_TIMEOUT_S):
+        return _fill(layout, settings)
+
+
+def _fill(layout: Layout, settings: StoreSettings) -> bool:
+    """Make what is missing, ``store.json`` last. The root is locked, so what is half made is of a process that died."""
+    root = layout.root
     if layout.settings.exists():
         return False
     _refuse_foreign(layout)
+    _remove_leftovers(layout)
     for directory in layout.directories:
         links.make_directory(directory)
     place.try_links((layout.staging, layout.blobs, layout.checkpoints, layout.trash))
     fresh = root / f"store.json.{uuid.uuid4().hex[:12]}"
     files.create_file(fresh, settings.render(), mode=0o444)
-    try:
-        links.link(fresh, layout.settings)
-        made = True
-    except FileExistsError:  # another process was faster
-        made = False
-    _remove_leftovers(layout)
+    links.rename(fresh, layout.settings)
     files.sync_directory(root)
     files.sync_directory(root.parent)
-    return made
+    return True
 
 
 def _refuse_foreign(layout: Layout) -> None:
@@ -58,15 +62,12 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _remove_leftovers(layout: Layout) -> None:
-    """Remove the temporary names that this and earlier, killed, attempts left; they are seen by nobody else."""
+    """Remove the temporary names that an earlier, killed, attempt left: there is no store yet, so nobody sees them."""
     for name in os.listdir(layout.root):
         if name.startswith("store.json."):
-            try:
-                links.unlink(layout.root / name)
-            except FileNotFoundError:  # another process is at it too
-                continue
+            links.unlink(layout.root / name)
     for directory in layout.directories:
-        for name in os.listdir(directory):
+        for name in os.listdir(directory) if directory.is_dir() else ():
             if name.startswith(".try-"):
                 links.unlink(directory / name)
 

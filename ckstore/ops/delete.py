@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import files, locks
+from ckstore.model.digest import is_digest
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects import trash
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.layout import BLOBS
 from ckstore.ops import reclaim
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.save import CATALOG_TIMEOUT_S
@@ -38,10 +42,10 @@ def delete(context: Context, info: CheckpointInfo) -> None:
         if tags:
             msg = f"{info.name} has the tag {', '.join(tags)}"
             raise InUse(msg, hint="remove the tag first")
-        found = look(layout, info.run, info.step, lock=lock).published
-        if found is None or found.manifest_id != info.id:
+        if id_at(path) != info.id:
             msg = f"{info.name} with id {info.id} is not there any more"
             raise NoSuchRef(msg)
+        digests = [name for name in os.listdir(path / BLOBS) if is_digest(name)]
         trash.move_to_trash(layout, path, lock)
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
@@ -50,4 +54,4 @@ def delete(context: Context, info: CheckpointInfo) -> None:
     except (CatalogUnavailable, InUse):  # the next opener reconciles
         return
     reclaim.empty(context)
-    reclaim.free_unused(context, [blob.digest for blob in found.manifest.blobs])
+    reclaim.free_unused(context, digests)

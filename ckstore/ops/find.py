@@ -9,7 +9,7 @@ from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
 
 _OPEN_TRIES = 5
@@ -36,11 +36,14 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
     for name, step, inode in published:
         key = (name, step)
         if key in rows and listing.get(key) == inode:
-            info: CheckpointInfo | None = replace(rows[key], tags=tags.get(key, ()))
+            info: CheckpointInfo | None = rows[key]
         else:
-            info = read_info(context.layout, name, step, tags.get(key, ()))
-        if info is not None:
-            found.append(info if context.durable else replace(info, durable=False))
+            info = read_info(context, name, step)
+        if info is None:
+            continue
+        if info.durable != context.durable or info.tags != tags.get(key, ()):
+            info = replace(info, durable=context.durable, tags=tags.get(key, ()))
+        found.append(info)
     return sorted(found, key=lambda info: info.order)
 
 
@@ -61,11 +64,10 @@ def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
 
 
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
-    there = read_info(context.layout, wanted.run, wanted.step, ())
-    if there is None or there.id != wanted.id:
+    if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
-    return replace(there, tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ()))
+    return replace(wanted, tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ()))
 
 
 def open_directory(context: Context, ref: str | int | CheckpointInfo) -> CheckpointDirectory:

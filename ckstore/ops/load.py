@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from ckstore.errors import BadInput
 from ckstore.model.info import CheckpointInfo
+from ckstore.model.names import plain
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read import map_memories, read_memories, read_storages
 from ckstore.tensors.restore import build, needed_storages
@@ -43,7 +44,7 @@ def as_filter(select: Select) -> Callable[[str], bool] | None:
     if not all(isinstance(pattern, str) for pattern in patterns):
         msg = f"select must be a glob, a list of globs or a function of a name, got {select!r}"
         raise BadInput(msg)
-    return lambda name: any(_selects(pattern, name) for pattern in patterns)
+    return lambda name: any(_selects(pattern, form) for pattern in patterns for form in {name, plain(name)})
 
 
 def _selects(pattern: str, name: str) -> bool:

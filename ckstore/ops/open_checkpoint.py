@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.dtypes import itemsize
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import Extent, LeafRecord
+from ckstore.model.names import plain
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.load import Select, load
 from ckstore.ops.read import read_memories
@@ -61,10 +62,10 @@ class OpenCheckpoint:
         return len(self._leaves)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._leaves
+        return name in self._leaves or any(plain(key) == name for key in self._leaves)
 
     def __getitem__(self, name: str) -> Any:
-        """Read one value; only its own pieces are read, and checked.
+        """Read one value; only its own pieces are read, and checked. A name may be written without its backslashes.
 
         Raises:
             NoSuchRef: There is no such name.
@@ -107,12 +108,17 @@ class OpenCheckpoint:
         self.close()
 
     def _leaf(self, name: str) -> LeafRecord:
-        try:
+        if name in self._leaves:
             return self._leaves[name]
-        except KeyError:
-            near = [key for key in self._leaves if name.rpartition(".")[2] in key][:5]
-            msg = f"{self.info.name} has no tensor named {name!r}"
-            raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them") from None
+        meant = [key for key in self._leaves if plain(key) == name]
+        if len(meant) == 1:
+            return self._leaves[meant[0]]
+        if meant:
+            msg = f"{self.info.name} has several tensors that are written {name!r}: {', '.join(meant)}"
+            raise AmbiguousRef(msg, hint="give the name with its backslashes")
+        near = [key for key in self._leaves if name.rpartition(".")[2] in key][:5]
+        msg = f"{self.info.name} has no tensor named {name!r}"
+        raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them")
 
 
 class LeafSlice:

@@ -20,6 +20,8 @@ from ckstore.tensors.source import ByteSource
 
 PACK_BELOW_BYTES = 2**20
 PACK_BYTES = 32 * 2**20
+_LEAST_PACK_BYTES = 2**20
+_PACKS_AT_LEAST = 16
 ALIGNMENT = 64
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
@@ -34,9 +36,10 @@ def aligned(nbytes: int) -> int:
 class Packer:
     """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
 
-    def __init__(self, write_blob: WriteBlob) -> None:
+    def __init__(self, write_blob: WriteBlob, pack_bytes: int) -> None:
         self.places: dict[str, PieceLocation] = {}
         self._write_blob = write_blob
+        self._pack_bytes = pack_bytes
         self._pack = bytearray()
         self._entries: list[tuple[str, int, int]] = []
         self._waiting: list[tuple[Callable[[], str], int, list[tuple[str, int, int]]]] = []
@@ -44,7 +47,7 @@ class Packer:
     def add(self, digest: str, data: memoryview) -> None:
         """Add a piece; its bytes are copied."""
         start = aligned(len(self._pack))
-        if self._entries and start + len(data) > PACK_BYTES:
+        if self._entries and start + len(data) > self._pack_bytes:
             self._flush()
             start = 0
         self._pack.extend(bytes(start - len(self._pack)))
@@ -78,7 +81,7 @@ def place_small(
         StateChanged: A source gave other bytes when it was read again.
         OSError: A blob could not be written.
     """
-    packer = Packer(write_blob)
+    packer = Packer(write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
     digests: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: set[str] = set()
@@ -99,8 +102,12 @@ def place_small(
     packer.finish()
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
-    context.known_pieces = places
     return digests, places, written_bytes
+
+
+def _pack_bytes_for(small_bytes: int) -> int:
+    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
+    return min(PACK_BYTES, max(_LEAST_PACK_BYTES, small_bytes // _PACKS_AT_LEAST))
 
 
 def _read_in_batches(

@@ -55,7 +55,7 @@ def _catch_up(context: Context) -> list[str]:
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
         if found.problem:
-            notes.append(f"not a whole checkpoint, left alone: {found.problem}")
+            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
         return found.published
 
     context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S, tags=context.layout.tags)

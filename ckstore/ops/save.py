@@ -118,7 +118,8 @@ def _stage_and_publish(
         manifest_id, data = render(manifest, context.algorithm)
         staging.seal(data)
         try:
-            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, request.if_exists)
+            rule = "taken" if request.step is None else request.if_exists
+            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)
         except StepExists:
             if request.step is not None:
                 raise

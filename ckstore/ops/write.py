@@ -55,6 +55,9 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
         }
         digests, places, packed_bytes = place_small(context, staging, [sources[i] for i in small], writer.start_blob)
         writer.finish()
+    except _Stopped:
+        writer.finish()  # raises the error that stopped the threads
+        raise
     finally:
         writer.stop()
 
@@ -77,6 +80,7 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
             cut = [(future.result(), length) for future, length in chunked.get(i, ())]
             extents = [Extent(digest, blob_index(digest, length), 0, length) for digest, length in cut]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    context.known_pieces = places
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
     return Stored(
@@ -86,6 +90,10 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
         new_bytes=sum(staging.written.values()),
         reused_bytes=max(0, logical_bytes - written_bytes),
     )
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error of its own
+    """The work was not done, since other work of the save failed."""
 
 
 class _ChunkWriter:
@@ -119,8 +127,9 @@ class _ChunkWriter:
             Exception: The first error of a thread.
         """
         done, _ = wait(self._futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        errors = [error for future in done if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, _Stopped)):
+            raise error
 
     def stop(self) -> None:
         """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
@@ -134,7 +143,7 @@ class _ChunkWriter:
 
     def _guarded(self, work: Callable[..., str], *args: object) -> str:
         if self._stopped.is_set():
-            return ""
+            raise _Stopped
         try:
             return work(*args)
         except BaseException:

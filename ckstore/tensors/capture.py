@@ -168,7 +168,7 @@ class _Walk:
             from ckstore.tensors import numpy_leaves
 
             return numpy_leaves.encode_scalar(value, path)
-        if not isinstance(value, dict | list | tuple) and is_stateful(value):
+        if is_stateful(value):
             if id(value) in self._open:
                 why = "contains itself and cannot be stored"
                 raise CannotStore(path, why, hint="leave the object out of its own state_dict()")

@@ -126,6 +126,8 @@ class _Planner:
         tag = node[0] if isinstance(node, list) else None
         if is_tensor(target) or is_array(target):
             return self._tensor(target, node, path)
+        if is_stateful(target):
+            return self._stateful(target, node, path)
         if isinstance(target, dict):
             if tag in ("dict", "odict"):
                 return self._dict(target, node, path)
@@ -134,8 +136,6 @@ class _Planner:
                 return self._items(target, node, path)
             if tag == "list" and type(target) is list:
                 return self._new_items(target, node)
-        elif is_stateful(target):
-            return self._stateful(target, node, path)
         if holds_live(target, path):
             wanted = "a dict" if isinstance(target, dict) else f"a {type(target).__name__}"
             return self._mismatch(path, wanted, self._described(node))

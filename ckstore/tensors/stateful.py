@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Protocol, TypeGuard
 
 from ckstore.errors import CannotStore
 from ckstore.tensors.refusals import type_name
+
+
+_NEVER = (dict, OrderedDict, list, tuple)
 
 
 class Stateful(Protocol):
@@ -19,9 +23,10 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Whether `value` has both methods; a class is not an object."""
+    """Whether `value` has both methods; plain containers and classes never have."""
     return (
-        not isinstance(value, type)
+        type(value) not in _NEVER
+        and not isinstance(value, type)
         and callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
     )

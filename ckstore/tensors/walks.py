@@ -18,14 +18,14 @@ def holds_live(target: object, path: str, depth: int = 1) -> bool:
     Raises:
         BadInput: `target` contains itself, or is nested deeper than any checkpoint.
     """
-    if is_tensor(target) or is_array(target):
+    if is_tensor(target) or is_array(target) or is_stateful(target):
         return True
     if isinstance(target, dict | list | tuple):
         if depth > MAX_DEPTH:
             raise BadInput(f"{path}: the target contains itself or is nested deeper than {MAX_DEPTH}")
         items = target.values() if isinstance(target, dict) else target
         return any(holds_live(item, path, depth + 1) for item in items)
-    return is_stateful(target)
+    return False
 
 
 def tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
@@ -37,14 +37,14 @@ def tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, 
             yield path, state
     elif depth > MAX_DEPTH:
         raise BadInput(f"{path}: the state of an object contains itself or is nested deeper than {MAX_DEPTH}")
+    elif is_stateful(state):
+        yield from tensors_in(state_of(state, path), path, depth + 1)
     elif isinstance(state, dict):
         for key, item in state.items():
             yield from tensors_in(item, name_below(path, key), depth + 1)
     elif isinstance(state, list | tuple):
         for i, item in enumerate(state):
             yield from tensors_in(item, join_index(path, i), depth + 1)
-    elif is_stateful(state):
-        yield from tensors_in(state_of(state, path), path, depth + 1)
 
 
 def leaf_numbers(node: Node) -> Iterator[int]:

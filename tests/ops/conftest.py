@@ -1,0 +1,22 @@
+"""Stores for the tests of the verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from tests.support.descriptors import open_below
+from tests.support.stores import check_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A new store; after the test everything in it must agree, and no descriptor may be open in it."""
+    made = Store.init(tmp_path / "store", chunk_bytes=2**20)
+    yield made
+    assert open_below(made.path) == {}
+    Store.open(made.path)
+    check_store(made.path)
