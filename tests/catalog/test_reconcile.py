@@ -382,3 +382,22 @@ def test_unused_blobs_are_forgotten_with_their_pieces_and_used_ones_stay(catalog
     assert unused == [(pack_of(0), PIECES_A_PACK * PIECE_BYTES)]
     assert forgotten == 1
     assert catalog.find_pieces([piece_of(0, 0), piece_of(1, 0)]).keys() == {piece_of(1, 0)}
+
+
+def test_only_blobs_that_lose_their_last_use_become_candidates(catalog: Catalog) -> None:
+    directories = Directories()
+    for step in range(3):
+        directories.put(published("main", step, chunks=[*range(100), 1000 + step]))
+    directories.catalogue(catalog)
+    del directories.there["main", 1]
+    directories.catalogue(catalog)
+    removed = rows(catalog.path, "SELECT b.digest FROM candidates c JOIN blobs b ON b.id = c.blob_id")
+    directories.put(published("main", 7, chunks=[1001]))
+
+    directories.catalogue(catalog)
+
+    assert removed == [(chunk_of(1001),)]
+    assert rows(catalog.path, "SELECT * FROM candidates") == []
+    catalog.add_candidates([(chunk_of(1), 1001), (chunk_of(5000), 6000)], timeout_s=SOON_S)
+    assert rows(catalog.path, "SELECT count(*) FROM candidates") == [(1,)]
+    assert catalog.unused() == [(chunk_of(5000), 6000)]
