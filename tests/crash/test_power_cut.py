@@ -1,0 +1,137 @@
+"""Cut the power on real filesystems: `FS_IOC_SHUTDOWN` drops what was not made durable, then the filesystem is mounted again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from ckstore.fs import files, links
+from tests.support.loopfs import loop_filesystem
+from tests.support.stores import check_links
+
+_SHUTDOWN = 0x8004587D
+"""``_IOR('X', 125, __u32)`` of linux/fs.h, the same on x86-64 and arm64."""
+_KINDS = [("ext4", 128), ("xfs", 320)]
+MIB = 2**20
+
+
+def cut_power(mount: Path, *, flush_log: bool) -> None:
+    fd = os.open(mount, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", 1 if flush_log else 2))
+    finally:
+        os.close(fd)
+
+
+def mount_again(mount: Path) -> None:
+    source = subprocess.run(
+        ["findmnt", "-no", "SOURCE", mount], check=True, capture_output=True, text=True, timeout=30
+    ).stdout.strip()
+    # The loop device lives as long as it is open; a second mount of it before the first is gone would see the dead one.
+    image = subprocess.run(
+        ["losetup", "-nO", "BACK-FILE", source], check=True, capture_output=True, text=True, timeout=30
+    ).stdout.strip()
+    subprocess.run(["umount", mount], check=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True, timeout=60)
+
+
+def state(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"big": rng.integers(0, 256, 2 * MIB, dtype=np.uint8), "small": rng.random(50), "seed": seed}
+
+
+def check(store: Store, ref: Any, seed: int) -> None:
+    loaded = store.load(ref)
+    assert loaded["seed"] == seed
+    assert np.array_equal(loaded["big"], state(seed)["big"])
+    assert np.array_equal(loaded["small"], state(seed)["small"])
+
+
+@pytest.mark.root
+@pytest.mark.crash
+@pytest.mark.parametrize("flush_log", [False, True], ids=["log-lost", "log-kept"])
+@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+def test_an_acknowledged_checkpoint_survives_a_power_cut(
+    kind: str, size_mib: int, flush_log: bool, tmp_path: Path
+) -> None:
+    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+        store = Store.init(mount / "store", chunk_bytes=MIB)
+        assert store.warnings == ()
+        saved = [store.save(state(0), step=0), store.save(state(1), step=1)]
+        saved.append(store.save(state(2), step=0, if_exists="replace", tags=["best"]))
+        assert all(info.durable for info in saved)
+        cut_power(mount, flush_log=flush_log)
+        mount_again(mount)
+
+        again = Store.open(mount / "store")
+
+        assert [(info.step, info.id) for info in again.checkpoints()] == [(1, saved[1].id), (0, saved[2].id)]
+        check(again, 1, 1)
+        check(again, "best", 2)
+        check_links(again.path)
+        again.save(state(3), step=3)
+        check(again, 3, 3)
+
+
+@pytest.mark.root
+@pytest.mark.crash
+@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+def test_a_power_cut_at_any_step_of_a_save_leaves_whole_checkpoints(
+    kind: str, size_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power goes after the N-th change, for every N; each time the same filesystem goes on with what it kept."""
+    seam = [(links, name) for name in ("link", "rename", "exchange", "make_directory")]
+    seam += [(files, name) for name in ("create_blob", "create_file", "sync_directory")]
+    originals = {(module, name): getattr(module, name) for module, name in seam}
+    counter = {"left": -1}
+    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+
+        def counted(original: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                counter["left"] -= 1
+                if counter["left"] == 0:
+                    cut_power(mount, flush_log=False)
+                return result
+
+            return call
+
+        for module, name in seam:
+            monkeypatch.setattr(module, name, counted(originals[module, name]))
+        store = Store.init(mount / "store", chunk_bytes=MIB)
+        acknowledged = {store.save(state(0), step=0).step: 0}
+        cuts = 0
+        for at in range(1, 40):
+            counter["left"] = at
+            replaced = at % 3 == 0
+            step = 0 if replaced else at
+            before = acknowledged.get(step)
+            try:
+                store.save(state(at), step=step, if_exists="replace")
+                acknowledged[step] = at
+            except Exception as error:  # the filesystem is gone: any error of the system may come
+                print(f"cut after change {at}: {type(error).__name__}")
+            was_cut = counter["left"] <= 0
+            counter["left"] = -1
+            if was_cut:
+                cuts += 1
+                mount_again(mount)
+                store = Store.open(mount / "store")
+            there = {info.step: store.load(info)["seed"] for info in store.checkpoints()}
+            in_flight = {k: v for k, v in there.items() if acknowledged.get(k) != v}
+            assert set(acknowledged) <= set(there), f"{kind}: acknowledged steps are gone after a cut at change {at}"
+            assert in_flight in ({}, {step: at}), f"{kind}: cut at change {at}: {in_flight}, before {before}"
+            for name in there:
+                check(store, name, there[name])
+            acknowledged = there
+            check_links(store.path)
+        assert cuts > 15
+        print(f"{kind}: {cuts} power cuts, nothing acknowledged was lost")
