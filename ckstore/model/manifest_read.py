@@ -100,7 +100,7 @@ def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
     """Return the id and the bytes of the manifest proper, which agree."""
     end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
     start = end + len(_MIDDLE)
-    if not (data.startswith(_HEAD) and end > 0 and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
+    if not (data.startswith(_HEAD) and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
         wanted = '{"digest":"…","manifest":…} and a line feed'
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
         raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")

@@ -1,6 +1,7 @@
 """What is written is read back; nothing else is ever accepted, and nothing breaks the reader."""
 
 import copy
+import gc
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from ckstore.errors import BadInput, DamagedBlob, NewerFormat
 from ckstore.model import manifest_read
 from ckstore.model.describe import check_metadata, decoded_metadata
+from ckstore.model.document import parse_object
 from ckstore.model.dtypes import itemsize
 from ckstore.model.manifest import (
     MAX_DEPTH,
@@ -318,6 +320,9 @@ for _ in range(MAX_DEPTH - 1):
         (_set("storages", 0, 1, 0, 2, 4073), "an end within the 4096 bytes of its blob, found 4097"),
         (_set("storages", 0, 1, 0, 1, 3), "blob of storages.0.: wanted an index below 3, found 3"),
         (_set("storages", 1, 1, 0, 3, MIB - 1), "all but the last to be a multiple of 1048576"),
+        (_set("storages", 3, 0, False), "size of storages.3.: wanted an integer from 0, found False"),
+        (_set("storages", 3, 1, [[digest(2), 1, 0, 0]]), "offset >= 0, length >= 1"),
+        (_set("leaves", 5, "offset", -8), "offset of leaf 'empty': wanted an integer from 0, found -8"),
         (_set("leaves", 0, "shape", [2, 4]), "'model.w': .* within the 24 bytes .* bytes 0 to 32"),
         (_set("leaves", 1, "strides", [1, 4]), "within the 24 bytes .* bytes 0 to 28"),
         (_set("leaves", 1, "strides", [-1, 3]), "an array of 2 strides"),
@@ -399,6 +404,38 @@ def test_a_manifest_that_is_too_long_is_refused_unread(monkeypatch: pytest.Monke
     monkeypatch.setattr(manifest_read, "MANIFEST_MAX_BYTES", 100)
     with pytest.raises(BadInput, match="wanted at most 100 bytes, found 101"):
         parse_manifest(b"x" * 101, where="x")
+
+    data = framed(_BODY)
+    monkeypatch.setattr(manifest_read, "MANIFEST_MAX_BYTES", len(data))
+    assert parse_manifest(data, where="x")[0].step == 7
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("long", [True, False])
+def test_the_collector_rests_only_while_a_long_manifest_is_read(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool, long: bool
+) -> None:
+    seen = []
+
+    def parse_and_look(data: memoryview, *, where: str) -> dict[str, Any]:
+        seen.append(gc.isenabled())
+        return parse_object(data, where=where)
+
+    monkeypatch.setattr(manifest_read, "parse_object", parse_and_look)
+    body = copy.deepcopy(_BODY)
+    body["message"] = "m" * (MIB if long else 1)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        parse_manifest(framed(body), where="x")
+        after = gc.isenabled()
+        with pytest.raises(BadInput):
+            parse_manifest(framed({**body, "step": -1}), where="x")
+        after_error = gc.isenabled()
+    finally:
+        gc.enable()
+
+    assert seen == [enabled and not long] * 2
+    assert after == after_error == enabled
 
 
 def test_a_state_may_be_a_hundred_deep_and_is_read_from_a_deep_stack() -> None:
