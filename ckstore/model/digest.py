@@ -56,7 +56,7 @@ class Algorithm:
 
 def _start_blake3() -> RunningDigest:
     try:
-        import blake3  # noqa: PLC0415 - an extra
+        import blake3
     except ImportError as error:
         msg = "this store is hashed with blake3, and the package blake3 is not installed"
         raise UnsafePlace(msg, hint="pip install 'ckstore[blake3]'") from error

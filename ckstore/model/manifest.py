@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -168,6 +169,4 @@ def render(manifest: Manifest, algorithm: Algorithm) -> tuple[str, bytes]:
 
 def encode_metric(value: float) -> int | float | str:
     """Return a metric as JSON holds it: numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124 - nan
-        return str(value)
-    return value
+    return value if math.isfinite(value) else str(value)
