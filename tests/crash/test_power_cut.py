@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.fs import files, links
+from ckstore.fs import files, links, locks
 from tests.support.loopfs import loop_filesystem
 from tests.support.stores import check_links
 
@@ -79,6 +79,27 @@ def test_an_acknowledged_checkpoint_survives_a_power_cut(
         check_links(again.path)
         again.save(state(3), step=3)
         check(again, 3, 3)
+
+
+@pytest.mark.root
+@pytest.mark.crash
+@pytest.mark.parametrize("if_exists", ["error", "replace"])
+@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
+    kind: str, size_mib: int, if_exists: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+        store = Store.init(mount / "store", chunk_bytes=MIB)
+        if if_exists == "replace":
+            store.save(state(0), step=5)
+        with locks.lock_exclusive(store.path, timeout_s=5):
+            info = store.save(state(1), step=5, if_exists=if_exists)
+            cut_power(mount, flush_log=False)
+        mount_again(mount)
+
+        assert not info.catalogued
+        check(Store.open(mount / "store"), 5, 1)
 
 
 @pytest.mark.root
