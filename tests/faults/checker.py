@@ -33,6 +33,7 @@ _FILE_NAMES = re.compile(
     """,
     re.VERBOSE,
 )
+_SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm)?")
 _DIRECTORY_NAMES = re.compile(
     rf"""
       blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?
@@ -47,60 +48,68 @@ Contents = dict[Place, str]
 """The fingerprint of every checkpoint that can be seen."""
 
 
-def check_store(path: Path, promised: Promised) -> list[str]:
-    """Return what is wrong with the store at `path`, after whatever happened to it."""
+def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool = False) -> list[str]:
+    """Return what is wrong with the store at `path`, after whatever happened to it.
+
+    A catalog that could not be read may have been set aside and made anew; by nothing else may it.
+    """
     wrong: list[str] = []
     try:
-        if not _there_or_made_again(path, promised, wrong):
+        store = _there_or_made_again(path, promised, wrong)
+        if store is None:
             return wrong
-        first = _contents(path, wrong)
-        wrong += _broken_promises(promised, first)
-        wrong += check_tree(path)
-        before = _tree(path)
-        if _contents(path, wrong) != first:
-            wrong.append("opening it twice shows two different stores")
+        seen = _contents(store, wrong)
+        wrong += _broken_promises(promised, seen)
+        wrong += check_tree(path, set_aside=catalog_was_unreadable)
+        before, listed = _tree(path), _listed(store)
+        again = Store.open(path)
+        if _listed(again) != listed:
+            wrong.append(f"opened again it lists {_listed(again)} instead of {listed}")
         if _tree(path) != before:
-            wrong.append(f"opening it twice changes files: {sorted(before ^ _tree(path))}")
-        wrong += _saves_again(path, first)
-        wrong += check_tree(path)
+            wrong.append(f"opening it again changes files: {sorted(before ^ _tree(path))}")
+        wrong += _saves_again(again, listed)
+        wrong += check_tree(path, set_aside=catalog_was_unreadable)
     except CkstoreError as error:
         wrong.append(f"{type(error).__name__}: {error}")
     wrong += [f"left open: {name}" for name in open_below(path).values()]
     return wrong
 
 
-def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> bool:
-    """Whether there is a store now: one that was not acknowledged may have to be made again."""
+def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> Store | None:
+    """Open the store; one that was not acknowledged may have to be made again."""
     try:
-        Store.open(path).close()
+        return Store.open(path)
     except StoreNotFound as error:
-        if promised.store:
-            wrong.append(f"the store was acknowledged and is gone: {error}")
-            return False
-        Store.init(path, chunk_bytes=CHUNK_BYTES).close()
-    return True
+        if not promised.store:
+            return Store.init(path, chunk_bytes=CHUNK_BYTES)
+        wrong.append(f"the store was acknowledged and is gone: {error}")
+        return None
 
 
-def _contents(path: Path, wrong: list[str]) -> Contents:
+def _contents(store: Store, wrong: list[str]) -> Contents:
     """Load everything that can be seen."""
     seen: Contents = {}
-    with Store.open(path) as store:
-        for info in store.checkpoints():
-            if (info.run, info.step) in seen:
-                wrong.append(f"{info.run}@{info.step} is listed twice")
-            try:
-                seen[info.run, info.step] = fingerprint(store.load(info))
-            except CkstoreError as error:
-                said = f"{type(error).__name__}: {error}"
-                wrong.append(f"{info.run}@{info.step} is listed and does not load: {said}")
-    on_disk = _published(path)
-    wrong += [f"{place} is listed, and there is no such directory" for place in sorted(seen.keys() - on_disk)]
-    wrong += [f"{place} is a directory, and is not listed" for place in sorted(on_disk - seen.keys())]
+    for info in store.checkpoints():
+        if (info.run, info.step) in seen:
+            wrong.append(f"{info.name} is listed twice")
+        try:
+            seen[info.run, info.step] = fingerprint(store.load(info))
+        except CkstoreError as error:
+            wrong.append(f"{info.name} is listed, not loaded: {type(error).__name__}: {error}")
+    on_disk = _published(store.path)
+    if seen.keys() != on_disk:
+        wrong.append(f"directories {sorted(on_disk)}, but listed and loaded {sorted(seen)}")
     return seen
 
 
+def _listed(store: Store) -> list[tuple[str, str]]:
+    return [(info.name, info.id) for info in store.checkpoints()]
+
+
 def _published(path: Path) -> set[Place]:
-    return {(found.parent.name, int(found.name)) for found in path.glob("checkpoints/*/*") if found.name.isdigit()}
+    """Every directory that is a checkpoint by its name."""
+    found = path.glob("checkpoints/*/*")
+    return {(step.parent.name, int(step.name)) for step in found if step.name.isdigit()}
 
 
 def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
@@ -114,19 +123,21 @@ def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
     return wrong
 
 
-def _saves_again(path: Path, first: Contents) -> list[str]:
-    with Store.open(path) as store:
-        info = store.save(state("probe"), run=_PROBE[0], step=_PROBE[1])
-        if fingerprint(store.load(info)) != expected("probe"):
-            return ["a new save does not load as it was saved"]
-    wrong: list[str] = []
-    if _contents(path, wrong) != {**first, _PROBE: expected("probe")}:
-        wrong.append("a new save changed what else can be seen")
+def _saves_again(store: Store, listed: list[tuple[str, str]]) -> list[str]:
+    info = store.save(state("probe"), run=_PROBE[0], step=_PROBE[1])
+    wrong = []
+    if fingerprint(store.load(info)) != expected("probe"):
+        wrong.append("a new save does not load as it was saved")
+    if _listed(store) != [*listed, (info.name, info.id)]:
+        wrong.append(f"after a new save it lists {_listed(store)}, before that {listed}")
     return wrong
 
 
-def check_tree(path: Path) -> list[str]:
-    """Return what is wrong with a store that nobody has open: names, links, blobs, counts."""
+def check_tree(path: Path, *, set_aside: bool = False) -> list[str]:
+    """Return what is wrong with a store that nobody has open: names, links, blobs, counts.
+
+    `set_aside`: a catalog that was set aside as damaged is none of it.
+    """
     wrong = []
     names: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for folder, directories, files in os.walk(path):
@@ -137,7 +148,7 @@ def check_tree(path: Path) -> list[str]:
         for name in files:
             file = Path(folder) / name
             relative = file.relative_to(path).as_posix()
-            if not _FILE_NAMES.fullmatch(relative):
+            if not _FILE_NAMES.fullmatch(relative) and not (set_aside and _SET_ASIDE.fullmatch(relative)):
                 wrong.append(f"a file that has no business here: {relative}")
             status = file.lstat()
             names[status.st_dev, status.st_ino].append(file)

@@ -25,17 +25,21 @@ class Scenario:
 
     Attributes:
         prepare: Makes the store as the act finds it; runs in a process of its own, without faults.
-        open: Opens the store, or makes it; the first that happens with faults.
+        open: Opens the store, or makes it; the first that happens with faults. May be called again.
         act: What is tried. May be called again after it failed, and then has to succeed.
+        uncertain: After an error of the act nobody knows whether it happened. A save does know.
     """
 
     name: str
     prepare: Callable[[Path, Journal], None]
     open: Callable[[Path, Journal], Store]
     act: Callable[[Store, Journal], None]
+    uncertain: bool = False
 
 
 def _init(path: Path, journal: Journal) -> Store:
+    if (path / "store.json").exists():  # made by an attempt that failed after that
+        return Store.open(path)
     store = Store.init(path, chunk_bytes=CHUNK_BYTES)
     journal.store_made()
     return store
@@ -80,6 +84,16 @@ def _saving(step: int, *names: str, **options: Any) -> Callable[[Store, Journal]
     return act
 
 
+def _deleting(step: int) -> Callable[[Store, Journal], None]:
+    def act(store: Store, journal: Journal) -> None:
+        journal.begin((RUN, step), None)
+        if (store.path / "checkpoints" / RUN / str(step)).exists():  # an attempt may have failed after that
+            store.delete(f"{RUN}@{step}")
+        journal.done((RUN, step), None)
+
+    return act
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -88,6 +102,7 @@ SCENARIOS = {
         Scenario("deduplicated_save", _saved("first"), _open, _saving(2, "second")),
         Scenario("small_tensor_save", _saved("small-0"), _open, _saving(2, "small-1", "small-sparse")),
         Scenario("replace", _saved("first", "other"), _open, _saving(1, "second", if_exists="replace")),
+        Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
     )
 }
 

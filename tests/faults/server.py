@@ -7,6 +7,7 @@ answers with one line. Its children are what is killed; it has no store open its
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
@@ -64,6 +65,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._serial = 0
+        self._modules: set[str] | None = None
         self._shim = Preloaded()
         self._shim.skip_syncs()
 
@@ -71,11 +73,13 @@ class Server:
         """Import what children import, and compute what they compare with."""
         for name in NAMES:
             expected(name)
+        loaded: set[str] = set()
+        self._modules = loaded
         for name in SCENARIOS:
-            self.case({"scenario": name, "mode": "count", "at": 0, "modules": True})
-        told = self._folder / "modules"
-        for module in json.loads(told.read_text()) if told.exists() else ():
-            __import__(module)
+            self.case({"scenario": name, "mode": "count", "at": 0})
+        self._modules = None
+        for module in sorted(loaded - sys.modules.keys()):
+            importlib.import_module(module)
         gc.freeze()
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class Server:
                 "kept": str(files.folder),
             }
         acted = self._child(files, lambda: self._act(files, scenario, fault))
-        checked = self._child(files, lambda: self._check(files, with_modules=request.get("modules", False)))
+        checked = self._child(files, lambda: self._check(files, fault))
         violations = list(acted.pop("violations", []))
         killing = fault.mode in ("kill-before", "kill-after")
         if acted["ended"] != "well" and not (killing and acted["ended"] == "signal 9"):
@@ -110,20 +114,20 @@ class Server:
         if violations:
             answer["kept"] = str(files.folder)
             answer["calls"] = _around_the_hit(files.log)
-        else:
-            shutil.rmtree(files.folder)
+            return answer
+        if fault.mode == "count":
+            answer["calls"] = files.log.read_text().splitlines()
+        shutil.rmtree(files.folder)
         return answer
 
     def _prepare(self, files: Files, scenario: Scenario) -> dict[str, Any]:
         scenario.prepare(files.store, Journal(files.journal))
         return {}
 
-    def _check(self, files: Files, *, with_modules: bool) -> dict[str, Any]:
-        wrong = check_store(files.store, read_journal(files.journal))
-        if with_modules:
-            loaded = [name for name in sys.modules if name != "__main__" and not name.startswith("__mp")]
-            (self._folder / "modules").write_text(json.dumps(loaded))
-        return {"violations": wrong}
+    def _check(self, files: Files, fault: Fault) -> dict[str, Any]:
+        unreadable = bool(fault.families & (Family.READ | Family.OPEN))
+        promised = read_journal(files.journal)
+        return {"violations": check_store(files.store, promised, catalog_was_unreadable=unreadable)}
 
     def _act(self, files: Files, scenario: Scenario, fault: Fault) -> dict[str, Any]:
         journal = Journal(files.journal)
@@ -137,7 +141,10 @@ class Server:
         if pid == 0:
             status = 70
             try:
-                files.result.write_text(json.dumps(work()))
+                answer = work()
+                if self._modules is not None:
+                    answer["modules"] = [*sys.modules]
+                files.result.write_text(json.dumps(answer))
                 status = 0
             except BaseException:
                 files.result.write_text(json.dumps({"violations": [traceback.format_exc()]}))
@@ -145,7 +152,10 @@ class Server:
                 os._exit(status)
         ended = _wait(pid)
         said = files.result.read_text() if files.result.exists() else ""
-        return {**(json.loads(said) if said else {}), "ended": ended}
+        told: dict[str, Any] = json.loads(said) if said else {}
+        if self._modules is not None:
+            self._modules.update(told.pop("modules", ()))
+        return {**told, "ended": ended}
 
 
 class Act:
@@ -190,7 +200,7 @@ class Act:
         if not isinstance(error, CkstoreError):
             wrong.append("not a CkstoreError: " + "".join(traceback.format_exception(error)))
         said = str(error)
-        self._journal.failed(unknown="may or may not" in said)
+        self._journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
         error.__traceback__ = None
         again = self._attempt()
         if again is not None and "anew" in said + str(again):

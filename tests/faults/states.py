@@ -18,16 +18,20 @@ _SMALL_COUNT = 200
 _SMALL_MOST_ITEMS = 96
 
 
-def _large(seed: int) -> np.ndarray[Any, Any]:
-    """2.5 MiB: three chunks, the last one short."""
-    return np.random.default_rng(seed).standard_normal(5 * 2**17).astype("<f4")
+def _noise(seed: int, items: int) -> np.ndarray[Any, Any]:
+    noise = np.arange(items, dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)
+    return noise.view("<f4")
 
 
 def _mixed(seed: int, *, changed: int = 0) -> dict[str, Any]:
-    large = _large(seed)
-    large[0] += changed  # so only the first of the three chunks
+    large = _noise(seed, 2**18 + 2**14)  # a MiB and a bit: two chunks, the last one short
+    large[0] = changed  # so only the first of the two chunks
     return {
-        "model": {"weight": large, "bias": np.arange(7, dtype="<f8") + seed + changed},
+        "model": {
+            "weight": large,
+            "embedding": _noise(seed + 1, 2**16),
+            "bias": np.arange(7, dtype="<f8") + seed + changed,
+        },
         "optimizer": {
             "groups": [{"lr": 1e-3 + changed, "betas": (0.9, 0.999)}],
             "step": np.int64(seed + changed),

@@ -1,0 +1,30 @@
+"""The fork server of a session, and a way to print counts that is seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.faults.harness import Faults, Tally
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
+    """The fork server; one for each session, or for each worker of it."""
+    with Faults(tmp_path_factory.mktemp("faults")) as server:
+        yield server
+
+
+@pytest.fixture
+def whole(capfd: pytest.CaptureFixture[str]) -> Callable[[Tally], None]:
+    """Print the counts of a tally, also when the test passes, and fail if anything was violated."""
+
+    def check(tally: Tally) -> None:
+        with capfd.disabled():
+            print(f"\n{tally}", file=sys.stderr, flush=True)
+        if tally.violations:
+            pytest.fail("\n\n".join([str(tally), *tally.violations[:5]]), pytrace=False)
+
+    return check

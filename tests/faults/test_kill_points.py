@@ -1,0 +1,41 @@
+"""A process that is killed before or after any call that changes the store leaves a whole store.
+
+``CKSTORE_CRASH=full`` tries every call, else a sample; the counts are printed. What is looked at
+afterwards is in `checker.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.harness import Faults, Tally, every_point, sample
+from tests.faults.scenarios import SCENARIOS
+from tests.faults.shim import Mode
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_SAMPLE = {"kill-before": 36, "kill-after": 18}
+
+
+@pytest.mark.parametrize("mode", ["kill-before", "kill-after"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_at_any_call_leaves_a_whole_store(
+    faults: Faults, whole: Callable[[Tally], None], scenario: str, mode: Mode
+) -> None:
+    calls = faults.calls(scenario)
+    tally = Tally(f"{scenario} ({len(calls)} calls), {mode}")
+
+    def run(at: int) -> dict[str, object]:
+        return faults.case(scenario, mode, at)
+
+    if CRASH_FULL:
+        every_point(tally, run)
+    else:
+        for at in sample(calls, _SAMPLE[mode]):
+            tally.add(at, run(at))
+
+    whole(tally)
+    assert tally.killed == tally.points > 0

@@ -1,0 +1,74 @@
+"""A system call that fails once fails the save with an error of ckstore at most, and nothing else.
+
+``CKSTORE_CRASH=full`` tries every error at every call, else a sample of calls with the errors in turn;
+the counts are printed. What is looked at afterwards is in `server.py` (the process that met the error)
+and `checker.py` (the store that it left).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from tests.faults.harness import Faults, Tally, every_point, sample
+from tests.faults.scenarios import SCENARIOS
+from tests.faults.shim import ALLOCATING, Family, Mode
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+
+@dataclass(frozen=True)
+class Failing:
+    """One way in which calls fail.
+
+    Attributes:
+        errors: Tried at every call, or in turn.
+        sampled: How many calls are tried unless all are.
+        sticky: Every call from that one on fails, until the act has ended.
+    """
+
+    families: Family
+    errors: tuple[int, ...]
+    sampled: int
+    mode: Mode = "error"
+    sticky: bool = False
+
+
+WAYS = {
+    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 28),
+    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 8),
+    "short": Failing(Family.WRITE, (0,), 6, mode="short"),
+    "closing": Failing(Family.CLOSE, (errno.EIO,), 6),
+    "locking": Failing(Family.LOCK, (errno.ENOLCK,), 4),
+    "reading": Failing(Family.READ, (errno.EIO,), 6),
+    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 6, sticky=True),
+    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 6, sticky=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_call_that_fails_does_no_harm(
+    faults: Faults, whole: Callable[[Tally], None], scenario: str, way: str
+) -> None:
+    how = WAYS[way]
+    calls = faults.calls(scenario, how.families)
+    tally = Tally(f"{scenario} ({len(calls)} calls), {way}")
+
+    def run(error: int, at: int) -> dict[str, object]:
+        return faults.case(scenario, how.mode, at, error=error, sticky=how.sticky, families=how.families)
+
+    if CRASH_FULL:
+        for error in how.errors:
+            every_point(tally, partial(run, error))
+    else:
+        for at in sample(calls, how.sampled):
+            tally.add(at, run(how.errors[at % len(how.errors)], at))
+
+    whole(tally)
+    assert tally.refused + tally.survived == tally.points > 0
