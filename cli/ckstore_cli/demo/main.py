@@ -53,7 +53,7 @@ class Scale:
     layers: int
 
 
-FULL = Scale(steps=100, save_every=10, kill_after=4, layers=4)
+FULL = Scale(steps=80, save_every=10, kill_after=3, layers=4)
 QUICK = Scale(steps=24, save_every=4, kill_after=2, layers=2)
 
 
