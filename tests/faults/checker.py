@@ -163,7 +163,7 @@ def _check_inode(root: Path, names: list[Path]) -> list[str]:
     wrong = []
     if status.st_nlink != len(names):
         wrong.append(f"link count {status.st_nlink}, but {len(names)} names: {where}")
-    if file.parent.name == "blobs" or file.parent.parent.name == "blobs":
+    if re.fullmatch(_DIGEST, file.name):
         if len({name.name for name in names}) != 1:
             wrong.append(f"one inode under several digests: {where}")
         if algorithm_of(file.name).digest(file.read_bytes()) != file.name:
@@ -177,9 +177,14 @@ def check_counts(path: Path) -> list[str]:
     """Return where the catalog's uses and reference counts differ from the manifests."""
     uses: set[tuple[str, int, str, int]] = set()
     checkpoints: set[tuple[str, int, str]] = set()
+    wrong = []
     for place in _published(path):
         file = path / "checkpoints" / place[0] / str(place[1]) / "manifest.json"
-        document = json.loads(file.read_text())
+        try:
+            document = json.loads(file.read_text())
+        except FileNotFoundError:
+            wrong.append(f"{place[0]}@{place[1]} has no manifest")
+            continue
         checkpoints.add((*place, document["digest"]))
         uses |= {(*place, digest, nbytes) for digest, nbytes in document["manifest"]["blobs"]}
     counts = Counter(digest for _, _, digest, _ in uses)
@@ -187,7 +192,6 @@ def check_counts(path: Path) -> list[str]:
         listed = set(catalog.execute("SELECT run, step, manifest_id FROM checkpoint_log"))
         used = set(catalog.execute("SELECT run, step, digest, nbytes FROM checkpoint_blobs"))
         counted = dict(catalog.execute("SELECT digest, reference_count FROM blob_references"))
-    wrong = []
     if listed != checkpoints:
         wrong.append(f"the catalog lists other checkpoints: {sorted(listed ^ checkpoints)}")
     if used != uses:

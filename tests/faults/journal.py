@@ -10,13 +10,14 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 Place = tuple[str, int]
 """Run and step."""
 
 
 class Journal:
-    """The writing side."""
+    """The writing side. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -36,6 +37,16 @@ class Journal:
     def store_made(self) -> None:
         """`Store.init` has returned."""
         self._line("made", ("", 0), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _line(self, what: str, place: Place, state: str | None) -> None:
         os.write(self._fd, json.dumps([what, *place, state]).encode() + b"\n")

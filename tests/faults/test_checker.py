@@ -1,0 +1,181 @@
+"""The checker finds each kind of harm that it is there to find; one that finds none would pass every store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checker import check_store
+from tests.faults.harness import evenly, sample
+from tests.faults.journal import Journal, Place, Promised, read_journal
+from tests.faults.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.crash
+
+ONE: Place = ("main", 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with the state `first` as step 1."""
+    path = tmp_path / "store"
+    with Journal(tmp_path / "journal") as journal:
+        SCENARIOS["deduplicated_save"].prepare(path, journal)
+    return path
+
+
+def promise(*states: str | None) -> Promised:
+    return Promised(options={ONE: set(states)}, store=True)
+
+
+def a_blob(store: Path) -> Path:
+    return max(store.glob("checkpoints/main/1/blobs/*"), key=lambda path: path.stat().st_size)
+
+
+def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
+    assert check_store(store, read_journal(tmp_path / "journal")) == []
+
+
+@pytest.mark.parametrize(
+    "promised,found",
+    [
+        (promise("second"), "main@1 must be one of ['second'], found first"),
+        (promise("second", None), "main@1 must be one of ['None', 'second'], found first"),
+        (Promised(store=True), "main@1 must be one of ['None'], found first"),
+        (
+            Promised({ONE: {"first"}, ("main", 2): {"second"}}, store=True),
+            "main@2 must be one of ['second'], found None",
+        ),
+    ],
+    ids=["another state", "another or none", "nothing", "one more"],
+)
+def test_a_broken_promise_is_found(store: Path, promised: Promised, found: str) -> None:
+    assert check_store(store, promised) == [found]
+
+
+def lose_the_store(store: Path) -> None:
+    (store / "store.json").unlink()
+
+
+def lose_a_checkpoint(store: Path) -> None:
+    shutil.rmtree(store / "checkpoints" / "main" / "1")
+
+
+def lose_a_blob_of_a_checkpoint(store: Path) -> None:
+    a_blob(store).unlink()
+
+
+def change_a_blob_and_hide_it(store: Path) -> None:
+    blob = a_blob(store)
+    before = blob.stat().st_mtime_ns
+    blob.chmod(0o644)
+    with blob.open("r+b") as file:
+        file.write(b"x")
+    blob.chmod(0o444)
+    os.utime(blob, ns=(before, before))
+
+
+def add_a_name_outside(store: Path) -> None:
+    os.link(a_blob(store), store.parent / "elsewhere")
+
+
+def leave_a_temporary_file(store: Path) -> None:
+    (store / "blobs" / "new-1").write_bytes(b"")
+
+
+def leave_a_temporary_directory(store: Path) -> None:
+    (store / "blobs" / "tmp").mkdir()
+
+
+def make_half_a_checkpoint(store: Path) -> None:
+    (store / "checkpoints" / "main" / "2" / "blobs").mkdir(parents=True)
+
+
+def make_a_blob_writable(store: Path) -> None:
+    a_blob(store).chmod(0o644)
+
+
+def lose_uses_in_the_catalog(store: Path) -> None:
+    with closing(sqlite3.connect(store / "catalog.db")) as catalog, catalog:
+        catalog.execute("DELETE FROM uses")
+
+
+@pytest.mark.parametrize(
+    "harm,found",
+    [
+        (lose_the_store, "the store was acknowledged and is gone"),
+        (lose_a_checkpoint, "found None"),
+        (lose_a_blob_of_a_checkpoint, "directories [('main', 1)], but listed and loaded []"),
+        (change_a_blob_and_hide_it, "main@1 is listed, not loaded: DamagedBlob"),
+        (change_a_blob_and_hide_it, "the bytes are not what the name says"),
+        (add_a_name_outside, "link count 3, but 2 names"),
+        (leave_a_temporary_file, "a file that has no business here: blobs/new-1"),
+        (leave_a_temporary_directory, "a directory that has no business here: blobs/tmp"),
+        (make_half_a_checkpoint, "directories [('main', 1), ('main', 2)], but listed and loaded [('main', 1)]"),
+        (make_a_blob_writable, "mode 100644 of a blob"),
+        (lose_uses_in_the_catalog, "the catalog has other uses"),
+        (lose_uses_in_the_catalog, "differ from the manifests"),
+    ],
+)
+def test_harm_is_found(store: Path, harm: Callable[[Path], None], found: str) -> None:
+    harm(store)
+
+    wrong = check_store(store, promise("first"))
+
+    assert any(found in line for line in wrong), wrong
+
+
+@pytest.mark.usefixtures("descriptors_may_leak")
+def test_a_descriptor_that_is_left_open_is_found(store: Path) -> None:
+    fd = os.open(store, os.O_RDONLY)
+
+    wrong = check_store(store, promise("first"))
+    os.close(fd)
+
+    assert wrong == [f"left open: {store}"]
+
+
+def test_what_a_journal_promises_follows_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    two: Place = ("main", 2)
+
+    def promised() -> tuple[bool, dict[Place, set[str | None]]]:
+        read = read_journal(path)
+        return read.store, read.options
+
+    assert promised() == (False, {})
+    journal.store_made()
+    journal.begin(ONE, "a")
+    assert promised() == (True, {ONE: {None, "a"}})
+    journal.done(ONE, "a")
+    journal.begin(ONE, "b")
+    assert promised() == (True, {ONE: {"a", "b"}})
+    journal.failed(unknown=False)
+    assert promised() == (True, {ONE: {"a"}})
+    journal.begin(ONE, "c")
+    journal.failed(unknown=True)
+    journal.begin(two, "d")
+    journal.failed(unknown=False)
+    assert promised() == (True, {ONE: {"a", "c"}, two: {None}})
+    journal.begin(ONE, None)
+    journal.done(ONE, None)
+    journal.close()
+    assert promised() == (True, {ONE: {None}, two: {None}})
+
+
+def test_a_sample_has_both_ends_and_more_of_what_is_not_the_catalog() -> None:
+    calls = [f"{n} 1 write catalog.db-wal" for n in range(1, 101)] + [f"{n} 1 write blobs/x" for n in range(101, 141)]
+
+    assert evenly(range(1, 101), 4) == [1, 34, 67, 100]
+    chosen = sample(calls, 20)
+    assert len(chosen) == 20
+    assert {1, 100, 101, 140} <= set(chosen)
+    assert sum(n > 100 for n in chosen) == 15
+    assert sample(calls, 1000) == list(range(1, 141))
