@@ -18,8 +18,8 @@
     ├── NewerFormat              1   written by a newer ckstore
     └── UnsafePlace              1   the filesystem cannot keep what ckstore promises
 
-A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive pickling, since
-training code raises them across processes. Exit statuses: docs/reference/exit-statuses.md.
+A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
+pickling, since training code raises them across processes. Exit statuses: docs/reference/exit-statuses.md.
 """
 
 from __future__ import annotations

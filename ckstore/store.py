@@ -1,24 +1,25 @@
-"""The façade: `Store`. Each method checks its arguments and calls one verb in `ckstore.ops`, which is imported on first use."""
+"""The façade: `Store`. Each method calls one verb in `ckstore.ops`, which is imported on first use."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, CkstoreError, StoreNotFound
 from ckstore.model.info import CheckpointInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import TracebackType
+
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.load import LoadReport, Select
     from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
 
 RefLike = str | int | CheckpointInfo
-"""``STEP``, ``latest``, ``latest-valid``, a tag or the first 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
+"""``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
 
 
 class Store:
@@ -32,9 +33,9 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
         from ckstore.catalog import Catalog
+        from ckstore.objects.layout import Layout
         from ckstore.ops.context import Context
         from ckstore.ops.create import read_settings
-        from ckstore.objects.layout import Layout
 
         self.path = Path(path).absolute()
         settings = read_settings(self.path)
@@ -60,7 +61,11 @@ class Store:
 
     @classmethod
     def init(
-        cls, path: str | os.PathLike[str], *, hash: str = "xxh3_128", chunk_bytes: int | None = None  # noqa: A002
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        hash: str = "xxh3_128",
+        chunk_bytes: int | None = None,
     ) -> Store:
         """Make a new store in the directory `path` and open it.
 
@@ -87,7 +92,11 @@ class Store:
 
     @classmethod
     def open_or_init(
-        cls, path: str | os.PathLike[str], *, hash: str = "xxh3_128", chunk_bytes: int | None = None  # noqa: A002
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        hash: str = "xxh3_128",
+        chunk_bytes: int | None = None,
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once."""
         try:
@@ -101,7 +110,9 @@ class Store:
 
         root = Path(path).absolute()
         try:
-            made = create(root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
+            made = create(
+                root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
+            )
         except OSError as error:
             msg = f"no store could be made at {root}: {error.strerror or error}"
             raise BadInput(msg, hint="its parent directory must exist and be writable") from error
@@ -123,11 +134,12 @@ class Store:
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
     ) -> CheckpointInfo:
-        """Save a state. When this returns, the checkpoint survives a power cut (unless ``info.durable`` is False) and a kill.
+        """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
-        The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and None; objects
-        with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their state dict. It must not be
-        changed until this returns. Bytes that the store has are not written again.
+        The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
+        None; objects
+        with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their state dict.
+        It must not be changed until this returns. Bytes that the store has are not written again.
 
         Args:
             state: What to save.
@@ -138,7 +150,8 @@ class Store:
             message: Shown by ``ckstore log``.
             tags: Names to give to the checkpoint; a tag that exists moves.
             parent: The checkpoint that this one continues; None: the last one that was saved or loaded here.
-            if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it. The same
+            if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
+                ``keep`` it. The same
                 content again is no error in any case, and a damaged checkpoint is always replaced.
 
         Returns:
@@ -149,7 +162,8 @@ class Store:
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
             InsufficientSpace: Not enough bytes or inodes.
-            SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint is intact.
+            SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
+                is intact.
         """
         from ckstore.model.describe import describe
         from ckstore.ops.find import find
@@ -174,10 +188,12 @@ class Store:
         Args:
             ref: Which checkpoint.
             device: Where tensors go, as in torch.
-            select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are None in lists.
-            mmap: Map the blobs copy-on-write instead of reading them: tensors share the page cache until they are written to.
-            verify: Check every byte against its digest. With `mmap` this reads everything once, now; with ``verify=False`` a mapped
-                tensor is never checked.
+            select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are
+                None in lists.
+            mmap: Map the blobs copy-on-write instead of reading them: tensors share the page cache until they are
+                written to.
+            verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
+                ``verify=False`` a mapped tensor is never checked.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -190,12 +206,15 @@ class Store:
             self._continues(directory.manifest.run, directory.manifest_id)
             return state
 
-    def load_into(self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True) -> LoadReport:
+    def load_into(
+        self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True
+    ) -> LoadReport:
         """Read a state into `target`, without a second copy in memory.
 
-        `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the memory that they
-        have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared before anything is touched; if
-        a blob turns out to be damaged, the target holds a part of the new state.
+        `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the
+        memory that they
+        have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared before
+        anything is touched; if a blob turns out to be damaged, the target holds a part of the new state.
 
         Raises:
             BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
@@ -264,7 +283,7 @@ class Store:
     def close(self) -> None:
         """Nothing is held open between calls; this is for symmetry."""
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -274,7 +293,7 @@ class Store:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about the place, and about what was found in the store so far; one sentence each."""
+        """What the user should know about the place and what was found in the store; one sentence each."""
         return (*self._notes, *(note for note in self._context.problems.values() if note not in self._notes))
 
     @property

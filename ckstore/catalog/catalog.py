@@ -9,16 +9,19 @@ writers need is imported when somebody writes, so that `ckstore log` starts fast
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import queries
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
-from ckstore.model.info import CheckpointInfo
 from ckstore.model.published import Published
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.model.info import CheckpointInfo
 
 CATALOG_NAME = "catalog.db"
 EVENTS_KEPT = 10_000

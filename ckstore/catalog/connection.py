@@ -16,13 +16,16 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 _READ_TIMEOUT_S = 2.0
 _LEAST_WAIT_S = 0.05
@@ -46,7 +49,7 @@ _forked_while_open = False
 
 
 def _look_in_child() -> None:
-    global _forked_while_open  # noqa: PLW0603 - it is about the process
+    global _forked_while_open  # noqa: PLW0603
     if _open:
         _forked_while_open = True
         _open.clear()

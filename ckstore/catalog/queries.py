@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
 from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
 from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection
 
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
@@ -36,8 +39,7 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
     for name, target in sorted(tags(connection).items()):
         tagged.setdefault(target, []).append(name)
     rows = connection.execute(
-        f"SELECT {_INFO_COLUMNS} FROM checkpoints WHERE ?1 IS NULL OR run = ?1"  # noqa: S608
-        " ORDER BY sequence, created, manifest_id",
+        f"SELECT {_INFO_COLUMNS} FROM checkpoints WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id",  # noqa: S608
         (run,),
     ).fetchall()
     return [
@@ -102,7 +104,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
     found: dict[str, PieceLocation] = {}
     for marks, part in in_parts(wanted):
         query = (
-            "SELECT p.digest, b.digest, b.nbytes, p.offset, p.nbytes"  # noqa: S608 - only marks
+            "SELECT p.digest, b.digest, b.nbytes, p.offset, p.nbytes"  # noqa: S608
             f" FROM pieces p JOIN blobs b ON b.id = p.blob_id WHERE p.digest IN {marks}"
         )
         for piece, *where in connection.execute(query, part).fetchall():
@@ -119,7 +121,7 @@ def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dic
     best = dict.fromkeys(wanted, 0)
     for marks, part in in_parts(wanted):
         query = (
-            "SELECT b.digest, max(u.used_bytes)"  # noqa: S608 - only marks
+            "SELECT b.digest, max(u.used_bytes)"  # noqa: S608
             f" FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN {marks}"
             " GROUP BY b.id"
         )

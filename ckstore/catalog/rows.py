@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sqlite3
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.text import encode_inode, encode_json, encode_metrics, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.dtypes import itemsize
-from ckstore.model.manifest import LeafRecord, Manifest
-from ckstore.model.published import Published
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Mapping
+
+    from ckstore.model.manifest import LeafRecord, Manifest
+    from ckstore.model.published import Published
 
 
 def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
@@ -239,7 +243,7 @@ def _insert_blobs(connection: sqlite3.Connection, manifest: Manifest, checkpoint
 def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], sequence: int) -> None:
     ids: dict[str, int] = {}
     for marks, digests in in_parts([pack.digest for pack in packs]):
-        query = f"SELECT digest, id FROM blobs WHERE digest IN {marks}"  # noqa: S608 - only marks
+        query = f"SELECT digest, id FROM blobs WHERE digest IN {marks}"  # noqa: S608
         ids.update(connection.execute(query, digests).fetchall())
     rows = [
         (piece, ids[pack.digest], offset, length, sequence)

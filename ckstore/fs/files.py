@@ -1,17 +1,21 @@
 """Files: create and make durable, read exactly. Every write of the store goes through here.
 
-Facts that this follows (measured on ext4 and XFS): `fsync` reports an error once, so it is called once, on the descriptor that wrote,
+Facts that this follows (measured on ext4 and XFS): `fsync` reports an error once, so it is called once, on the
+descriptor that wrote,
 and never repeated; a new name is durable after `fsync` of its directory; a rename after `fsync` of both parents.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 BLOB_MODE = 0o444
 BLOB_MTIME_NS = 1_000_000_000 * 10**9
@@ -23,7 +27,7 @@ _WRITE_MOST_BYTES = 16 * 2**20
 
 @contextmanager
 def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Open a descriptor for the time of a `with` block; an error of `close` is raised unless another one is on its way."""
+    """Open a descriptor for the time of a `with` block; an error of `close` is raised too."""
     fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         yield fd

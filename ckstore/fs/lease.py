@@ -1,6 +1,7 @@
 """Ask the kernel whether anybody has a file open: rule K of the design.
 
-`fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through whatever name, in
+`fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
+whatever name, in
 whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on overlayfs.
 """
 
@@ -11,7 +12,10 @@ import fcntl
 import os
 import signal
 from enum import Enum
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Holding(Enum):

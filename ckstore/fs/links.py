@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import UnsafePlace
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

@@ -1,9 +1,11 @@
 """Locks on directories: rule L of the design.
 
-Whoever uses a directory holds a shared `flock` on the directory itself; whoever takes it apart needs the exclusive one, without
-waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and made anew is
-another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child closes its copies, since
-a lock lives as long as any descriptor of its open file.
+Whoever uses a directory holds a shared `flock` on the directory itself; whoever takes it apart needs the exclusive
+one, without
+waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and
+made anew is
+another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child closes
+its copies, since a lock lives as long as any descriptor of its open file.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import fcntl
 import os
 import time
 import weakref
-from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 _POLL_FIRST_S = 0.001
 _POLL_MOST_S = 0.05
@@ -46,7 +51,9 @@ class DirectoryLock:
         if fd < 0:
             return
         try:
-            if os.getpid() == self._owner:  # a child's copy of the descriptor must not keep it, nor may a child release it
+            if (
+                os.getpid() == self._owner
+            ):  # a child's copy of the descriptor must not keep it, nor may a child release it
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             os.close(fd)
@@ -60,7 +67,7 @@ class DirectoryLock:
         mine = os.fstat(self.fd)
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
-    def __enter__(self) -> DirectoryLock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

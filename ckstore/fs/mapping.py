@@ -1,7 +1,7 @@
 """Map files copy-on-write, several side by side as one contiguous range of memory.
 
-A private mapping of a blob costs no copy until a page is written to, and the blob never changes. Python's own `mmap` keeps a
-descriptor open and cannot place a file at an address, hence the C library's.
+A private mapping of a blob costs no copy until a page is written to, and the blob never changes. Python's own `mmap`
+keeps a descriptor open and cannot place a file at an address, hence the C library's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,7 +36,8 @@ class FilePart:
 def map_side_by_side(parts: Sequence[FilePart]) -> ctypes.Array[ctypes.c_ubyte]:
     """Return writable memory that begins as the parts, one after another; writes stay private.
 
-    The descriptors may be closed afterwards. The memory is unmapped when nothing refers to the returned buffer any more.
+    The descriptors may be closed afterwards. The memory is unmapped when nothing refers to the returned buffer any
+    more.
 
     Raises:
         OSError: The kernel has no room for the mapping.

@@ -67,15 +67,15 @@ def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
-        if len(fields) > 5 and len(rest) > 1 and fields[2] == number:  # noqa: PLR2004 - proc(5)
-            options = set(fields[5].split(",")) | set((rest[2] if len(rest) > 2 else "").split(","))  # noqa: PLR2004
+        if len(fields) > 5 and len(rest) > 1 and fields[2] == number:
+            options = set(fields[5].split(",")) | set((rest[2] if len(rest) > 2 else "").split(","))
             best = (rest[0], fields[4].replace("\\040", " "), rest[1], options)
     return best
 
 
 def _has_no_journal(device: str) -> bool:
     try:
-        name = os.path.basename(os.path.realpath(device))  # noqa: PTH119
+        name = os.path.basename(os.path.realpath(device))
         task = Path("/sys/fs/ext4", name, "journal_task").read_text(encoding="ascii").strip()
     except OSError:
         return False
@@ -109,7 +109,9 @@ def try_links(directories: tuple[Path, ...]) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         msg = f"{directories[0].parent}: hardlinks and renames between its directories do not work: {error.strerror}"
-        raise UnsafePlace(msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs") from error
+        raise UnsafePlace(
+            msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
+        ) from error
     finally:
         for path in made:
             links.unlink(path)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import xxhash
 
 from ckstore.errors import BadInput, UnsafePlace
 
-if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined, unused-ignore]
+Buffer = bytes | bytearray | memoryview
 
 DIGEST_PATTERN = re.compile(r"(?:xxh3-[0-9a-f]{32}|blake3-[0-9a-f]{64})\Z")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.model.describe import decoded_metadata
-from ckstore.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

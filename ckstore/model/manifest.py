@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ckstore.model.digest import Algorithm
+if TYPE_CHECKING:
+    from ckstore.model.digest import Algorithm
 
 MANIFEST_VERSION = 1
 MANIFEST_MAX_BYTES = 512 * 2**20

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.describe import check_metadata
@@ -36,6 +35,9 @@ from ckstore.model.manifest import (
 )
 from ckstore.model.names import check_run
 from ckstore.model.state_read import check_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EXTENT_GRAIN_BYTES = 2**20
 """All extents of a storage but the last are a multiple of this: they can be mapped side by side."""

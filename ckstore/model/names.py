@@ -24,7 +24,7 @@ def join_key(path: str, key: str) -> str:
 
 
 def plain(name: str) -> str:
-    r"""Return a name as people write it, without the escapes: ``model.0.weight`` for ``model.0\.weight``; not injective."""
+    r"""Return a name as people write it, not injective: ``model.0.weight`` for ``model.0\.weight``."""
     return _ESCAPE.sub(r"\1", name) if "\\" in name else name
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckstore.model.manifest import Manifest
+if TYPE_CHECKING:
+    from ckstore.model.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,17 @@ directories and from the catalog. The form of runs, steps and tags: docs/format/
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.digest import short_id
-from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, check_run, check_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ckstore.model.info import CheckpointInfo
 
 DEFAULT_RUN = "main"
 ID_MIN_DIGITS = 6

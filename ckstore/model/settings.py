@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.describe import check_metadata, decoded_metadata, encode_metadata
 from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
 from ckstore.model.document import check_created, check_version, parse_object, refuse
 from ckstore.model.manifest import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STORE_VERSION = 1
 CHUNK_GRAIN_BYTES = 2**20

@@ -1,1 +1,1 @@
-"""Blobs, packs, staging directories, published checkpoints and trash, as directories and hardlinks; no torch, no SQLite."""
+"""Blobs, stagings, published checkpoints and trash, as directories and hardlinks; no torch, no SQLite."""

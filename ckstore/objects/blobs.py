@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _READ_BYTES = 4 * 2**20
 
@@ -25,8 +28,8 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
 def is_sound(path: Path, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
-    A file that somebody touched but whose bytes are right gets the fixed time back. The time is set *before* the file is hashed, so
-    that a write during or after the hashing shows.
+    A file that somebody touched but whose bytes are right gets the fixed time back. The time is set *before* the
+    file is hashed, so that a write during or after the hashing shows.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat
 from ckstore.fs import files, locks
@@ -19,6 +17,10 @@ from ckstore.model.published import Published
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
 _HEAD_BYTES = 256
@@ -72,7 +74,7 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
 
 
 def id_at(path: Path) -> str | None:
-    """Return the id that the manifest of a checkpoint's directory claims, without reading the rest; None if there is none."""
+    """Return the id that a directory's manifest claims, without reading the rest; None if there is none."""
     try:
         with files.opened(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
@@ -84,7 +86,8 @@ def id_at(path: Path) -> str | None:
 class CheckpointDirectory:
     """A checkpoint that is open for reading: its directory is locked for use (rule L) and its manifest is checked.
 
-    Files are reached through the directory's descriptor, so that a rename of the directory does not matter. A context manager.
+    Files are reached through the directory's descriptor, so that a rename of the directory does not matter. A
+    context manager.
 
     Attributes:
         path: Where it was opened.
@@ -195,7 +198,7 @@ class CheckpointDirectory:
         """Release the lock; harmless when done before."""
         self.lock.release()
 
-    def __enter__(self) -> CheckpointDirectory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

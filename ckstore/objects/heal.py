@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
 from ckstore.fs import files, links, locks
 from ckstore.objects.layout import BLOBS, Layout
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
 _WAIT_S = 2.0
 
 
 def relink_everywhere(layout: Layout, digest: str, good: Path, temporary: Callable[[], Path]) -> int:
-    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many were changed.
+    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many changed.
 
-    The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a reader sees the
+    The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
+    reader sees the
     old inode or the new one. `temporary` gives fresh names in a directory of the caller, on the same filesystem.
 
     Raises:

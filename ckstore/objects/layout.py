@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.model.digest import fan_out
 from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
@@ -51,7 +54,11 @@ class Layout:
         """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
         for name in self.runs() if run is None else [run]:
             for entry in _entries(self.checkpoints / name):
-                if STEP_PATTERN.match(entry.name) and int(entry.name) <= MAX_STEP and entry.is_dir(follow_symlinks=False):
+                if (
+                    STEP_PATTERN.match(entry.name)
+                    and int(entry.name) <= MAX_STEP
+                    and entry.is_dir(follow_symlinks=False)
+                ):
                     yield name, int(entry.name), entry.inode()
 
     def runs(self) -> list[str]:

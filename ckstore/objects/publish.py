@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists
 from ckstore.fs import files, links
-from ckstore.model.manifest import Manifest
-from ckstore.model.published import Published
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import Layout
-from ckstore.objects.staging import Staging
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.model.manifest import Manifest
+    from ckstore.model.published import Published
+    from ckstore.objects.layout import Layout
+    from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken"]
@@ -41,7 +44,8 @@ class Outcome:
 def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
     """Give the sealed `staging` its place and make that durable.
 
-    A checkpoint with the same content is not replaced unless asked to and its description differs; a damaged or incomplete one always is.
+    A checkpoint with the same content is not replaced unless asked to and its description differs; a damaged or
+    incomplete one always is.
 
     Raises:
         StepExists: Another checkpoint is there; nothing was changed.
@@ -86,16 +90,17 @@ def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
 def make_durable(layout: Layout, run: str) -> None:
     """Make every rename into and out of ``checkpoints/<run>`` and ``staging/`` durable; the new parent first.
 
-    It is done also for a rename that somebody else did: nobody acknowledges what he has not made durable himself (rule F).
+    It is done also for a rename that somebody else did: nobody acknowledges what he has not made durable himself
+    (rule F).
 
     Raises:
         UnknownOutcome: A directory could not be made durable.
     """
-    try:
-        for path in (layout.checkpoints / run, layout.checkpoints, layout.staging):
+    for path in (layout.checkpoints / run, layout.checkpoints, layout.staging):
+        try:
             files.sync_directory(path)
-    except OSError as error:
-        msg = f"{path} could not be made durable after the checkpoint was published: {os.strerror(error.errno or 0)}"
-        raise UnknownOutcome(
-            msg, hint="the step may or may not be there after a restart of the machine; open the store anew"
-        ) from error
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            msg = f"the checkpoint was published, but {path} could not be made durable: {reason}"
+            hint = "the step may or may not be there after a restart of the machine; open the store anew"
+            raise UnknownOutcome(msg, hint=hint) from error

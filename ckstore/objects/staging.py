@@ -1,6 +1,7 @@
-"""A save in flight: claim the blobs that the store has, write the others. Steps 1 to 4 of the save protocol of the design.
+"""A save in flight: claim the blobs that the store has, write the others (steps 1 to 4 of the save protocol).
 
-The link is the claim: once a blob is linked into the staging directory nothing can free its bytes. A new blob is written and made
+The link is the claim: once a blob is linked into the staging directory nothing can free its bytes. A new blob is
+written and made
 durable under its name *in the staging directory* and then offered to others by a link to its canonical name.
 """
 
@@ -10,13 +11,16 @@ import itertools
 import os
 import threading
 import uuid
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks
 from ckstore.objects import blobs
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _OFFER_TRIES = 20
 
@@ -47,7 +51,8 @@ class Staging:
         """
         path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
         links.make_directory(path)
-        # Between these two lines a sweeper may take it for dead and move it to trash; then the lock fails, and so does the save.
+        # Between these two lines a sweeper may take it for dead and move it to trash; then the lock fails, and so
+        # does the save.
         lock = locks.lock_shared(path)
         try:
             links.make_directory(path / BLOBS)
@@ -88,7 +93,7 @@ class Staging:
             return
 
     def put(self, digest: str, data: memoryview) -> bool:
-        """Write the blob `digest`, whose bytes are `data` and do not change; True if it was written, False if another save was faster.
+        """Write the blob `digest`, whose bytes are `data`; True if it was written, False if another save was faster.
 
         Afterwards it is durable and linked into the staging directory.
 
@@ -141,7 +146,7 @@ class Staging:
         raise SaveFailed(msg)
 
     def _link_of(self, canonical: Path) -> Path | None:
-        """Return a new name of ours for the canonical blob; None if it is gone, `canonical` itself if it can have no more names."""
+        """Return a new name for the canonical blob; None if it is gone, `canonical` if it can have no more names."""
         theirs = self._temporary()
         try:
             links.link(canonical, theirs)

@@ -1,21 +1,27 @@
 """Trash: the only place where anything that others can see is unlinked (rules F, T and K of the design).
 
-What is to go is renamed into ``trash/``; that is made durable; its digests are entered as candidates, so that gc looks at what loses
-its last user; then its names are unlinked. The last link of an inode is unlinked only if the kernel says that nobody has it open.
+What is to go is renamed into ``trash/``; that is made durable; its digests are entered as candidates, so that gc
+looks at what loses
+its last user; then its names are unlinked. The last link of an inode is unlinked only if the kernel says that nobody
+has it open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.fs import files, lease, links, locks
 from ckstore.model.digest import is_digest
 from ckstore.objects.layout import BLOBS, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EnterCandidates = Callable[[list[tuple[str, int]]], None]
 """Makes sure that gc will look at these blobs (digest, size); raises if it cannot."""
@@ -96,7 +102,9 @@ def _empty_directory(path: Path, enter: EnterCandidates, freed: Freed) -> None:
         entries = [held_blobs / name for name in _names(held_blobs)]
         # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
         shared = [entry for entry in entries if not _unlink_if_last(entry, freed)]
-        enter([(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in shared if is_digest(entry.name)])
+        enter(
+            [(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in shared if is_digest(entry.name)]
+        )
         left = [entry for entry in shared if not _unlink_if_free(entry, freed)]
         rest = [path / name for name in _names(path) if name != BLOBS]
         left += [entry for entry in rest if not _unlink_if_free(entry, freed)]
@@ -126,10 +134,12 @@ def _unlink_if_free(path: Path, freed: Freed) -> bool:
 def condemn(layout: Layout, digests: Iterable[str], is_used: Callable[[str], bool]) -> tuple[Freed, list[str]]:
     """Free the canonical blobs that nobody names any more; return what was freed and which of the digests are gone.
 
-    The link count is looked at before and after the rename to trash: a saver may have claimed the blob in between. Needs no lock
+    The link count is looked at before and after the rename to trash: a saver may have claimed the blob in between.
+    Needs no lock
     against savers, but the exclusive lock on ``trash/`` against other collectors; without it nothing is done.
     """
-    freed, gone = Freed(), []
+    freed = Freed()
+    gone: list[str] = []
     lock = locks.try_exclusive(layout.trash)
     if lock is None:
         return freed, gone
@@ -159,10 +169,8 @@ def _condemn_one(layout: Layout, digest: str, is_used: Callable[[str], bool]) ->
 
 
 def _put_back(layout: Layout, digest: str, path: Path) -> None:
-    try:
+    with contextlib.suppress(FileExistsError):  # the name was taken meanwhile by another copy
         links.link(path, layout.blob(digest))
-    except FileExistsError:  # the name was taken meanwhile by another copy
-        pass
     links.unlink(path)
 
 

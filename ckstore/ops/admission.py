@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
-from ckstore.model.digest import Algorithm
-from ckstore.ops.context import Context
 from ckstore.ops.packing import PACK_BELOW_BYTES, PACK_BYTES
-from ckstore.tensors.source import ByteSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.digest import Algorithm
+    from ckstore.ops.context import Context
+    from ckstore.tensors.source import ByteSource
 
 _OWN_INODES = 8
 _MARGIN_BYTES = 2**20
@@ -18,7 +22,8 @@ _MARGIN_BYTES = 2**20
 def check_space(context: Context, sources: Sequence[ByteSource]) -> None:
     """Compare what a save may write with what is free.
 
-    When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the store has.
+    When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
+    store has.
 
     Raises:
         InsufficientSpace: With the numbers of bytes and inodes.
@@ -46,7 +51,7 @@ def _refuse(unit: str, wanted: int, free: int, context: Context) -> None:
 
 
 def _predict(context: Context, sources: Sequence[ByteSource]) -> tuple[int, int]:
-    """Return the bytes and inodes that the chunks which the store lacks will take; small pieces only as far as they are unknown."""
+    """Return the bytes and inodes that what the store lacks will take; small pieces as far as they are unknown."""
     algorithm = context.algorithm
     wanted: dict[str, int] = {}
     small: dict[str, int] = {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable, PieceLocation
 from ckstore.errors import SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
-from ckstore.model.settings import StoreSettings
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import Layout
+
+if TYPE_CHECKING:
+    from ckstore.model.settings import StoreSettings
+    from ckstore.objects.layout import Layout
 
 
 @dataclass
@@ -21,7 +24,8 @@ class Context:
         durable: False on a filesystem that cannot keep a checkpoint through a power cut.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         last_sequence: Greatest sequence number that this process gave.
-        continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
+        continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
+            of all loads.
         problems: Directories that look like checkpoints and are none: path -> what is wrong.
         broken: Why this process must not write to the store any more; empty if it may.
     """

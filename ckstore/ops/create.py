@@ -1,16 +1,19 @@
-"""Make a store. It exists from the moment when ``store.json`` has its name; a half-made one is finished by the next `create`."""
+"""Make a store. It exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks, place
 from ckstore.model.settings import StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
 _LOCK_TIMEOUT_S = 30.0
@@ -55,7 +58,9 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    foreign = sorted(name for name in os.listdir(layout.root) if name not in ours and not name.startswith("store.json."))
+    foreign = sorted(
+        name for name in os.listdir(layout.root) if name not in ours and not name.startswith("store.json.")
+    )
     if foreign:
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import files, locks
 from ckstore.model.digest import is_digest
-from ckstore.model.info import CheckpointInfo
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS
 from ckstore.ops import reclaim
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.save import CATALOG_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from ckstore.model.info import CheckpointInfo
 
 
 def delete(context: Context, info: CheckpointInfo) -> None:

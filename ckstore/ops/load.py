@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import plain
-from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read import map_memories, read_memories, read_storages
 from ckstore.tensors.restore import build, needed_storages
+
+if TYPE_CHECKING:
+    from ckstore.objects.checkpoints import CheckpointDirectory
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
@@ -82,6 +85,6 @@ def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, v
 
 
 def _refuse(what: str, problems: tuple[str, ...], directory: CheckpointDirectory) -> None:
-    shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")  # noqa: PLR2004
+    shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
     msg = f"{directory.manifest.run}@{directory.manifest.step} {what}, nothing was loaded: {shown}"
     raise BadInput(msg, hint="strict=False leaves out what only one of them has")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.dtypes import itemsize
 from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import Extent, LeafRecord
 from ckstore.model.names import plain
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.load import Select, load
 from ckstore.ops.read import read_memories
 from ckstore.tensors.memory import allocate
 from ckstore.tensors.restore import make_leaf
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from ckstore.model.manifest import Extent, LeafRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class OpenCheckpoint:
         self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
 
     def keys(self) -> list[str]:
-        """Return the names of all tensors, arrays, and bytes and strings that are kept as bytes, in the order of the state."""
+        """Return the names of all tensors, arrays, and long bytes and strings, in the order of the state."""
         return list(self._leaves)
 
     def __iter__(self) -> Iterator[str]:
@@ -76,7 +79,7 @@ class OpenCheckpoint:
         return make_leaf(leaf, memories[leaf.storage])
 
     def slice(self, name: str) -> LeafSlice:
-        """Return a tensor to be indexed: ``ckpt.slice("w")[a:b]`` reads and checks only the pieces that hold rows a to b.
+        """Return a tensor to be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces that hold rows a to b.
 
         Raises:
             NoSuchRef: There is no such name.
@@ -99,7 +102,7 @@ class OpenCheckpoint:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""
         self._directory.close()
 
-    def __enter__(self) -> OpenCheckpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -197,12 +200,14 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
 
 def open_path(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
-    from pathlib import Path  # noqa: PLC0415
+    from pathlib import Path
 
     where = Path(path)
     try:
         directory = CheckpointDirectory.at(where)
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"{where} is not a directory"
-        raise BadInput(msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it") from error
+        raise BadInput(
+            msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
+        ) from error
     return OpenCheckpoint(directory, CheckpointInfo.of(directory.manifest, directory.manifest_id))

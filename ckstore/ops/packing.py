@@ -1,8 +1,8 @@
 """Small tensors share blobs: find their pieces in packs of the store, put the others into new packs.
 
-A pack lives while one piece in it is used. So that packs do not fill with dead bytes, a piece is not taken from a pack of which no
-checkpoint, and neither this save, uses at least half: it is written again into a new pack (docs/adr/0002-catalog.md). Then each
-checkpoint's packs are at most twice its bytes.
+A pack lives while one piece in it is used. So that packs do not fill with dead bytes, a piece is not taken from a
+pack of which no checkpoint, and neither this save, uses at least half: it is written again into a new pack
+(docs/adr/0002-catalog.md). Then each checkpoint's packs are at most twice its bytes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable, PieceLocation
 from ckstore.errors import StateChanged
 from ckstore.fs import files
-from ckstore.objects.staging import Staging
-from ckstore.ops.context import Context
-from ckstore.tensors.source import ByteSource
+
+if TYPE_CHECKING:
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.tensors.source import ByteSource
 
 PACK_BELOW_BYTES = 2**20
 PACK_BYTES = 32 * 2**20
@@ -25,7 +28,7 @@ _PACKS_AT_LEAST = 16
 ALIGNMENT = 64
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
-"""Starts to store a blob with these bytes, which the caller gives away; the returned function waits and returns its digest."""
+"""Starts to store a blob with bytes that the caller gives away; what it returns waits for the digest."""
 
 
 def aligned(nbytes: int) -> int:
@@ -113,7 +116,7 @@ def _pack_bytes_for(small_bytes: int) -> int:
 def _read_in_batches(
     context: Context, sources: Sequence[ByteSource]
 ) -> Iterator[list[tuple[str, ByteSource, memoryview]]]:
-    """Copy sources to private memory, `PACK_BYTES` at a time, and hash the copies; each batch is valid until the next."""
+    """Copy sources to private memory, `PACK_BYTES` at a time, and hash them; a batch is valid until the next."""
     algorithm = context.algorithm
     memory = memoryview(bytearray(min(PACK_BYTES, sum(source.nbytes for source in sources))))
     batch: list[tuple[str, ByteSource, memoryview]] = []
@@ -195,7 +198,7 @@ def _raise_to_best_shares(
 
 
 def _pieces_are_there(context: Context, staging: Staging, blob: str, pieces: dict[str, PieceLocation]) -> bool:
-    """Whether a claimed pack holds the pieces where the catalog says. The catalog is only an index: it is checked once a process."""
+    """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
     unchecked = {digest: place for digest, place in pieces.items() if context.known_pieces.get(digest) != place}
     if not unchecked:
         return True

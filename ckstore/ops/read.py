@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import mmap as _mmap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-
-import mmap as _mmap
+from typing import TYPE_CHECKING
 
 from ckstore.fs import mapping
-from ckstore.model.manifest import Extent, LeafKind
-from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.tensors.memory import StorageMemory, allocate, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckstore.model.manifest import Extent, LeafKind
+    from ckstore.objects.checkpoints import CheckpointDirectory
 
 _WORKERS = 4
 _THREAD_FROM_BYTES = 4 * 2**20

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, locks
 from ckstore.objects import trash
-from ckstore.objects.staging import Staging
-from ckstore.ops.context import Context
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 2.0
 
@@ -17,8 +21,8 @@ _CATALOG_TIMEOUT_S = 2.0
 def discard(context: Context, staging: Staging) -> None:
     """Move a save that will not be published to trash and free what only it needed, as far as that works now.
 
-    What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not hide the one
-    that made the save fail.
+    What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
+    hide the one that made the save fail.
     """
     try:
         moved = trash.move_to_trash(context.layout, staging.path, staging.lock)
@@ -63,5 +67,3 @@ def free_unused(context: Context, digests: list[str]) -> None:
             context.catalog.forget(gone, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, CkstoreError, OSError):  # rows and blobs are found again by gc
         return
-
-

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
-from ckstore.model.published import Published
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
-from ckstore.ops.context import Context
+
+if TYPE_CHECKING:
+    from ckstore.model.published import Published
+    from ckstore.ops.context import Context
 
 _TIMEOUT_S = 30.0
 
 
 def recover(context: Context) -> list[str]:
-    """Sweep dead stagings, empty the trash, adopt what was published and not catalogued; return what the user should know.
+    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know.
 
     Called twice, or by several processes at once, it does no harm.
 

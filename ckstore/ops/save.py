@@ -7,19 +7,18 @@
 5. rename it into place; make the parents durable: committed        (objects.publish)
 6. tags, catalog; then the save is acknowledged
 
-Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From the rename on the
-save does not fail any more; what is left undone then is done by the next opener.
+Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
+the rename on the save does not fail any more; what is left undone then is done by the next opener.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, SaveFailed, StepExists
@@ -29,15 +28,20 @@ from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
-from ckstore.objects.publish import IfExists, Outcome
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim
 from ckstore.ops.admission import check_space
 from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.packing import state_changed
 from ckstore.ops.tags import write_tag
-from ckstore.ops.write import Stored, state_changed, store_sources
+from ckstore.ops.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.objects.publish import IfExists, Outcome
 
 CATALOG_TIMEOUT_S = 5.0
 _AUTO_STEP_TRIES = 100
@@ -156,7 +160,7 @@ def _manifest(context: Context, captured: Captured, stored: Stored, request: Req
 
 
 def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Point the tags to the committed checkpoint, as far as that works: the save does not fail any more. Return what it has."""
+    """Point the tags to the committed checkpoint as far as that works; return those that it has."""
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
@@ -204,5 +208,3 @@ def _failing_as_save(what: str) -> Iterator[None]:
     except MemoryError as error:
         msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
         raise SaveFailed(msg) from error
-
-

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links
-from ckstore.objects.layout import Layout
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
 
 
 def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:

@@ -1,22 +1,29 @@
 """Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
 
-Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by side; small ones
-share packs (`ops.packing`). The name of a blob is the digest of the bytes that were given to write: they are copied from the live
-tensor to private memory and hashed again there, so a tensor that changes meanwhile fails the save instead of storing a lie.
+Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by
+side; small ones
+share packs (`ops.packing`). The name of a blob is the digest of the bytes that were given to write: they are copied
+from the live
+tensor to private memory and hashed again there, so a tensor that changes meanwhile fails the save instead of storing
+a lie.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
-from ckstore.objects.staging import Staging
-from ckstore.ops.context import Context
 from ckstore.ops.packing import PACK_BELOW_BYTES, place_small, state_changed
-from ckstore.tensors.source import ByteSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.tensors.source import ByteSource
 
 _WORKERS = 4
 
@@ -92,7 +99,7 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
     )
 
 
-class _Stopped(Exception):  # noqa: N818 - not an error of its own
+class _Stopped(Exception):
     """The work was not done, since other work of the save failed."""
 
 

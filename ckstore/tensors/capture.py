@@ -7,7 +7,6 @@ torch and NumPy are not imported here: a value can only be theirs if somebody el
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
@@ -20,6 +19,8 @@ from ckstore.tensors.source import ByteSource, BytesSource, Captured
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from ckstore.tensors.torch_leaves import Admission, Admitted
 
 __all__ = ["Captured", "capture"]

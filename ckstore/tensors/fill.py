@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.model.dtypes import itemsize
-from ckstore.model.manifest import LeafRecord
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.layout import Region, row_major, span_elements
-from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import LeafMaker, is_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckstore.model.manifest import LeafRecord
+    from ckstore.tensors.memory import StorageMemory
 
 
 class Filling:
@@ -90,12 +94,10 @@ class Filling:
             return None
         for index in indexes:
             leaf = self._leaves[index]
-            if leaf.offset or _end_bytes(leaf) != nbytes:
+            if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
-            if region is None or region.nbytes != nbytes:
-                continue
-            if all(self._lies_in(region, other) for other in indexes if other != index):
+            if region is not None and all(self._lies_in(region, other) for other in indexes if other != index):
                 return region
         return None
 
@@ -133,6 +135,10 @@ class _Claims:
             return False
         insort(self._ranges, (start, stop))
         return True
+
+
+def _elements_bytes(leaf: LeafRecord) -> int:
+    return math.prod(leaf.shape) * (itemsize(leaf.kind, leaf.dtype) or 0)
 
 
 def _end_bytes(leaf: LeafRecord) -> int:

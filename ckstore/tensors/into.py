@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.names import join_index
 from ckstore.model.nodes import decode_key
 from ckstore.tensors.fill import Filling
 from ckstore.tensors.kinds import is_array, is_tensor
-from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import Stateful, is_stateful, state_of
 from ckstore.tensors.walks import holds_live, leaf_numbers, name_below, tensors_in
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.tensors.memory import StorageMemory
 
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
@@ -240,7 +242,7 @@ class _Planner:
         if node[0] != "leaf":
             return _CONTAINERS.get(node[0], str(node[0]))
         leaf = self.leaves[node[1]]
-        if leaf.kind == "bytes" or leaf.kind == "str":  # noqa: PLR1714 - mypy follows only this
+        if leaf.kind in {"bytes", "str"}:
             return leaf.kind
         array = "a NumPy array of " if leaf.kind == "numpy" else ""
         return f"{array}shape {list(leaf.shape)} {leaf.dtype}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 PLACE_BYTES = 64
 """Parts of a storage begin at multiples of this, like pieces in a pack."""
@@ -99,19 +102,14 @@ def part_at(parts: Sequence[Part], start: int) -> Part:
     return parts[at]
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill one row of memory: none shares its place, nothing lies between."""
-    expected = 1
+def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may share a place in memory (`expand`, `unfold`).
+
+    False is certain. True is not for layouts that interleave dimensions, which nobody makes.
+    """
+    reach = 0
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether there are fewer places in memory than elements (`expand`)."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return span_elements(shape, strides) < elements
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

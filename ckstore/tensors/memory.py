@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckstore.model.manifest import LeafKind
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafKind
 
 
 @dataclass

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import CannotStore
 from ckstore.model.dtypes import numpy_itemsize
-from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, row_major
-from ckstore.tensors.memory import StorageMemory
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.tensors.memory import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]
 

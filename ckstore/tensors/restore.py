@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.names import join_index, join_key
 from ckstore.model.nodes import decode_key, decode_scalar
 from ckstore.tensors.memory import StorageMemory, allocate
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafRecord, Node
 
 Keep = Callable[[str], bool]
 _ABSENT = object()

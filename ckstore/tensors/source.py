@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ckstore.model.manifest import LeafRecord, Node
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafRecord, Node
 
 
 class ByteSource(Protocol):

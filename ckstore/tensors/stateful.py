@@ -8,7 +8,6 @@ from typing import Protocol, TypeGuard
 from ckstore.errors import CannotStore
 from ckstore.tensors.refusals import type_name
 
-
 _NEVER = (dict, OrderedDict, list, tuple)
 
 

@@ -7,8 +7,7 @@ keeps its elements and no more; tensors that share memory keep what they cover t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -16,10 +15,14 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest import LeafRecord
 from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
-from ckstore.tensors.memory import StorageMemory
-from ckstore.tensors.source import ByteSource
 from ckstore.tensors.torch_refusals import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.source import ByteSource
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.tensors.numpy_leaves import copy_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Watched = tuple[torch.Tensor, int]
 """A tensor of the state, and its version when the state was captured."""
@@ -115,7 +118,7 @@ class GappedSource:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often torch saw `tensor` modified in place; inference tensors do not count."""
-    return tensor._version  # noqa: SLF001 - no other name for it, and torch documents this one
+    return tensor._version  # noqa: SLF001
 
 
 def was_changed(watched: tuple[Watched, ...]) -> bool:

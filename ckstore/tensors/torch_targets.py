@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest import LeafRecord
-from ckstore.tensors.layout import Region, is_dense, overlaps_itself
+from ckstore.tensors.layout import Region, may_overlap
 from ckstore.tensors.torch_leaves import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import LeafRecord
 
 
 def can_be_filled(target: torch.Tensor) -> bool:
@@ -15,7 +19,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
     plain = type(target) is torch.Tensor or type(target) is torch.nn.Parameter
     if not plain or target.layout is not torch.strided or target.dtype not in DTYPE_NAMES:
         return False
-    return target.device.type != "meta" and not overlaps_itself(target.shape, target.stride())
+    return target.device.type != "meta" and not may_overlap(target.shape, target.stride())
 
 
 def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
@@ -32,14 +36,19 @@ def describe(target: torch.Tensor) -> str:
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     """Return where the elements of `target` lie, if they lie there as those of `leaf` do.
 
-    None: they do not, or not on the CPU, or not as plain bits (conjugate views).
+    Args:
+        target: A tensor that can be filled, and takes the leaf.
+        leaf: It ends where a row-major leaf would end, so that nothing lies between its elements.
+
+    Returns:
+        None if they do not, or not on the CPU, or not as plain bits (conjugate views).
     """
     if not target.is_cpu or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
         if not target.is_contiguous():
             return None
-    elif target.stride() != leaf.strides or not is_dense(leaf.shape, leaf.strides):
+    elif target.stride() != leaf.strides:
         return None
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest import MAX_DEPTH, Node
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.stateful import is_stateful, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def holds_live(target: object, path: str, depth: int = 1) -> bool:

@@ -1,4 +1,4 @@
-"""Cut the power on real filesystems: `FS_IOC_SHUTDOWN` drops what was not made durable, then the filesystem is mounted again."""
+"""Cut the power on real filesystems: `FS_IOC_SHUTDOWN` drops what was not made durable; then mount again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import fcntl
 import os
 import struct
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -17,8 +16,12 @@ from ckstore.fs import files, links, locks
 from tests.support.loopfs import loop_filesystem
 from tests.support.stores import check_links
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _SHUTDOWN = 0x8004587D
 """``_IOR('X', 125, __u32)`` of linux/fs.h, the same on x86-64 and arm64."""
+Kind = Literal["ext4", "xfs"]
 _KINDS = [("ext4", 128), ("xfs", 320)]
 MIB = 2**20
 
@@ -58,9 +61,9 @@ def check(store: Store, ref: Any, seed: int) -> None:
 @pytest.mark.root
 @pytest.mark.crash
 @pytest.mark.parametrize("flush_log", [False, True], ids=["log-lost", "log-kept"])
-@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+@pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_an_acknowledged_checkpoint_survives_a_power_cut(
-    kind: str, size_mib: int, flush_log: bool, tmp_path: Path
+    kind: Kind, size_mib: int, flush_log: bool, tmp_path: Path
 ) -> None:
     with loop_filesystem(kind, size_mib, tmp_path) as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
@@ -84,9 +87,9 @@ def test_an_acknowledged_checkpoint_survives_a_power_cut(
 @pytest.mark.root
 @pytest.mark.crash
 @pytest.mark.parametrize("if_exists", ["error", "replace"])
-@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+@pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
-    kind: str, size_mib: int, if_exists: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, size_mib: int, if_exists: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
     with loop_filesystem(kind, size_mib, tmp_path) as mount:
@@ -104,9 +107,9 @@ def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
 
 @pytest.mark.root
 @pytest.mark.crash
-@pytest.mark.parametrize(("kind", "size_mib"), _KINDS)
+@pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_a_power_cut_at_any_step_of_a_save_leaves_whole_checkpoints(
-    kind: str, size_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, size_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power goes after the N-th change, for every N; each time the same filesystem goes on with what it kept."""
     seam = [(links, name) for name in ("link", "rename", "exchange", "make_directory")]
@@ -150,8 +153,8 @@ def test_a_power_cut_at_any_step_of_a_save_leaves_whole_checkpoints(
             in_flight = {k: v for k, v in there.items() if acknowledged.get(k) != v}
             assert set(acknowledged) <= set(there), f"{kind}: acknowledged steps are gone after a cut at change {at}"
             assert in_flight in ({}, {step: at}), f"{kind}: cut at change {at}: {in_flight}, before {before}"
-            for name in there:
-                check(store, name, there[name])
+            for kept, seed in there.items():
+                check(store, kept, seed)
             acknowledged = there
             check_links(store.path)
         assert cuts > 15

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from ckstore import Store
 from ckstore.errors import StateChanged
 from ckstore.objects.staging import Staging
 from tests.support.stores import check_blobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ckstore import Store
 
 MIB = 2**20
 
@@ -98,7 +101,7 @@ def test_writes_that_torch_does_not_count_are_found_by_hashing_the_copy(
 
     monkeypatch.setattr(Staging, "claim", change_after_the_hash)
 
-    with pytest.raises(StateChanged, match="^w was changed"):
+    with pytest.raises(StateChanged, match=r"^w was changed"):
         store.save({"w": array})
 
     assert store.checkpoints() == []

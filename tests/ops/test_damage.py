@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,9 @@ from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import links
 from tests.support.stores import check_store, names_by_inode
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 2**20
 
@@ -137,9 +139,8 @@ def test_a_flipped_manifest_is_never_loaded(store: Store) -> None:
     os.chmod(manifest, 0o644)
     manifest.write_bytes(data)
 
-    with pytest.raises(DamagedBlob, match="manifest.json"):
+    with pytest.raises(DamagedBlob, match=r"manifest\.json"):
         ckstore.open_checkpoint(store.path / "checkpoints/main/1")
-    assert store.checkpoints() == [] or store.save(state(1), step=1)
     store.save(state(), step=1, if_exists="replace")
 
 
@@ -189,9 +190,11 @@ def test_a_blob_at_the_real_limit_of_ext4_does_not_fail_a_save(journaled_tmp_pat
     assert store.warnings == ()
     store.save(state(), step=0)
     (journaled_tmp_path / "more").mkdir()
+    victim = blobs_of(store)[-1]
+    for i in range(65_000 - victim.stat().st_nlink):
+        os.link(victim, journaled_tmp_path / "more" / str(i))
     with pytest.raises(OSError, match="Too many links"):
-        for i in range(65_001):
-            os.link(blobs_of(store)[-1], journaled_tmp_path / "more" / str(i))
+        os.link(victim, journaled_tmp_path / "more" / "last")
 
     info = store.save(state(), step=1)
     again = store.save(state(), step=2)

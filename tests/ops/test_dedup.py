@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,9 @@ import torch
 from ckstore import Store
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import disk_bytes, names_by_inode
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 2**20
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,10 @@ from ckstore import Store
 from ckstore.errors import InsufficientSpace
 from ckstore.ops import save as save_module
 from tests.support.stores import check_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 MIB = 2**20
 

@@ -94,7 +94,7 @@ class Histories(RuleBasedStateMachine):
         check_store(self.root)
 
     @rule(run=RUNS, step=STEPS, big=BIG, small=SMALL, if_exists=IF_EXISTS, at=st.integers(1, 30), before=st.booleans())
-    def crash_in_save(
+    def crash_in_save(  # noqa: PLR0917
         self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool
     ) -> None:
         what = (big, tuple(small))
@@ -160,4 +160,4 @@ def test_any_history_leaves_what_a_dict_would_and_counts_that_agree() -> None:
     )
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(Histories, settings=profile)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Histories, settings=profile)

@@ -6,8 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,9 @@ from ckstore.errors import BadInput, InUse, NewerFormat, SaveFailed, StepExists,
 from ckstore.fs import locks
 from tests.support.crashing import run_and_kill
 from tests.support.stores import check_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 2**20
 FORK = multiprocessing.get_context("fork")
@@ -249,7 +251,7 @@ def test_places_that_are_no_store_are_named(tmp_path: Path) -> None:
         Store.open(tmp_path / "nothing")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(BadInput, match="not empty and not a store: it holds thesis.tex"):
+    with pytest.raises(BadInput, match=r"not empty and not a store: it holds thesis\.tex"):
         Store.init(tmp_path / "other")
     Store.init(tmp_path / "s")
     with pytest.raises(BadInput, match="there is a store at"):

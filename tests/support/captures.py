@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
@@ -12,7 +11,11 @@ from ckstore.tensors.capture import Captured, capture
 from ckstore.tensors.into import IntoPlan, plan_into
 from ckstore.tensors.memory import StorageMemory, allocate
 from ckstore.tensors.restore import build, needed_storages
-from ckstore.tensors.source import ByteSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.tensors.source import ByteSource
 
 
 def bytes_of(source: ByteSource) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.fs import files, links
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SEAM = {
     links: ("link", "rename", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),

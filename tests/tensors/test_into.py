@@ -151,6 +151,16 @@ def test_a_target_of_channels_last_takes_channels_last_directly() -> None:
     assert torch.equal(target, values)
 
 
+def test_memory_between_the_elements_is_left_alone() -> None:
+    values = torch.ones(4, 4)[:, ::2]
+    memory = torch.zeros(4, 4)
+
+    plan = Saved([values, values]).load_into([memory[:, ::2], memory[:, ::2]])
+
+    assert plan.direct == {}
+    assert memory.tolist() == [[1, 0, 1, 0]] * 4
+
+
 def test_memory_around_a_slice_is_left_alone() -> None:
     memory = torch.zeros(10)
 
@@ -265,6 +275,8 @@ MISMATCHES: list[tuple[Any, Any, str]] = [
     (torch.zeros(2), np.ones(2), r"shape \[2\] float32 wanted, found a NumPy array of shape \[2\] <f8"),
     (torch.zeros(2, device="meta"), torch.ones(2), "a plain tensor with memory wanted, found torch.Tensor in the"),
     (torch.zeros(1).expand(2), torch.ones(2), "a plain tensor with memory wanted"),
+    (torch.zeros(6).as_strided((2, 3), (5, 0)), torch.ones(2, 3), "a plain tensor with memory wanted"),
+    (torch.zeros(9).as_strided((3, 3), (2, 2)), torch.ones(3, 3), "a plain tensor with memory wanted"),
     (torch.nn.UninitializedBuffer(), torch.ones(2), "a plain tensor with memory wanted, found .*UninitializedBuffer"),
     ({"a": torch.zeros(1)}, [1], "a dict wanted, found a list"),
     ([torch.zeros(1)], torch.ones(1), r"a list wanted, found shape \[1\] float32"),
@@ -408,3 +420,36 @@ def test_a_storage_that_is_longer_than_its_leaf_is_not_read_into_the_target() ->
     plan = plan_into({"a": torch.zeros(3)}, saved.manifest.state, saved.manifest.leaves, [16])
 
     assert (plan.direct, plan.indirect) == ({}, {0})
+
+
+class Meter(dict[str, float]):
+    """A dict that says itself how it is stored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": dict(self)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.clear()
+        self.update(state["values"])
+
+
+def test_a_container_with_a_state_of_its_own_is_an_object() -> None:
+    target = {"deep": [Meter(loss=1.0)]}
+
+    saved = Saved({"deep": [Meter(loss=2.0)]})
+    saved.load_into(target)
+
+    assert saved.load() == {"deep": [{"values": {"loss": 2.0}}]}
+    assert target == {"deep": [{"loss": 2.0}]}
+    assert type(target["deep"][0]) is Meter
+
+
+def test_an_object_inside_the_state_of_an_object_shows_its_tensors_too() -> None:
+    inner = torch.nn.Linear(2, 2)
+    target = Recorder(inner=inner)
+    place = inner.weight.data_ptr()
+
+    plan = Saved(Recorder(inner=torch.nn.Linear(2, 2))).load_into(target)
+
+    assert sorted(plan.direct) == [0, 1]
+    assert target.given["inner"]["weight"].data_ptr() == place

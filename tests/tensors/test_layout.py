@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.tensors.layout import is_dense, keep_parts, overlaps_itself, part_at, row_major, span_elements
+from ckstore.tensors.layout import keep_parts, may_overlap, part_at, row_major, span_elements
 
 spans = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 80)).map(lambda drawn: (drawn[0], sum(drawn))), min_size=1, max_size=8
@@ -76,24 +76,21 @@ def test_row_major_elements_lie_in_order(shape: tuple[int, ...]) -> None:
 
 
 @given(data=st.data(), shape=shapes)
-def test_span_density_and_overlap_are_what_counting_says(data: st.DataObject, shape: tuple[int, ...]) -> None:
+def test_span_and_overlap_are_what_counting_says(data: st.DataObject, shape: tuple[int, ...]) -> None:
     strides = tuple(data.draw(st.integers(0, 6)) for _ in shape)
     places = positions(shape, strides)
 
     assert span_elements(shape, strides) == (max(places) + 1 if places else 0)
-    if places and is_dense(shape, strides):
-        assert sorted(places) == list(range(len(places)))
-    if overlaps_itself(shape, strides):
-        assert len(set(places)) < len(places)
+    if len(set(places)) < len(places):
+        assert may_overlap(shape, strides)
 
 
 @given(shape=shapes.filter(lambda shape: 0 not in shape), data=st.data())
-def test_every_order_of_dimensions_is_dense(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_no_order_of_dimensions_overlaps(shape: tuple[int, ...], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(shape))))
     strides, step = [1] * len(shape), 1
     for dimension in order:
         strides[dimension] = step
-        step *= shape[dimension]
+        step *= shape[dimension] + data.draw(st.integers(0, 2))
 
-    assert is_dense(shape, strides)
-    assert not overlaps_itself(shape, strides)
+    assert not may_overlap(shape, strides)

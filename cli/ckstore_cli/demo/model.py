@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from typing_extensions import override  # torch needs it too
 
 BYTE_VALUES = 256
 
@@ -55,7 +54,6 @@ class Block(nn.Module):
             nn.Dropout(size.dropout),
         )
 
-    @override
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, time, width) to the same shape."""
         batch, time, width = x.shape
@@ -83,7 +81,6 @@ class ByteGpt(nn.Module):
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, BYTE_VALUES, bias=False)
 
-    @override
     def forward(self, text: Tensor) -> Tensor:
         """Map bytes (batch, time), int64, to logits (batch, time, 256)."""
         before = functional.pad(text[:, :-1], (1, 0))
