@@ -55,7 +55,7 @@ class Algorithm:
 
 def _start_blake3() -> RunningDigest:
     try:
-        import blake3
+        import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         msg = "this store is hashed with blake3, and the package blake3 is not installed"
         raise UnsafePlace(msg, hint="pip install 'ckstore[blake3]'") from error
