@@ -160,15 +160,15 @@ class _ChunkWriter:
     def _store_chunk(self, source: ByteSource, start: int, stop: int) -> str:
         algorithm = self._context.algorithm
         live = source.view(start, stop)
-        copy = None if live is not None else self._copy(source, start, stop)
-        digest = algorithm.digest(copy if live is None else live)
+        data = self._copy(source, start, stop) if live is None else live
+        digest = algorithm.digest(data)
         if not self._is_first(digest) or self._staging.claim(digest, stop - start):
             return digest
-        if copy is None:
-            copy = self._copy(source, start, stop)
-            if algorithm.digest(copy) != digest:
+        if live is not None:
+            data = self._copy(source, start, stop)
+            if algorithm.digest(data) != digest:
                 raise state_changed(source.name)
-        self._put(digest, copy)
+        self._put(digest, data)
         return digest
 
     def _store_private(self, data: memoryview) -> str:
