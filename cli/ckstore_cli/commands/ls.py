@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import click
 
 from ckstore.errors import NoSuchRef
+from ckstore.model.names import plain
 from ckstore_cli._format import columns, printable, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
@@ -23,6 +25,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
 
     With GLOB only those whose whole name fits: * stands for any characters, ?
     for one. Brackets stand for themselves, since names have them: layers[0].weight.
+    Backslashes before dots in a key are shown only where a name would be ambiguous.
 
     \b
     Example:
@@ -40,7 +43,8 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     with frame.reading() as store:
         info = store.info(ref)
         leaves = store.leaves(info)
-    shown = [leaf for leaf in leaves if glob is None or fits(leaf.name, glob)]
+    shown = [leaf for leaf in leaves if glob is None or fits(leaf.name, glob) or fits(plain(leaf.name), glob)]
+    written = Counter(plain(leaf.name) for leaf in leaves)
     if glob is not None and not shown:
         raise NoSuchRef(
             f"no name of the {len(leaves)} leaves of {info.name} fits {glob!r}",
@@ -64,7 +68,8 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
             leaf.dtype or leaf.kind,
             f"[{', '.join(map(str, leaf.shape))}]" if leaf.dtype else "",
             size_text(leaf.nbytes),
-            printable(leaf.name) or "(the state itself)",
+            # The escapes keep {"a": {"b": t}} and {"a.b": t} apart; people want them only where both are there.
+            printable(plain(leaf.name) if written[plain(leaf.name)] == 1 else leaf.name) or "(the state itself)",
         )
         for leaf in shown
     )
