@@ -19,9 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "default", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE
-)
+settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
     "ci",
     deadline=None,
@@ -76,9 +74,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(autouse=True)
-def _no_descriptor_left(
-    request: pytest.FixtureRequest, tmp_path: Path, _clean_environment: None
-) -> Iterator[None]:
+def _no_descriptor_left(request: pytest.FixtureRequest, tmp_path: Path, _clean_environment: None) -> Iterator[None]:
     """Fail a test that leaves a file or directory below its `tmp_path` open.
 
     What is below `journaled_dir` is watched as well. A test that failed anyway is left alone: its

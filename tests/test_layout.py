@@ -69,9 +69,7 @@ def test_the_top_level_is_as_designed() -> None:
 
 def test_cli_and_migrations_are_source_roots_of_one_package_each() -> None:
     assert {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()} == {"ckstore_cli"}
-    assert {path.name for path in (ROOT / "migrations").iterdir() if path.is_dir()} == {
-        "ckstore_migrations"
-    }
+    assert {path.name for path in (ROOT / "migrations").iterdir() if path.is_dir()} == {"ckstore_migrations"}
 
 
 def test_continuous_integration_runs_what_a_developer_runs() -> None:

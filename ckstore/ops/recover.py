@@ -42,17 +42,22 @@ def recover(context: Context) -> list[str]:
 
 
 def _catch_up(context: Context) -> list[str]:
-    notes: list[str] = []
+    """Make the catalog equal to the directories; a damaged one is set aside and made anew."""
     try:
-        context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
-        listing = context.catalog.listing()
+        _reconcile(context)
     except CatalogUnavailable as error:
         if error.why != "damaged":
             raise
         aside = context.catalog.set_aside(timeout_s=_TIMEOUT_S)
-        notes.append(f"the catalog was damaged and is made anew from the directories; the old one is {aside}")
-        context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
-        listing = {}
+        _reconcile(context)
+        where = f"; the old one is {aside}" if aside else ""
+        return [f"the catalog was damaged and is made anew from the directories{where}"]
+    return []
+
+
+def _reconcile(context: Context) -> None:
+    context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
+    listing = context.catalog.listing()
     published = {(run, step): inode for run, step, inode in context.layout.published()}
     stale = sorted(key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key))
 
@@ -62,8 +67,10 @@ def _catch_up(context: Context) -> list[str]:
             context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
         return found.published
 
-    context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
-    return notes
+    if stale:
+        context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
+    else:
+        context.catalog.replace_tags(context.layout.tags(), timeout_s=_TIMEOUT_S)
 
 
 def try_recover(context: Context) -> list[str]:

@@ -175,6 +175,16 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
     return flat.to(target)
 
 
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor` as integers of the size of its elements, without gradient; it must not be conjugate.
+
+    Moving integers works for every dtype, changes no bit (of a bool that is neither 0 nor 1), and
+    warns for none.
+    """
+    bits = _BITS.get(tensor.element_size())
+    return tensor.detach() if bits is None else tensor.detach().view(bits)
+
+
 def empty_bytes(nbytes: int) -> torch.Tensor:
     """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -208,9 +218,7 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    bits = _BITS.get(tensor.element_size())  # moving bits works for every dtype, and warns for none
-    plain = tensor.detach()
-    return (plain if bits is None else plain.view(bits)).contiguous()
+    return as_bits(tensor).contiguous()
 
 
 def _storage_of(tensor: torch.Tensor, path: str) -> torch.UntypedStorage:

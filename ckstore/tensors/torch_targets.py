@@ -8,7 +8,7 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.tensors.layout import Region, may_overlap
-from ckstore.tensors.torch_leaves import DTYPE_NAMES
+from ckstore.tensors.torch_leaves import DTYPE_NAMES, as_bits
 
 if TYPE_CHECKING:
     from ckstore.model.manifest import LeafRecord
@@ -63,7 +63,10 @@ def fill(target: torch.Tensor, found: object) -> None:
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
     # Outside of inference mode, torch refuses to write to tensors that were made in it.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
-        target.copy_(found)
+        if target.is_conj() or target.is_neg():
+            target.copy_(found)
+        else:
+            as_bits(target).copy_(as_bits(found))
 
 
 def count_as_modified(target: torch.Tensor) -> None:

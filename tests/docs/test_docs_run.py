@@ -12,9 +12,7 @@ from tests.support.docblocks import BlockError, blocks, commands, run_page, runn
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = ROOT / "tests" / "support" / "docblocks.py"
 PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    if path.exists()
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if path.exists()
 )
 
 

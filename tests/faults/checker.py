@@ -58,8 +58,7 @@ def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool 
         store = _there_or_made_again(path, promised, wrong)
         if store is None:
             return wrong
-        seen = _contents(store, wrong)
-        wrong += _broken_promises(promised, seen)
+        wrong += check_contents(store, promised)
         wrong += check_tree(path, set_aside=catalog_was_unreadable)
         before, listed = _tree(path), _listed(store)
         again = Store.open(path)
@@ -73,6 +72,13 @@ def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool 
         wrong.append(f"{type(error).__name__}: {error}")
     wrong += [f"left open: {name}" for name in open_below(path).values()]
     return wrong
+
+
+def check_contents(store: Store, promised: Promised) -> list[str]:
+    """Return which promises an open store does not keep: everything that it shows is loaded."""
+    wrong: list[str] = []
+    seen = _contents(store, wrong)
+    return wrong + _broken_promises(promised, seen)
 
 
 def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> Store | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
-from tests.faults.checker import check_store
+from tests.faults.checker import check_contents, check_store
 from tests.faults.journal import Journal, read_journal
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.shim import Family, Fault, Preloaded
@@ -202,6 +202,8 @@ class Act:
         said = str(error)
         self._journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
         error.__traceback__ = None
+        if self._store is not None:
+            wrong += check_contents(self._store, read_journal(self._files.journal))
         again = self._attempt()
         if again is not None and "anew" in said + str(again):
             self._store.close()

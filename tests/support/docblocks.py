@@ -194,10 +194,7 @@ def _run_console(where: str, block: Block, shell: Shell) -> None:
         _expect(where, command.text, result, _status(block) if command is typed[-1] else 0)
         compared = command.output and "no-compare" not in block.directives
         if compared and not same_output(command.output, result[1]):
-            message = (
-                f"{where}: $ {command.text}\n--- the page shows\n{command.output}\n"
-                f"--- it printed\n{result[1]}"
-            )
+            message = f"{where}: $ {command.text}\n--- the page shows\n{command.output}\n--- it printed\n{result[1]}"
             raise BlockError(message)
 
 

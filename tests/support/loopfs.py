@@ -78,9 +78,7 @@ def _free_name(folder: Path, stem: str, suffix: str) -> Path:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S
-    )
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S)
 
 
 def _unmount(umount: Path, mountpoint: Path) -> None:

@@ -34,12 +34,14 @@ def zeroed(value: Any) -> Any:
 
 
 def without_ties(value: Any) -> Any:
-    """Return a copy in which no two tensors share memory."""
+    """Return a copy in which no two tensors share memory, all in row-major order."""
     if isinstance(value, torch.Tensor):
         if not value.numel():
             return zeroed(value)
         flat = torch.frombuffer(bytearray(tensor_bits(value)), dtype=torch.uint8)
         return flat.view(value.dtype).reshape(value.shape)
+    if isinstance(value, np.ndarray):
+        return np.array(value, order="C")
     if isinstance(value, dict):
         new = type(value)((key, without_ties(item)) for key, item in value.items())
         if isinstance(value, OrderedDict):
@@ -198,6 +200,15 @@ def test_two_storages_never_go_straight_to_one_memory() -> None:
 
     assert len(plan.direct) == 1
     assert memory.tolist() == [1, 2, 3, 3]
+
+
+def test_copying_keeps_the_bits_of_a_bool_that_is_neither_0_nor_1() -> None:
+    stored = torch.tensor([[2, 1], [0, 7]], dtype=torch.uint8).view(torch.bool)
+    target = torch.zeros(2, 2, dtype=torch.bool).t()
+
+    Saved(stored).load_into(target)
+
+    assert tensor_bits(target) == bytes([2, 1, 0, 7])
 
 
 def test_inference_tensors_are_filled() -> None:
