@@ -106,7 +106,7 @@ class _Walk:
             return None
         if tag in ("list", "tuple") and size == 2 and type(node[1]) is list:
             return enumerate(node[1])
-        if (tag == "dict" and size == 2) or (tag == "odict" and size == 3):
+        if (tag in ("dict", "counter") and size == 2) or (tag == "odict" and size == 3):
             return self.pairs(node, place, key)
         if (
             (tag == "float" and size == 2 and _is_float(node[1]))
@@ -147,7 +147,7 @@ class _Walk:
                 self.refuse(place, key, 'a string, an integer or ["int", …] as key', own)
         if len(seen) != len(pairs):
             self.refuse(place, key, "each key once", f"{len(seen)} of {len(pairs)}", words=True)
-        if node[0] == "dict":
+        if node[0] != "odict":
             return pairs
         attributes = node[2]
         if attributes is not None and (type(attributes) is not list or attributes[:1] != ["dict"]):

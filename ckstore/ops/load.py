@@ -70,7 +70,7 @@ def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, v
     from ckstore.tensors.into import plan_into
 
     manifest = directory.manifest
-    plan = plan_into(target, manifest.state, manifest.leaves)
+    plan = plan_into(target, manifest.state, manifest.leaves, [storage.nbytes for storage in manifest.storages])
     if plan.mismatched:
         _refuse("does not fit the target", plan.mismatched, directory)
     if strict and (plan.missing or plan.unexpected):

@@ -6,7 +6,7 @@ torch and NumPy are not imported here: a value can only be theirs if somebody el
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
@@ -99,7 +99,7 @@ class _Walk:
             return self._str(value, path)
         if kind is bytes:
             return self._bytes(value, path)
-        if kind is dict or kind is list or kind is tuple or kind is OrderedDict:
+        if kind is dict or kind is list or kind is tuple or kind is OrderedDict or kind is Counter:
             return self._container(value, path, depth)
         return self._foreign(value, path, depth)
 
@@ -144,8 +144,8 @@ class _Walk:
             else:
                 refuse_key(key, path)
             pairs.append([own, self.node(item, name, depth + 1)])
-        if type(value) is dict:
-            return ["dict", pairs]
+        if type(value) is not OrderedDict:
+            return ["dict" if type(value) is dict else "counter", pairs]
         return ["odict", pairs, self._attributes(value, path, depth)]
 
     def _attributes(self, value: dict[Any, Any], path: str, depth: int) -> Node:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
 _Make = Callable[[Leaf], object]
-_CONTAINERS = {"dict": "a dict", "odict": "a dict", "list": "a list", "tuple": "a tuple"}
+_CONTAINERS = {"dict": "a dict", "odict": "a dict", "counter": "a dict", "list": "a list", "tuple": "a tuple"}
 
 
 @dataclass
@@ -131,7 +131,7 @@ class _Planner:
         if is_stateful(target):
             return self._stateful(target, node, path)
         if isinstance(target, dict):
-            if tag in ("dict", "odict"):
+            if tag in ("dict", "odict", "counter"):
                 return self._dict(target, node, path)
         elif type(target) is list or type(target) is tuple:
             if tag in ("list", "tuple") and holds_live(target, path):

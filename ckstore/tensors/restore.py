@@ -5,7 +5,7 @@ Takes manifests that `model.manifest_read` has checked. torch and NumPy are impo
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def build_with(
     """Return the value that `state` stands for, with the leaves that `leaf` gives by their number."""
     value = _Building(leaf, leaves, keep).value(state, "")
     if value is _ABSENT:
-        return {} if isinstance(state, list) and state[0] in ("dict", "odict") else None
+        return {} if isinstance(state, list) and state[0] in ("dict", "odict", "counter") else None
     return value
 
 
@@ -140,6 +140,8 @@ class _Building:
             return self._sequence(node, path)
         if tag == "dict":
             return self._dict({}, node[1], path)
+        if tag == "counter":
+            return self._dict(Counter(), node[1], path)
         if tag == "odict":
             return self._ordered(node, path)
         if self._keep is not None:

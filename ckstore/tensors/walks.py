@@ -58,7 +58,7 @@ def leaf_numbers(node: Node) -> Iterator[int]:
     elif node[0] in ("list", "tuple"):
         for item in node[1]:
             yield from leaf_numbers(item)
-    elif node[0] in ("dict", "odict"):
+    elif node[0] in ("dict", "odict", "counter"):
         for _, item in node[1]:
             yield from leaf_numbers(item)
 

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -267,13 +268,15 @@ class Checkpoint:
         if tag in ("list", "tuple"):
             values = [self._value(n, f"{name}[{i}]", depth + 1, named) for i, n in enumerate(node[1])]
             return values if tag == "list" else tuple(values)
-        check(tag in ("dict", "odict"), f"no node: {tag}")
+        check(tag in ("dict", "odict", "counter"), f"no node: {tag}")
         items = []
         for k, child in node[1]:
             key = great_integer(k[1]) if isinstance(k, list) else k
             items.append((key, self._value(child, join(name, k), depth + 1, named)))
         if tag == "dict":
             return dict(items)
+        if tag == "counter":
+            return Counter(dict(items))
         return OrderedDict(items, self._value(node[2], name, depth + 1, []))
 
 

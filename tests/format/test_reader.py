@@ -116,6 +116,7 @@ def every_kind_of_node() -> dict[Any, Any]:
         ],
         "empty": [[], (), {}, collections.OrderedDict()],
         "module": module.state_dict(),
+        "counter": collections.Counter({30: 2, 10: 1}),
         "odict": collections.OrderedDict([("b", 1), ("a", torch.ones(2))]),
         3: {-7: "negative", 2**60: "great", 0: [torch.zeros(1)]},
         "a.b": torch.ones(1),

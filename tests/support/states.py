@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import numpy as np
@@ -166,6 +166,7 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     dicts = st.dictionaries(keys(), children, max_size=5)
     return st.one_of(
         dicts,
+        dicts.map(Counter),
         st.lists(children, max_size=4),
         st.lists(children, max_size=4).map(tuple),
         st.builds(_ordered, dicts, st.none() | st.dictionaries(st.text("_ab", min_size=1), st.integers(), max_size=2)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import pickle
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,6 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("tuple subclass", lambda: torch.Size([1]), "torch.Size cannot be stored", "tuple(value)"),
     ("struct sequence", lambda: torch.zeros(2).max(0), "return_types.max cannot be stored", "tuple(value)"),
     ("default dict", lambda: defaultdict(int), "collections.defaultdict cannot be stored", "dict(value)"),
-    ("counter", lambda: Counter("a"), "collections.Counter cannot be stored", "dict(value)"),
     ("list subclass", type("Items", (list,), {}), "Items cannot be stored", "list(value)"),
     ("int enum", lambda: Color.RED, "Color cannot be stored", "value.value"),
     ("int subclass", lambda: Steps(1), "Steps cannot be stored", "int(value)"),

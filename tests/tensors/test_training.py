@@ -168,6 +168,7 @@ def test_the_plain_state_of_a_module_can_be_the_target() -> None:
 
 SCHEDULERS: list[Any] = [
     lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 3]),
     lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
     lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=50),
     torch.optim.lr_scheduler.ReduceLROnPlateau,
