@@ -75,14 +75,14 @@ def create_blob(path: Path, data: memoryview) -> None:
         os.fsync(fd)
 
 
-def create_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def create_file(path: str | Path, data: bytes, *, mode: int = 0o644, dir_fd: int | None = None) -> None:
     """Create the file `path` and make its content durable; the name is durable after `sync_directory`.
 
     Raises:
         FileExistsError: There is such a file.
         OSError: It could not be written or made durable; what is there must not be used.
     """
-    with opened(path, _CREATE, mode) as fd:
+    with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
         os.fsync(fd)
 

@@ -32,9 +32,9 @@ def link(source: Path, target: Path) -> None:
     os.link(source, target, follow_symlinks=False)
 
 
-def rename(source: Path, target: Path) -> None:
+def rename(source: str | Path, target: str | Path, *, dir_fd: int | None = None) -> None:
     """Rename; durable after `files.sync_directory` of both parents, the target's first."""
-    os.rename(source, target)
+    os.rename(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -72,9 +72,9 @@ def make_directory(path: Path, *, mode: int = 0o777) -> bool:
     return True
 
 
-def unlink(path: str | Path) -> None:
+def unlink(path: str | Path, *, dir_fd: int | None = None) -> None:
     """Remove one name of a file."""
-    os.unlink(path)
+    os.unlink(path, dir_fd=dir_fd)
 
 
 def remove_directory(path: str | Path) -> None:

@@ -198,18 +198,7 @@ class _Reader:
         return Description(self.metrics(), metadata, self.text("message"), parent)
 
     def metrics(self) -> dict[str, int | float]:
-        metrics = self.members.get("metrics")
-        if not isinstance(metrics, dict):
-            refuse(self.where, "metrics", "an object", metrics)
-        decoded: dict[str, int | float] = {}
-        for name, value in metrics.items():
-            if isinstance(value, str) and value in _METRIC_WORDS:
-                decoded[name] = _METRIC_WORDS[value]
-            elif type(value) is int or type(value) is float:
-                decoded[name] = value
-            else:
-                refuse(self.where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value)
-        return decoded
+        return read_metrics(self.members.get("metrics"), self.where)
 
     # ------------------------------------------------------------------ bytes
 

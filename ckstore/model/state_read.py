@@ -126,9 +126,7 @@ class _Walk:
             self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
         if self.leaves[index].name != name:
             self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
-        if self.named[index]:
-            self.refuse(place, key, "each leaf named by one node", f"leaf {index} again", words=True)
-        self.named[index] = True
+        self.named[index] = True  # once: no two nodes have one name, as keys are there once
 
     def pairs(self, node: list[Any], place: _Place, key: Any) -> _Children:
         pairs = node[1]

@@ -24,6 +24,8 @@ XXH3 = ALGORITHMS["xxh3_128"]
 MIB = 2**20
 NUMPY_ITEMSIZE = {"|b1": 1, "<f4": 4, ">i8": 8, "<M8[ns]": 8, "<U5": 20, "|S3": 3, "<c16": 16}
 
+MAPPINGS = ("dict", "counter", "odict")
+
 LEAF = object()
 """Stands in a drawn state for a leaf that is not made yet."""
 
@@ -67,6 +69,7 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.lists(children, max_size=4).map(lambda c: ["list", c]),
         st.lists(children, max_size=4).map(lambda c: ["tuple", c]),
         _pairs(children).map(lambda p: ["dict", p]),
+        _pairs(children).map(lambda p: ["counter", p]),
         st.tuples(_pairs(children), attributes).map(lambda p: ["odict", *p]),
     )
 
@@ -90,7 +93,7 @@ def fill(tree: Any, make: Callable[[str], int], path: tuple[Any, ...] = ()) -> A
     """Return `tree` with a leaf node for each `LEAF`; `make` gives the number for a name."""
     if tree is LEAF:
         return ["leaf", make(path_name(path))]
-    if not isinstance(tree, list) or tree[0] not in ("list", "tuple", "dict", "odict"):
+    if not isinstance(tree, list) or tree[0] not in ("list", "tuple", *MAPPINGS):
         return tree
     if tree[0] in ("list", "tuple"):
         return [tree[0], [fill(child, make, (*path, i)) for i, child in enumerate(tree[1])]]

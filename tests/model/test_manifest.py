@@ -31,7 +31,7 @@ from ckstore.model.manifest import (
     render,
 )
 from ckstore.model.manifest_read import parse_manifest
-from tests.model.manifests import MIB, XXH3, body_of, framed, manifests, path_name, texts
+from tests.model.manifests import MAPPINGS, MIB, XXH3, body_of, framed, manifests, path_name, texts
 
 Json = Any
 
@@ -214,7 +214,7 @@ def _leaves_named(node: Json, path: tuple[Any, ...] = ()) -> list[tuple[int, str
     if node[0] in ("list", "tuple"):
         pairs = list(enumerate(node[1]))
     else:
-        pairs = node[1] if node[0] in ("dict", "odict") else []
+        pairs = node[1] if node[0] in MAPPINGS else []
     return [found for key, child in pairs for found in _leaves_named(child, (*path, key))]
 
 
@@ -345,6 +345,29 @@ for _ in range(MAX_DEPTH - 1):
         (_set("state", ["bytes", "A"]), "a node"),
         (_set("state", ["numpy", "<f4", "AAAA"]), "a node"),
         (_set("state", ["set", []]), "a node"),
+        *[
+            (_set("state", node), "wanted a node, found ")
+            for node in list[Json]([
+                *(["leaf"], ["leaf", 0, 0], ["list"], ["list", [], 0], ["list", {}], ["tuple", [], 0]),
+                *(["dict"], ["dict", [], None], ["counter"], ["counter", [], None], ["odict", []], ["odict", [], None, 0], [], [["leaf", 0]], [1]),
+                *(["float"], ["float", 1.0, 0], ["float", None], ["float", True], ["float", "7ff"]),
+                *(["int", "9" * 20, 0], ["int", 9], ["x", "9" * 20], ["x", 1.0], ["x", 1.0, 1.0], ["x", "AAE="]),
+                *(["complex", 1.0], ["complex", 1.0, 2.0, 3.0], ["complex", 1.0, None], ["complex", None, 1.0]),
+                *(["bytes", 3], ["bytes", "AAE=", 0], ["bytes", "AAE"], ["bytes", "é"], ["bytes", "AA E="]),
+                *(["numpy", "<f4", 3], ["numpy", 3, "AAAAAA=="], ["numpy", None, None], ["numpy", "<f4"]),
+                *(["numpy", "|O8", "AAAAAAAAAAA="], ["x", "<f4", "AAAAAA=="], {"a": 1}),
+            ])
+        ],
+        (_set("state", ["odict", [], ["dict", [["a", ["list", [["leaf", 0]]]]]]]), "no leaf among the attributes"),
+        (_set("state", ["dict", {}]), "an array of .key, node."),
+        (_set("state", ["dict", [["a"]]]), "an array of .key, node."),
+        (_set("state", ["dict", ["ab"]]), "an array of .key, node."),
+        (_set("state", ["dict", [[["int", "7"], 1]]]), "a string, an integer or"),
+        (_set("state", ["dict", [[["x", "9" * 20], 1]]]), "a string, an integer or"),
+        (_set("state", ["dict", [[["int", "9" * 20, 1], 1]]]), "a string, an integer or"),
+        (_set("state", ["dict", [[["int", "9" * 20], 1], [["int", "9" * 20], 1]]]), "each key once"),
+        (_set("state", ["leaf", -1]), "an index below 6, found -1"),
+        (_set("state", ["leaf", True]), "an index below 6, found True"),
         (_set("state", 1.5), "state at '': wanted a node, found 1.5"),
         (_set("state", ["dict", [["a", 1], ["a", 2]]]), "each key once"),
         (_set("state", ["dict", [[True, 1]]]), "a string, an integer or"),

@@ -180,7 +180,7 @@ SCHEDULERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("make", SCHEDULERS, ids=["step", "lambda", "one-cycle", "plateau", "sequential"])
+@pytest.mark.parametrize("make", SCHEDULERS, ids=["step", "multi-step", "lambda", "one-cycle", "plateau", "sequential"])
 def test_the_state_of_a_scheduler_comes_back_the_same(make: Any) -> None:
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     scheduler = make(optimizer)
