@@ -116,6 +116,25 @@ def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
     return claimed, body
 
 
+def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
+    """Return metrics from JSON.
+
+    Raises:
+        BadInput: They are not as `manifest.encode_metric` writes them.
+    """
+    if not isinstance(metrics, dict):
+        refuse(where, "metrics", "an object", metrics)
+    decoded: dict[str, int | float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, str) and value in _METRIC_WORDS:
+            decoded[name] = _METRIC_WORDS[value]
+        elif type(value) is int or type(value) is float:
+            decoded[name] = value
+        else:
+            refuse(where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value)
+    return decoded
+
+
 class _Reader:
     """Checks one parsed manifest, member by member."""
 

@@ -1,0 +1,120 @@
+"""Pins: what ``pins/<name>.json`` says. Source: docs/format/v1.md, "Pins"; no files here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.manifest import canonical_json
+from ckstore.model.names import RUN_PATTERN, check_run, check_step
+from ckstore.model.times import time_of_text
+
+PIN_VERSION = 1
+_FORMAT = "ckstore-pin"
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A checkpoint that retention and `Store.delete` leave alone until it is unpinned or the pin expires.
+
+    Attributes:
+        name: Name of the pin; `Store.unpin` takes it.
+        run, step: Whatever is at this place is protected.
+        id: Id of the checkpoint that was pinned.
+        reason: Why, in the words of who pinned it.
+        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        expires: The same, or None: never.
+        dangling: Whether the checkpoint that was pinned is not at that place any more; set when pins are listed.
+    """
+
+    name: str
+    run: str
+    step: int
+    id: str
+    reason: str
+    created: str
+    expires: str | None = None
+    dangling: bool = False
+
+    def expired(self, now: datetime) -> bool:
+        """Whether it protects nothing any more at the time `now`, which has a time zone."""
+        return self.expires is not None and time_of_text(self.expires) <= now
+
+    def __str__(self) -> str:
+        until = f", until {self.expires}" if self.expires else ""
+        return f"{self.reason or 'no reason given'} ({self.name}{until})"
+
+    def render(self) -> bytes:
+        """Return the content of its file."""
+        members = {
+            "format": _FORMAT,
+            "version": PIN_VERSION,
+            "run": self.run,
+            "step": self.step,
+            "id": self.id,
+            "reason": self.reason,
+            "created": self.created,
+            "expires": self.expires,
+        }
+        return canonical_json(members) + b"\n"
+
+
+def pin_name(file_name: str) -> str | None:
+    """Return the name of the pin in a file of ``pins/``; None if its name is not that of a pin."""
+    name = file_name.removesuffix(_SUFFIX)
+    if name == file_name or name.startswith(".") or RUN_PATTERN.match(name) is None:
+        return None
+    return name
+
+
+def file_name(name: str) -> str:
+    """Return the name of the file of a pin."""
+    return f"{name}{_SUFFIX}"
+
+
+def parse_pin(data: bytes, name: str, where: str) -> Pin:
+    """Return what the file of the pin `name` says.
+
+    Args:
+        data: Its whole content.
+        name: Of the pin.
+        where: Its path, for messages.
+
+    Raises:
+        NewerFormat: A newer ckstore wrote it.
+        BadInput: It is not a pin.
+    """
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), PIN_VERSION, where)
+    reason, expires, digest = members.get("reason"), members.get("expires"), members.get("id")
+    if not isinstance(reason, str):
+        refuse(where, "reason", "a string", reason)
+    if not is_digest(digest):
+        refuse(where, "id", "an id", digest)
+    try:
+        run, step = check_run(members.get("run")), check_step(members.get("step"))
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.message}") from error
+    return Pin(
+        name=name,
+        run=run,
+        step=step,
+        id=str(digest),
+        reason=reason,
+        created=check_created(members.get("created"), where),
+        expires=None if expires is None else _expires(expires, where),
+    )
+
+
+def _expires(value: Any, where: str) -> str:
+    try:
+        return check_created(value, where)
+    except BadInput as error:
+        raise BadInput(error.message.replace(": created: ", ": expires: ")) from error

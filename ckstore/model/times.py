@@ -1,0 +1,68 @@
+"""Times as the store writes them, and durations as people write them; no clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+
+from ckstore.errors import BadInput
+from ckstore.model.document import shown
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d|w)\Z")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_MOST_S = 100 * 365 * 86_400
+_WANTED = "seconds, or a number with s, m, h, d or w such as '36h' or '7d'"
+
+
+def duration_s(value: object, what: str) -> float:
+    """Return a duration in seconds.
+
+    Args:
+        value: Seconds, or text: a number and one of s, m (minutes), h, d, w.
+        what: What it is for, for messages.
+
+    Raises:
+        BadInput: It is no duration, or not above 0 and below 100 years.
+    """
+    if isinstance(value, str):
+        match = _DURATION.match(value)
+        seconds = float(match[1]) * _UNIT_S[match[2]] if match else math.nan
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) <= _MOST_S else math.nan
+    else:
+        seconds = math.nan
+    if not 0 < seconds <= _MOST_S:
+        raise BadInput(f"{what}: wanted {_WANTED}, above 0 and at most 100 years, got {shown(value)}")
+    return seconds
+
+
+def text_of_time(time: datetime) -> str:
+    """Return a time with a zone as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, in UTC."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def time_of_text(text: str) -> datetime:
+    """Return the time that `text_of_time` wrote; `text` was checked by `document.check_created`."""
+    return datetime.fromisoformat(text)
+
+
+def expiry(value: object, now: datetime) -> datetime | None:
+    """Return when something that begins `now` expires.
+
+    Args:
+        value: A duration as for `duration_s`, a datetime with a zone, or None: never.
+        now: With a zone.
+
+    Raises:
+        BadInput: It is none of these, or not after `now`.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        return now + timedelta(seconds=duration_s(value, "expires"))
+    if value.tzinfo is None:
+        raise BadInput(f"expires: wanted a datetime with a time zone, got {value!r}", hint="datetime.now(UTC) has one")
+    if value <= now:
+        raise BadInput(f"expires: wanted a time after now, got {value.isoformat()}")
+    return value.astimezone(UTC)
