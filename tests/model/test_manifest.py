@@ -211,10 +211,7 @@ def _leaves_named(node: Json, path: tuple[Any, ...] = ()) -> list[tuple[int, str
         return []
     if node[0] == "leaf":
         return [(node[1], path_name(path))]
-    if node[0] in ("list", "tuple"):
-        pairs = list(enumerate(node[1]))
-    else:
-        pairs = node[1] if node[0] in MAPPINGS else []
+    pairs = list(enumerate(node[1])) if node[0] in ("list", "tuple") else node[1] if node[0] in MAPPINGS else []
     return [found for key, child in pairs for found in _leaves_named(child, (*path, key))]
 
 
@@ -349,7 +346,8 @@ for _ in range(MAX_DEPTH - 1):
             (_set("state", node), "wanted a node, found ")
             for node in list[Json]([
                 *(["leaf"], ["leaf", 0, 0], ["list"], ["list", [], 0], ["list", {}], ["tuple", [], 0]),
-                *(["dict"], ["dict", [], None], ["counter"], ["counter", [], None], ["odict", []], ["odict", [], None, 0], [], [["leaf", 0]], [1]),
+                *(["dict"], ["dict", [], None], ["counter"], ["odict", []], ["odict", [], None, 0]),
+                *([], [["leaf", 0]], [1]),
                 *(["float"], ["float", 1.0, 0], ["float", None], ["float", True], ["float", "7ff"]),
                 *(["int", "9" * 20, 0], ["int", 9], ["x", "9" * 20], ["x", 1.0], ["x", 1.0, 1.0], ["x", "AAE="]),
                 *(["complex", 1.0], ["complex", 1.0, 2.0, 3.0], ["complex", 1.0, None], ["complex", None, 1.0]),
