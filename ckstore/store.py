@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import BadInput, CkstoreError, StoreNotFound
+from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.info import CheckpointInfo
+from ckstore.ops.failing import only_ckstore_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ class Store:
         path: Directory of the store.
     """
 
+    @only_ckstore_errors
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
         from ckstore.catalog import Catalog
         from ckstore.objects.layout import Layout
@@ -105,6 +107,7 @@ class Store:
             return cls._create(path, hash, chunk_bytes, exist_ok=True)
 
     @classmethod
+    @only_ckstore_errors
     def _create(cls, path: str | os.PathLike[str], hash_name: str, chunk_bytes: int | None, *, exist_ok: bool) -> Store:
         from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
 
@@ -121,6 +124,7 @@ class Store:
             raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
         return cls(root)
 
+    @only_ckstore_errors
     def save(
         self,
         state: object,
@@ -174,6 +178,7 @@ class Store:
         request = Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
         return save(self._context, state, request)
 
+    @only_ckstore_errors
     def load(
         self,
         ref: RefLike = "latest",
@@ -206,6 +211,7 @@ class Store:
             self._continues(directory.manifest.run, directory.manifest_id)
             return state
 
+    @only_ckstore_errors
     def load_into(
         self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True
     ) -> LoadReport:
@@ -227,6 +233,7 @@ class Store:
             self._continues(directory.manifest.run, directory.manifest_id)
             return report
 
+    @only_ckstore_errors
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
         from ckstore.ops.open_checkpoint import OpenCheckpoint
@@ -234,6 +241,7 @@ class Store:
         directory = self._directory(ref)
         return OpenCheckpoint(directory, CheckpointInfo.of(directory.manifest, directory.manifest_id))
 
+    @only_ckstore_errors
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
         """Return what the store says about a checkpoint.
 
@@ -244,27 +252,32 @@ class Store:
 
         return find(self._context, ref)
 
+    @only_ckstore_errors
     def latest(self, run: str | None = None) -> CheckpointInfo | None:
         """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none."""
         infos = self.checkpoints(run)
         return infos[-1] if infos else None
 
+    @only_ckstore_errors
     def checkpoints(self, run: str | None = None) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first."""
         from ckstore.ops.find import infos
 
         return infos(self._context, run)
 
+    @only_ckstore_errors
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
         with self.open_checkpoint(ref) as checkpoint:
             return checkpoint.summary()
 
+    @only_ckstore_errors
     def directory_of(self, ref: RefLike = "latest") -> Path:
         """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
         info = self.info(ref)
         return self._context.layout.checkpoint(info.run, info.step)
 
+    @only_ckstore_errors
     def delete(self, ref: RefLike) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
@@ -274,11 +287,7 @@ class Store:
         """
         from ckstore.ops.delete import delete
 
-        try:
-            delete(self._context, self.info(ref))
-        except OSError as error:
-            msg = f"{ref} could not be deleted: {error.strerror} ({error.filename})"
-            raise CkstoreError(msg) from error
+        delete(self._context, self.info(ref))
 
     def close(self) -> None:
         """Nothing is held open between calls; this is for symmetry."""
@@ -314,6 +323,7 @@ class Store:
         self._context.continued[""] = manifest_id
 
 
+@only_ckstore_errors
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
 

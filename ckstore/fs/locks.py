@@ -10,6 +10,7 @@ its copies, since a lock lives as long as any descriptor of its open file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -50,12 +51,12 @@ class DirectoryLock:
         _held.discard(self)
         if fd < 0:
             return
-        try:
-            if (
-                os.getpid() == self._owner
-            ):  # a child's copy of the descriptor must not keep it, nor may a child release it
+        # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
+        # A child's copy must not keep the lock, so it is released explicitly; nor may a child release it.
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
+        with contextlib.suppress(OSError):
             os.close(fd)
 
     def names(self, path: Path) -> bool:

@@ -30,6 +30,7 @@ class Staging:
 
     Attributes:
         path: ``staging/<save-id>``, also after it was published under another name.
+        inode: Inode number of the directory.
         written: Digest and size of every blob that this save wrote.
     """
 
@@ -37,6 +38,7 @@ class Staging:
         self.layout = layout
         self.path = path
         self.lock = lock
+        self.inode = os.fstat(lock.fd).st_ino
         self.written: dict[str, int] = {}
         self._blobs = path / BLOBS
         self._serial = itertools.count()
@@ -197,7 +199,3 @@ class Staging:
         links.rename(fresh, self.path / MANIFEST)
         files.sync_directory(self._blobs)
         files.sync_directory(self.path)
-
-    def inode(self) -> int:
-        """Return the inode number of the directory."""
-        return os.fstat(self.lock.fd).st_ino

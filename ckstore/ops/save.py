@@ -32,6 +32,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim
 from ckstore.ops.admission import check_space
 from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.failing import describe_os_error
 from ckstore.ops.packing import state_changed
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, store_sources
@@ -89,12 +90,13 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
             else:
                 reclaim.discard(context, staging)
             raise
+    # Committed: from here the save does not fail any more.
+    mine: Published | None = None
+    if outcome.existing is not None:
+        manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
+    else:
+        mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
     try:
-        if outcome.existing is not None:
-            manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
-            mine = None
-        else:
-            mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode())
         tags = _write_tags(context, manifest, request.tags)
         catalogued = _catalogue(context, manifest.run, manifest.step, mine)
     finally:
@@ -166,7 +168,10 @@ def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> 
             write_tag(context.layout, tag, manifest.run, manifest.step)
         except OSError:  # the returned info says which tags there are
             continue
-    return tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+    try:
+        return tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+    except OSError:  # they cannot be read now
+        return ()
 
 
 def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> bool:
@@ -199,9 +204,7 @@ def _failing_as_save(what: str) -> Iterator[None]:
     except CkstoreError:
         raise
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        msg = f"{what} failed: {reason}{where}; nothing was published, every earlier checkpoint is intact"
+        msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InsufficientSpace(msg, hint="free space on the filesystem of the store, then save again") from error
         raise SaveFailed(msg, hint="see the cause above; the store can be used further") from error
