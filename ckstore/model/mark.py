@@ -1,0 +1,83 @@
+"""The mark of a damaged checkpoint: the content of ``damaged.json``. Source: docs/format/v1.md, "damaged.json"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.document import parse_object
+from ckstore.model.manifest import canonical_json
+
+MARK_VERSION = 1
+MARK_MAX_BYTES = 4 * 2**20
+_FORMAT = "ckstore-damaged"
+_NAMES_MOST = 100
+_ENTRIES_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MarkEntry:
+    """One thing that was found damaged.
+
+    Attributes:
+        blob: Digest of the blob; empty for the manifest or the directory itself.
+        names: Values of the checkpoint that need the damaged bytes, at most 100.
+        what: One sentence for people.
+    """
+
+    blob: str
+    names: tuple[str, ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What reads and verifications found damaged in a checkpoint, and when they found it last.
+
+    Attributes:
+        found: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        entries: At most 1000. Empty only when the file that was read is not readable as a mark, which marks too.
+    """
+
+    found: str
+    entries: tuple[MarkEntry, ...]
+
+    def joined(self, other: Mark) -> Mark:
+        """Return a mark with the entries of both; `other` is the newer one."""
+        mine = [entry for entry in self.entries if entry not in other.entries]
+        return Mark(other.found, (*mine, *other.entries)[:_ENTRIES_MOST])
+
+    def without(self, blob: str) -> Mark:
+        """Return the mark after the blob was healed."""
+        return Mark(self.found, tuple(entry for entry in self.entries if entry.blob != blob))
+
+    def render(self) -> bytes:
+        """Return the content of ``damaged.json``."""
+        damage = [
+            {"blob": entry.blob, "names": list(entry.names[:_NAMES_MOST]), "what": entry.what}
+            for entry in self.entries[:_ENTRIES_MOST]
+        ]
+        document = {"format": _FORMAT, "version": MARK_VERSION, "found": self.found, "damage": damage}
+        return canonical_json(document) + b"\n"
+
+
+def parse_mark(data: bytes, where: str) -> Mark:
+    """Return what ``damaged.json`` says. Its presence is the mark: content that is not understood marks as well."""
+    try:
+        members = parse_object(data, where=where)
+    except BadInput:
+        return Mark("", ())
+    damage = members.get("damage")
+    entries = [_entry(item) for item in damage] if isinstance(damage, list) else []
+    found = members.get("found")
+    return Mark(found if isinstance(found, str) else "", tuple(entry for entry in entries if entry is not None))
+
+
+def _entry(item: Any) -> MarkEntry | None:
+    if not isinstance(item, dict):
+        return None
+    blob, names, what = item.get("blob"), item.get("names"), item.get("what")
+    if not isinstance(blob, str) or not isinstance(names, list) or not isinstance(what, str):
+        return None
+    return MarkEntry(blob, tuple(name for name in names if isinstance(name, str)), what)

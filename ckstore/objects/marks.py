@@ -1,0 +1,113 @@
+"""The mark that a checkpoint is damaged: ``damaged.json`` in its directory, so that it outlives the catalog.
+
+It is written and removed by holders of the shared lock on the directory and reached through the descriptor of the
+lock: the directory may be renamed meanwhile, and then the mark must go with it. It protects no bytes, so it is
+unlinked where it lies. Source: docs/format/v1.md, "damaged.json".
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+from ckstore.errors import DamagedBlob
+from ckstore.fs import files, links
+from ckstore.model.mark import MARK_MAX_BYTES, Mark, parse_mark
+
+if TYPE_CHECKING:
+    from ckstore.fs.locks import DirectoryLock
+
+MARK = "damaged.json"
+_TEMPORARY = ".damaged-"
+
+Identity = tuple[int, int]
+"""Tells one mark from the next: inode number and modification time in ns."""
+
+
+def identity(dir_fd: int) -> Identity | None:
+    """Return what tells the mark in an open directory from others; None if there is no mark."""
+    try:
+        status = os.stat(MARK, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def read_mark(dir_fd: int) -> Mark | None:
+    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark."""
+    try:
+        data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    except (OSError, DamagedBlob):  # it cannot be read, but it is there
+        return Mark("", ())
+    return parse_mark(data, MARK)
+
+
+def write_mark(lock: DirectoryLock, mark: Mark) -> None:
+    """Mark the checkpoint whose directory is locked, durably, in one step; what was known before is kept.
+
+    Raises:
+        OSError: It could not be written; the mark is as it was.
+    """
+    old = read_mark(lock.fd)
+    if old is not None:
+        joined = old.joined(mark)
+        if joined.entries == old.entries or set(mark.entries) <= set(old.entries):
+            return
+        mark = joined
+    _replace(lock, mark)
+
+
+def forget_blob(lock: DirectoryLock, digest: str) -> None:
+    """Take note that a blob was healed; the mark goes with the last thing that it says.
+
+    Raises:
+        OSError: The mark could not be changed; it says too much, never too little.
+    """
+    old = read_mark(lock.fd)
+    if old is None:
+        return
+    left = old.without(digest)
+    if not old.entries or left.entries == old.entries:
+        return
+    if left.entries:
+        _replace(lock, left)
+    else:
+        _unlink(lock, MARK)
+
+
+def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
+    """Remove the mark of a checkpoint that was found whole; False if there is none, or another than the one `known`.
+
+    Args:
+        lock: On its directory.
+        known: The `identity` of the mark before the checkpoint was looked at: a later one knows of later damage.
+
+    Raises:
+        OSError: It could not be removed.
+    """
+    if known is None or identity(lock.fd) != known:
+        return False
+    _unlink(lock, MARK)
+    return True
+
+
+def _replace(lock: DirectoryLock, mark: Mark) -> None:
+    temporary = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
+    files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
+    try:
+        links.rename(temporary, MARK, dir_fd=lock.fd)
+    except OSError:
+        links.unlink(temporary, dir_fd=lock.fd)
+        raise
+    os.fsync(lock.fd)
+
+
+def _unlink(lock: DirectoryLock, name: str) -> None:
+    for left in os.listdir(lock.fd):  # of processes that were killed while they marked
+        if left.startswith(_TEMPORARY):
+            links.unlink(left, dir_fd=lock.fd)
+    links.unlink(name, dir_fd=lock.fd)
+    os.fsync(lock.fd)

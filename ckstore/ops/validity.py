@@ -1,0 +1,110 @@
+"""Whether a checkpoint is valid: complete, its blobs untouched by size and time, and not marked as damaged.
+
+That is a cheap look: the manifest is read, no data is. What reads and verifications found damaged they mark.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import files
+from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
+from ckstore.model.manifest_read import parse_manifest
+from ckstore.objects import blobs, marks
+from ckstore.objects.layout import BLOBS, MANIFEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.model.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a cheap look at the directory of a checkpoint gives.
+
+    Attributes:
+        manifest, manifest_id: What it holds; None and empty if the manifest cannot be read.
+        problem: Why it is not whole, or what the mark says; empty if it is.
+        touched: Blobs of the right size that somebody wrote into, or that were copied without their time: only
+            reading tells whether they are right.
+    """
+
+    manifest: Manifest | None = None
+    manifest_id: str = ""
+    problem: str = ""
+    touched: tuple[BlobRecord, ...] = ()
+
+
+def is_valid(context: Context, info: CheckpointInfo) -> bool:
+    """Whether a checkpoint is complete, its blobs have their sizes and times, and nobody found it damaged.
+
+    No lock is taken, so the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
+
+    Raises:
+        NewerFormat: A newer ckstore wrote it.
+        OSError: The system refused to let it be looked at.
+    """
+    return not why_not_valid(context, info)
+
+
+def why_not_valid(context: Context, info: CheckpointInfo) -> str:
+    """Return why a checkpoint is not valid, one sentence; empty if it is. As `is_valid`."""
+    try:
+        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step)
+    except (FileNotFoundError, NotADirectoryError):
+        return "it is not there any more"
+    if seen.problem:
+        return seen.problem
+    if seen.manifest_id != info.id:
+        return f"it was replaced by one with the id {seen.manifest_id}"
+    if seen.touched:
+        return f"somebody wrote into {_some([blob.digest for blob in seen.touched])}"
+    return ""
+
+
+def glance(path: Path, run: str, step: int) -> Glance:
+    """Look at the directory of a checkpoint without locking it and without reading data.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such directory.
+        NewerFormat: A newer ckstore wrote it.
+        OSError: The system refused.
+    """
+    with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+        try:
+            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
+            manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
+        except FileNotFoundError:
+            return Glance(problem=f"{path}/{MANIFEST} is missing")
+        except (BadInput, DamagedBlob) as error:
+            return Glance(problem=error.message)
+        problem, touched = _judge_blobs(fd, manifest)
+        if (manifest.run, manifest.step) != (run, step):
+            problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
+        mark = marks.read_mark(fd)
+        if mark is not None and not problem:
+            problem = mark.entries[0].what if mark.entries else f"{path}/{marks.MARK} says that it is damaged"
+        return Glance(manifest, manifest_id, problem, touched)
+
+
+def _judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    touched = []
+    for blob in manifest.blobs:
+        try:
+            status = os.stat(f"{BLOBS}/{blob.digest}", dir_fd=fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"blob {blob.digest} is missing", ()
+        if not blobs.has_size(status, blob.nbytes):
+            return f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", ()
+        if not blobs.looks_untouched(status, blob.nbytes):
+            touched.append(blob)
+    return "", tuple(touched)
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more blobs"
