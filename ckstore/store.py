@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
+    from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
+    from ckstore.model.retention import RetentionPolicy
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.load import LoadReport, Select
@@ -288,6 +290,46 @@ class Store:
         from ckstore.ops.delete import delete
 
         delete(self._context, self.info(ref))
+
+    @only_ckstore_errors
+    def plan_gc(self) -> GcPlan:
+        """Say what `gc` would free at this moment, and what it would not; change nothing.
+
+        Raises:
+            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+        """
+        from ckstore.ops.gc_plan import plan_gc
+
+        return plan_gc(self._context)
+
+    @only_ckstore_errors
+    def gc(self, policy: RetentionPolicy | None = None, *, dry_run: bool = False) -> GcReport:
+        """Free what no checkpoint needs and nobody has open, and what killed saves left.
+
+        Savers and readers go on meanwhile. What somebody has open is reported with its holder, and freed by the
+        next gc after it was closed.
+
+        Args:
+            policy: Drop the checkpoints first that it does not keep.
+            dry_run: Change nothing; report what would be freed.
+
+        Raises:
+            InUse: Another gc is at work.
+            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+        """
+        from ckstore.ops.gc import gc
+
+        return gc(self._context, policy, dry_run=dry_run)
+
+    @only_ckstore_errors
+    def leaks(self) -> list[DeletedFile]:
+        """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
+
+        Files of other programs are among them. As root all processes are seen, otherwise one's own.
+        """
+        from ckstore.fs.holders import deleted_but_open
+
+        return deleted_but_open(self.path.stat().st_dev)
 
     def close(self) -> None:
         """Nothing is held open between calls; this is for symmetry."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckstore.catalog import queries
+from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
@@ -166,6 +166,29 @@ class Catalog:
         """Return (digest, size) of blobs that no checkpoint uses, at most `limit` of them."""
         with reading(self.path) as connection:
             return queries.unused(connection, limit)
+
+    def without_use(self, digests: Collection[str], *, without: Collection[tuple[str, int]] = ()) -> set[str]:
+        """Return those of the blobs that no checkpoint uses; the checkpoints `without` (run, step) do not count."""
+        with reading(self.path) as connection:
+            return space.without_use(connection, digests, without)
+
+    def exclusive_bytes(self, run: str, step: int) -> int:
+        """Return the sizes of the blobs that only this checkpoint uses."""
+        with reading(self.path) as connection:
+            return space.exclusive_bytes(connection, run, step)
+
+    def dead_pack_bytes(self) -> int:
+        """Return how many bytes of the packs in use are dead, at most."""
+        with reading(self.path) as connection:
+            return space.dead_pack_bytes(connection)
+
+    def last_event(self, kind: str) -> dict[str, Any] | None:
+        """Return the detail of the newest event of a kind; None if the log has none (any more)."""
+        with reading(self.path) as connection:
+            try:
+                return space.last_event(connection, kind)
+            except ValueError as error:
+                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
 
     def events(self, limit: int = 100) -> list[CatalogEvent]:
         """Return what happened last, newest first, at most `limit`."""

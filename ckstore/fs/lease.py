@@ -38,6 +38,8 @@ def ask(path: Path) -> Holding:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except BlockingIOError:  # somebody else is asking at this moment
         return Holding.HELD
+    except PermissionError:
+        return Holding.UNKNOWN
     try:
         # The default signal of a broken lease, SIGIO, would kill this process; SIGURG is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)

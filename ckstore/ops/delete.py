@@ -56,5 +56,4 @@ def delete(context: Context, info: CheckpointInfo) -> None:
         context.catalog.reconcile([(info.run, info.step)], lambda *_: None, timeout_s=CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse):  # the next opener reconciles
         return
-    reclaim.empty(context)
-    reclaim.free_unused(context, digests)
+    reclaim.give_back(context, digests)

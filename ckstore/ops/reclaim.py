@@ -1,15 +1,16 @@
-"""Give back what a failed or replaced save took, and what dead ones left."""
+"""Give back what a failed or replaced save took, and what a deleted checkpoint leaves."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, locks
 from ckstore.objects import trash
+from ckstore.objects.collector import Collector, EnterCandidates
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ckstore.objects.staging import Staging
@@ -25,14 +26,12 @@ def discard(context: Context, staging: Staging) -> None:
     hide the one that made the save fail.
     """
     try:
-        moved = trash.move_to_trash(context.layout, staging.path, staging.lock)
+        trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError:
         staging.lock.release()
         return
     staging.lock.release()
-    empty(context)
-    if not moved.exists():
-        free_unused(context, list(staging.written))
+    give_back(context, staging.written)
 
 
 def discard_path(context: Context, path: Path) -> None:
@@ -46,24 +45,39 @@ def discard_path(context: Context, path: Path) -> None:
         files.sync_directory(context.layout.staging)
     except OSError:  # the next opener sweeps it
         return
-    empty(context)
+    give_back(context)
 
 
-def empty(context: Context) -> None:
-    """Empty the trash if nobody else is at it and the catalog can take note of what to look at later."""
+def give_back(context: Context, digests: Iterable[str] = ()) -> None:
+    """Empty the trash, then free those of the blobs `digests` that nobody uses; unless a collector is at work.
+
+    Whatever does not work now is left for gc, without an error.
+    """
     try:
-        trash.empty_trash(
-            context.layout, lambda found: context.catalog.add_candidates(found, timeout_s=_CATALOG_TIMEOUT_S)
-        )
-    except (CkstoreError, OSError):  # it stays in trash, where gc finds it
+        collector = Collector.try_start(context.layout, entering(context, timeout_s=_CATALOG_TIMEOUT_S))
+        if collector is None:
+            return
+        with collector:
+            collector.empty()
+            wanted = set(digests)
+            if wanted:
+                unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
+                forget(context, collector.condemn(unused), timeout_s=_CATALOG_TIMEOUT_S)
+    except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
         return
 
 
-def free_unused(context: Context, digests: list[str]) -> None:
-    """Free those of the blobs that nobody names and nobody has open."""
-    try:
-        _, gone = trash.condemn(context.layout, digests, lambda digest: bool(context.catalog.users_of(digest)))
-        if gone:
-            context.catalog.forget(gone, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CatalogUnavailable, CkstoreError, OSError):  # rows and blobs are found again by gc
-        return
+def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
+    """Return what a collector calls with the blobs that it is about to take a name from."""
+
+    def enter(blobs: list[tuple[str, int]]) -> None:
+        if blobs:
+            context.catalog.add_candidates(blobs, timeout_s=timeout_s)
+
+    return enter
+
+
+def forget(context: Context, gone: list[str], *, timeout_s: float) -> None:
+    """Delete the rows of blobs that are gone, where they still have no use."""
+    if gone:
+        context.catalog.forget(gone, timeout_s=timeout_s)

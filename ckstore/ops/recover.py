@@ -10,6 +10,7 @@ from ckstore.fs import files
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
+from ckstore.ops.relist import list_blobs_after_boot
 
 if TYPE_CHECKING:
     from ckstore.model.published import Published
@@ -33,11 +34,12 @@ def recover(context: Context) -> list[str]:
         files.sync_directory(context.layout.staging)
     try:
         notes += _catch_up(context)
+        list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
         notes.append(f"the catalog is left aside for now: {error.message}")
-    reclaim.empty(context)
+    reclaim.give_back(context)
     return notes
 
 

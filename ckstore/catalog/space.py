@@ -1,0 +1,59 @@
+"""Questions about space, each a function of an open connection: what is dead, what one checkpoint alone uses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ckstore.catalog.text import in_parts
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection
+
+
+def dead_pack_bytes(connection: sqlite3.Connection) -> int:
+    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead."""
+    ((total,),) = connection.execute(
+        "SELECT sum(b.nbytes - best) FROM ("
+        " SELECT p.nbytes, (SELECT max(u.used_bytes) FROM uses u WHERE u.blob_id = p.id) AS best"
+        " FROM blobs p WHERE p.is_pack) b WHERE best IS NOT NULL"
+    ).fetchall()
+    return int(total or 0)
+
+
+def exclusive_bytes(connection: sqlite3.Connection, run: str, step: int) -> int:
+    """Return the sizes of the blobs that only this checkpoint uses."""
+    ((total,),) = connection.execute(
+        "SELECT sum(b.nbytes) FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id JOIN blobs b ON b.id = u.blob_id"
+        " WHERE c.run = ? AND c.step = ? AND NOT EXISTS ("
+        "  SELECT 1 FROM uses o WHERE o.blob_id = u.blob_id AND o.checkpoint_id <> c.id)",
+        (run, step),
+    ).fetchall()
+    return int(total or 0)
+
+
+def without_use(
+    connection: sqlite3.Connection, digests: Collection[str], without: Collection[tuple[str, int]]
+) -> set[str]:
+    """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
+    leaving = [
+        row[0]
+        for place in without
+        for row in connection.execute("SELECT id FROM checkpoints WHERE run = ? AND step = ?", place).fetchall()
+    ]
+    listed = ", ".join(str(int(number)) for number in leaving)
+    used: set[str] = set()
+    for marks, part in in_parts(sorted(set(digests))):
+        query = (
+            f"SELECT b.digest FROM blobs b WHERE b.digest IN {marks} AND EXISTS ("  # noqa: S608
+            f" SELECT 1 FROM uses u WHERE u.blob_id = b.id AND u.checkpoint_id NOT IN ({listed}))"
+        )
+        used.update(digest for (digest,) in connection.execute(query, part).fetchall())
+    return set(digests) - used
+
+
+def last_event(connection: sqlite3.Connection, kind: str) -> dict[str, Any] | None:
+    """Return the detail of the newest event of a kind; None if the log has none."""
+    rows = connection.execute("SELECT detail FROM events WHERE kind = ? ORDER BY id DESC LIMIT 1", (kind,)).fetchall()
+    return json.loads(rows[0][0]) if rows else None

@@ -1,0 +1,200 @@
+"""Who has a file open or mapped, as ``/proc`` shows it; and which deleted files are kept that way.
+
+It names holders, and it sees what a lease does not: O_PATH descriptors, and on overlayfs files that are only mapped.
+It does not see processes of other users (unless it runs as root) and of outer PID namespaces, nor descriptors in
+flight in a socket: there the lease decides (`ckstore.fs.lease`).
+
+A file of another filesystem is never asked for its status, since a dead network mount would not answer: descriptors
+and mappings are compared by inode number first, which ``fdinfo`` and ``maps`` tell without asking.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from ckstore.model.gc_report import DeletedFile, Holder
+
+Inode = tuple[int, int]
+"""Device and inode number, as `os.stat` gives them."""
+
+_DELETED = " (deleted)"
+_NO_FILES = ("socket:", "pipe:", "anon_inode:")
+_IO_URING = "anon_inode:[io_uring]"
+_COMMAND_MOST = 200
+_INFO_INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
+_INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
+
+
+@dataclass(slots=True)
+class Scan:
+    """What one look at ``/proc`` showed.
+
+    Attributes:
+        holders: For each inode that was asked for and is held: who has it.
+        unseen_count: Processes that could not be looked at, or not wholly.
+    """
+
+    holders: dict[Inode, list[Holder]] = field(default_factory=dict)
+    unseen_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """One way in which a process has a file; `status` is None when the kernel does not let us ask."""
+
+    how: str
+    target: str
+    device: int
+    inode: int
+    status: os.stat_result | None
+
+
+Wanted = Callable[[int | None, str], bool]
+"""Given an inode number (None: unknown) and a path as the kernel shows it: look closer?"""
+
+
+def find_holders(inodes: Collection[Inode]) -> Scan:
+    """Look once at all processes and return who has one of `inodes` open or mapped; this process counts too."""
+    scan = Scan()
+    numbers = {inode for _, inode in inodes}
+    wanted = set(inodes)
+    if not wanted:
+        return scan
+
+    def look_closer(inode: int | None, _target: str) -> bool:
+        return inode is None or inode in numbers
+
+    for pid, hold in _all_holds(look_closer, scan):
+        if (hold.device, hold.inode) in wanted:
+            listed = scan.holders.setdefault((hold.device, hold.inode), [])
+            listed.append(Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target))
+    return scan
+
+
+def deleted_but_open(device: int) -> list[DeletedFile]:
+    """Return the files of the filesystem `device` that have no name any more and still take space, largest first.
+
+    Every process that can be looked at is, whatever program it runs. `device` is the ``st_dev`` of any file there.
+    """
+    scan = Scan()
+    holders: dict[int, list[Holder]] = {}
+    nbytes: dict[int, int] = {}
+
+    def look_closer(_inode: int | None, target: str) -> bool:
+        return target.endswith(_DELETED)
+
+    for pid, hold in _all_holds(look_closer, scan):
+        if hold.device != device or (hold.status is not None and hold.status.st_nlink > 0):
+            continue
+        holder = Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target)
+        listed = holders.setdefault(hold.inode, [])
+        if holder not in listed:  # a file is mapped in several parts, each with its own line
+            listed.append(holder)
+        taken_bytes = hold.status.st_blocks * 512 if hold.status is not None else 0
+        nbytes[hold.inode] = max(nbytes.get(hold.inode, 0), taken_bytes)
+    found = [DeletedFile(inode, nbytes[inode], tuple(listed)) for inode, listed in holders.items()]
+    return sorted(found, key=lambda file: (-file.nbytes, file.inode))
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, shortened; its name in brackets if it shows none; ``?`` if it is gone."""
+    text = _read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    if not text:
+        name = _read_text(f"/proc/{pid}/comm").strip()
+        return f"[{name}]" if name else "?"
+    return text if len(text) <= _COMMAND_MOST else f"{text[: _COMMAND_MOST - 1]}…"
+
+
+def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        unseen = False
+        for source in (_descriptors, _mappings):
+            try:
+                for hold in source(pid, look_closer):
+                    yield pid, hold
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+            except OSError:
+                unseen = True
+        scan.unseen_count += unseen
+
+
+def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            target = os.readlink(path)
+            if target == _IO_URING:
+                yield from _registered(pid, number, look_closer)
+            if target.startswith(_NO_FILES) or not look_closer(_inode_of(pid, number), target):
+                continue
+            status = os.stat(path)
+        except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
+            continue
+        yield _Hold(f"descriptor {number}", target, status.st_dev, status.st_ino, status)
+
+
+def _inode_of(pid: int, number: str) -> int | None:
+    """Return the inode number of a descriptor without asking its filesystem; None before Linux 5.14."""
+    match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
+    return int(match[1]) if match else None
+
+
+def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
+    """Yield the files that are registered with an io_uring; the kernel tells their paths only."""
+    for line in _read_text(f"/proc/{pid}/fdinfo/{number}").splitlines():
+        match = _INFO_FILE.match(line)
+        if match is None:
+            continue
+        target = match[2]
+        try:
+            status = os.stat(f"/proc/{pid}/root{target}", follow_symlinks=False)
+        except OSError:  # it has no such name any more: the lease has to see it
+            continue
+        if look_closer(status.st_ino, target):
+            yield _Hold(f"io_uring file {match[1]}", target, status.st_dev, status.st_ino, status)
+
+
+def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
+    seen: set[tuple[int, int]] = set()
+    for line in _read(f"/proc/{pid}/maps").splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or fields[4] == b"0":
+            continue
+        target = os.fsdecode(fields[5])
+        inode = int(fields[4])
+        if not look_closer(inode, target):
+            continue
+        status = _status_of_mapping(pid, fields[0])
+        if status is None:
+            major, _, minor = fields[3].partition(b":")
+            device = os.makedev(int(major, 16), int(minor, 16))
+        else:
+            device, inode = status.st_dev, status.st_ino
+        if (device, inode) not in seen:
+            seen.add((device, inode))
+            yield _Hold("mapping", target, device, inode, status)
+
+
+def _status_of_mapping(pid: int, addresses: bytes) -> os.stat_result | None:
+    start, _, end = addresses.partition(b"-")
+    # The names in map_files have no leading zeros, those in maps have.
+    try:
+        return os.stat(f"/proc/{pid}/map_files/{int(start, 16):x}-{int(end, 16):x}")
+    except OSError:  # only root may, or it was unmapped meanwhile
+        return None
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def _read_text(path: str) -> str:
+    try:
+        return os.fsdecode(_read(path))
+    except OSError:
+        return ""

@@ -1,0 +1,255 @@
+"""Take apart what is in trash, and free blobs that nobody needs: rules F, T and K of the design.
+
+There is one collector at a time in a store: it holds the exclusive lock on ``trash/``. It needs no lock against
+savers, since unlinking a name never takes bytes from another name; so before the last name of a blob goes, it asks
+
+1. the link count, before and after the rename to trash: above 1 somebody claimed the blob, and it gets its name back;
+2. the kernel, by a lease: refused while anybody has the inode open or mapped, through whatever name;
+3. ``/proc``, which sees the few things that a lease does not (`ckstore.fs.holders`), and names the holders.
+
+What was renamed into trash is made durable before anything in it is unlinked, and its digests are entered into the
+catalog before, so that gc looks at what loses its last user. Dying at any line leaves what the next collector goes on
+with.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from ckstore.fs import files, holders, lease, links, locks
+from ckstore.model.digest import is_digest
+from ckstore.model.gc_report import HeldBlob
+from ckstore.objects import trash
+from ckstore.objects.layout import BLOBS, Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+EnterCandidates = Callable[[list[tuple[str, int]]], None]
+"""Makes sure that gc will look at these blobs (digest, size); raises if it cannot."""
+
+_ENTER_BATCH = 1000
+_CANNOT_ASK = "the kernel cannot be asked who has it open: another user's file, or no leases here"
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collector has done so far.
+
+    Attributes:
+        freed_bytes, freed_count: Sizes and number of the blobs that were freed.
+        held: Blobs that somebody has open, by digest.
+        linked: Digests without a use that have further names, and their sizes.
+        unseen_count: Processes that could not be looked at, in the scan that saw least.
+    """
+
+    freed_bytes: int = 0
+    freed_count: int = 0
+    held: dict[str, HeldBlob] = field(default_factory=dict)
+    linked: dict[str, int] = field(default_factory=dict)
+    unseen_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last name of a blob, about to go."""
+
+    digest: str
+    path: Path
+    status: os.stat_result
+
+    @property
+    def inode(self) -> holders.Inode:
+        return self.status.st_dev, self.status.st_ino
+
+
+class Collector:
+    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``.
+
+    Attributes:
+        collected: What was done.
+    """
+
+    def __init__(self, layout: Layout, lock: locks.DirectoryLock, enter: EnterCandidates) -> None:
+        self.collected = Collected()
+        self._layout = layout
+        self._lock = lock
+        self._enter = enter
+
+    @classmethod
+    def try_start(cls, layout: Layout, enter: EnterCandidates) -> Self | None:
+        """Return a collector, without waiting; None if there is one."""
+        lock = locks.try_exclusive(layout.trash)
+        return None if lock is None else cls(layout, lock, enter)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    # ------------------------------------------------------------------------------- what is in trash
+
+    def empty(self) -> None:
+        """Unlink what is in trash and not in use.
+
+        Raises:
+            OSError: Something could not be made durable or unlinked; what is left stays for the next time.
+        """
+        names = trash.names_in(self._layout.trash)
+        if not names:
+            return
+        files.sync_directory(self._layout.trash)  # of all that was listed, whoever renamed it
+        for name in names:
+            path = self._layout.trash / name
+            if path.is_dir() and not path.is_symlink():
+                self._take_apart(path)
+            elif is_digest(digest := name.partition(".")[0]):
+                self._finish(digest, path)
+            else:
+                self._unlink_unless_open(path)
+
+    def _take_apart(self, path: Path) -> None:
+        lock = locks.try_exclusive(path)
+        if lock is None:  # a reader or a saver is still in it
+            return
+        with lock:
+            held_blobs = path / BLOBS
+            entries = [held_blobs / name for name in trash.names_in(held_blobs)]
+            # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
+            left, shared = self._free_last_links(entries)
+            self._enter_all(shared)
+            left += [entry for entry in shared if not self._unlink_unless_open(entry)]
+            rest = [path / name for name in trash.names_in(path) if name != BLOBS]
+            left += [entry for entry in rest if not self._unlink_unless_open(entry)]
+            if not left:
+                if held_blobs.exists():
+                    links.remove_directory(held_blobs)
+                links.remove_directory(path)
+
+    def _free_last_links(self, entries: list[Path]) -> tuple[list[Path], list[Path]]:
+        """Free the blobs of which this is the last name; return those that are held, and those with other names."""
+        lasts, shared = [], []
+        for entry in entries:
+            status = os.stat(entry, follow_symlinks=False)
+            if status.st_nlink == 1 and is_digest(entry.name):
+                lasts.append(_Last(entry.name, entry, status))
+            else:
+                shared.append(entry)
+        freed = self._free(lasts)
+        return [last.path for last in lasts if last.digest not in freed], shared
+
+    def _enter_all(self, entries: list[Path]) -> None:
+        known = [entry for entry in entries if is_digest(entry.name)]
+        for start in range(0, len(known), _ENTER_BATCH):  # a saver may write to the catalog between two of these
+            batch = known[start : start + _ENTER_BATCH]
+            self._enter([(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in batch])
+
+    def _finish(self, digest: str, path: Path) -> None:
+        """Go on with a condemned blob that a collector left when it died."""
+        status = os.stat(path, follow_symlinks=False)
+        self._enter([(digest, status.st_size)])
+        if status.st_nlink == 1 and self._free([_Last(digest, path, status)]):
+            return
+        if not trash.put_back(self._layout, digest, path):
+            self._unlink_unless_last(path)
+
+    # ---------------------------------------------------------------------------- what nobody needs
+
+    def condemn(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
+        """Free the canonical blobs (digest, size) that no checkpoint uses; return those that are gone.
+
+        Those whose canonical name was gone already are among them. What is kept is told by `collected`.
+
+        Raises:
+            OSError: Something could not be made durable, renamed or unlinked; the next collector goes on with it.
+        """
+        gone: list[str] = []
+        moved: list[_Last] = []
+        open_now: list[_Last] = []
+        for digest, nbytes in blobs:
+            canonical = self._layout.blob(digest)
+            try:
+                status = os.stat(canonical, follow_symlinks=False)
+                if status.st_nlink > 1:
+                    self.collected.linked[digest] = nbytes
+                elif lease.ask(canonical) is not lease.Holding.FREE:
+                    open_now.append(_Last(digest, canonical, status))
+                else:
+                    target = trash.name_in_trash(self._layout, digest)
+                    links.rename(canonical, target)
+                    moved.append(_Last(digest, target, status))
+            except FileNotFoundError:
+                if digest not in self.collected.held:  # else it is in trash, held
+                    gone.append(digest)
+        self._note_held(open_now)
+        if moved:
+            files.sync_directory(self._layout.trash)
+            freed = self._free(moved)
+            gone += freed
+            for last in moved:
+                if last.digest not in freed and not trash.put_back(self._layout, last.digest, last.path):
+                    self._unlink_unless_last(last.path)
+        return gone
+
+    def _free(self, lasts: list[_Last]) -> set[str]:
+        """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
+        lasts = [last for last in lasts if os.stat(last.path, follow_symlinks=False).st_nlink == 1]
+        seen = self._look_for([last.inode for last in lasts])
+        freed: set[str] = set()
+        held: list[_Last] = []
+        for last in lasts:
+            if last.inode in seen.holders or lease.ask(last.path) is not lease.Holding.FREE:
+                held.append(last)
+                continue
+            links.unlink(last.path)
+            freed.add(last.digest)
+            self.collected.freed_count += 1
+            self.collected.freed_bytes += last.status.st_size
+        self._note_held(held, seen)
+        return freed
+
+    def _note_held(self, lasts: list[_Last], seen: holders.Scan | None = None) -> None:
+        if not lasts:
+            return
+        seen = seen or self._look_for([last.inode for last in lasts])
+        for last in lasts:
+            names = tuple(seen.holders.get(last.inode, ()))
+            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, names, why_unasked(last.path))
+
+    def _look_for(self, inodes: list[holders.Inode]) -> holders.Scan:
+        seen = holders.find_holders(inodes)
+        self.collected.unseen_count = max(self.collected.unseen_count, seen.unseen_count)
+        return seen
+
+    def _unlink_unless_last(self, path: Path) -> None:
+        """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
+        if os.stat(path, follow_symlinks=False).st_nlink > 1:
+            links.unlink(path)
+
+    def _unlink_unless_open(self, path: Path) -> bool:
+        """Unlink one name; False if it is the last one of a file that somebody has open (rule K)."""
+        status = os.stat(path, follow_symlinks=False)
+        last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
+        if last and lease.ask(path) is not lease.Holding.FREE:
+            return False
+        links.unlink(path)
+        if last and is_digest(path.name):
+            self.collected.freed_count += 1
+            self.collected.freed_bytes += status.st_size
+        return True
+
+
+def why_unasked(path: Path) -> str:
+    """Return why the kernel does not say who has a file open; empty if it does."""
+    try:
+        return _CANNOT_ASK if lease.ask(path) is lease.Holding.UNKNOWN else ""
+    except FileNotFoundError:
+        return ""

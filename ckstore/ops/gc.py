@@ -1,0 +1,182 @@
+"""Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
+
+(a) directories of dead saves in ``staging/`` are renamed to ``trash/``, which is made durable
+(b) what is in ``trash/``, also what a gc left that was killed, is taken apart; its digests are entered into the catalog
+(c) blobs without a use whose canonical name is the last one are renamed to ``trash/``, and looked at again
+(d) ``trash/`` is made durable, they are unlinked, and their rows deleted where they still have no use
+
+Savers go on meanwhile: each batch holds the catalog for one short transaction, and no other lock that they wait for.
+What it costs follows what there is to free: candidates are listed by the catalog, ``blobs/`` is not walked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, InUse
+from ckstore.fs import files
+from ckstore.model.gc_report import GcReport, LinkedBlob, explain
+from ckstore.objects import trash
+from ckstore.objects.collector import Collector
+from ckstore.ops import reclaim
+from ckstore.ops.gc_plan import Names, next_to_free, plan_gc
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ckstore.model.retention import RetentionPolicy
+    from ckstore.ops.context import Context
+
+_BATCH = 256
+_CATALOG_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 1.0
+_START_PAUSE_S = 0.01
+_SETTLE_S = 0.5
+
+
+def gc(context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False) -> GcReport:
+    """Apply a retention policy, if one is given, then `collect`; in a dry run say what both would free."""
+    if policy is None:
+        return _dry(context, ()) if dry_run else collect(context)
+    from ckstore.ops import retain
+
+    plan = retain.plan_retention(context, policy)
+    if dry_run:
+        return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
+    retain.apply(context, plan)
+    return collect(context)
+
+
+def _dry(context: Context, dropping: Collection[tuple[str, int]]) -> GcReport:
+    return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
+
+
+def collect(context: Context) -> GcReport:
+    """Free what can be freed now, and say what could not be and why.
+
+    Raises:
+        InUse: Another gc is at work.
+        CatalogUnavailable: The catalog, which lists what may go, cannot be used.
+        CkstoreError: The system refused something. The next gc goes on with what is left.
+    """
+    context.check_writable()
+    try:
+        return _collect(context)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
+        raise CkstoreError(msg, hint="the next gc goes on where this one stopped") from error
+
+
+def _collect(context: Context) -> GcReport:
+    layout = context.layout
+    free_bytes = _free_bytes(context)
+    with _start(context) as collector:
+        swept = trash.sweep_staging(layout)
+        if swept:
+            files.sync_directory(layout.trash)
+            files.sync_directory(layout.staging)
+        failed = _empty(collector)
+        for batch in _in_batches(context.catalog.unused()):
+            gone = collector.condemn(batch)
+            reclaim.forget(context, gone, timeout_s=_CATALOG_TIMEOUT_S)
+        if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
+            collector.empty()
+        done = collector.collected
+        linked = _linked_elsewhere(context, done.linked)
+        report = GcReport(
+            freed_bytes=done.freed_bytes,
+            freed_count=done.freed_count,
+            held=tuple(done.held[digest] for digest in sorted(done.held)),
+            linked_elsewhere=linked,
+            swept_stagings=swept,
+            trash_left=tuple(trash.names_in(layout.trash)),
+            unseen_processes=done.unseen_count,
+        )
+    return _completed(context, report, free_bytes)
+
+
+def _start(context: Context) -> Collector:
+    """Return the one collector of the store.
+
+    A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
+    """
+    enter = reclaim.entering(context, timeout_s=_CATALOG_TIMEOUT_S)
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        collector = Collector.try_start(context.layout, enter)
+        if collector is not None:
+            return collector
+        if time.monotonic() > deadline:
+            msg = f"another gc is at work in {context.layout.root}"
+            raise InUse(msg, hint="wait until it is done; its lock ends with it")
+        time.sleep(_START_PAUSE_S)
+
+
+def _empty(collector: Collector) -> CkstoreError | None:
+    """Empty the trash; return the error if the catalog could take no note, so that nothing more could go."""
+    try:
+        collector.empty()
+    except (CatalogUnavailable, InUse) as error:
+        return error
+    return None
+
+
+def _in_batches(blobs: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
+    return [blobs[start : start + _BATCH] for start in range(0, len(blobs), _BATCH)]
+
+
+def _linked_elsewhere(context: Context, linked: dict[str, int]) -> tuple[LinkedBlob, ...]:
+    """Return those blobs that have names outside the store; the others belong to saves and readers at work."""
+    if not linked:
+        return ()
+    names = Names(context)
+    found = []
+    for digest, nbytes in sorted(linked.items()):
+        count = names.outside(digest)
+        if count:
+            found.append(LinkedBlob(digest, nbytes, count))
+    return tuple(found)
+
+
+def _completed(context: Context, report: GcReport, free_before_bytes: int) -> GcReport:
+    """Add what is measured afterwards."""
+    grown_bytes = _free_bytes(context) - free_before_bytes
+    deadline = time.monotonic() + _SETTLE_S
+    while grown_bytes < report.freed_bytes and time.monotonic() < deadline:  # XFS frees in the background
+        time.sleep(_START_PAUSE_S)
+        grown_bytes = _free_bytes(context) - free_before_bytes
+    idle = not (report.freed_count or report.held or report.linked_elsewhere)
+    explanation = explain(
+        (report.freed_count, report.freed_bytes),
+        report.held,
+        report.linked_elsewhere,
+        next_to_free(context) if idle else None,
+    )
+    return replace(
+        report,
+        filesystem_freed_bytes=grown_bytes,
+        dead_pack_bytes=context.catalog.dead_pack_bytes(),
+        catalog_bytes=catalog_bytes(context),
+        explanation=explanation,
+    )
+
+
+def catalog_bytes(context: Context) -> int:
+    """Return the size of the catalog and its log on disk."""
+    total = 0
+    for suffix in ("", "-wal"):
+        try:
+            total += os.stat(f"{context.catalog.path}{suffix}").st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def _free_bytes(context: Context) -> int:
+    status = os.statvfs(context.layout.root)
+    return status.f_bfree * status.f_frsize

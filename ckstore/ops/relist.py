@@ -1,0 +1,77 @@
+"""Find blobs in ``blobs/`` that the catalog does not know: a power cut can bring names back that were removed.
+
+A name that was removed and not made durable may be there again after the machine starts, when the catalog has
+forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is made
+anew. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.model.digest import is_digest
+from ckstore.objects.trash import names_in
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+_EVENT = "blobs-listed"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BATCH = 5000
+
+
+def list_blobs_after_boot(context: Context, *, timeout_s: float) -> None:
+    """Have gc look at every blob without a use, if that was not done since the machine started.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
+    """
+    boot_id = _boot_id()
+    event = context.catalog.last_event(_EVENT)
+    if event is not None and event.get("boot_id") == boot_id:
+        return
+    count = list_blobs(context, timeout_s=timeout_s)
+    context.catalog.record_event(_EVENT, {"boot_id": boot_id, "unused_count": count}, timeout_s=timeout_s)
+
+
+def list_blobs(context: Context, *, timeout_s: float) -> int:
+    """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used.
+    """
+    count = 0
+    batch: list[Path] = []
+    for fan in names_in(context.layout.blobs):
+        folder = context.layout.blobs / fan
+        if folder.is_dir() and not folder.is_symlink():
+            batch += [folder / name for name in names_in(folder) if is_digest(name)]
+        if len(batch) >= _BATCH:
+            count += _enter(context, batch, timeout_s)
+            batch = []
+    return count + _enter(context, batch, timeout_s)
+
+
+def _enter(context: Context, paths: list[Path], timeout_s: float) -> int:
+    if not paths:
+        return 0
+    without_use = context.catalog.without_use([path.name for path in paths])
+    unused = []
+    for path in paths:
+        if path.name in without_use:
+            try:
+                unused.append((path.name, os.stat(path, follow_symlinks=False).st_size))
+            except FileNotFoundError:  # somebody freed it meanwhile
+                continue
+    if unused:
+        context.catalog.add_candidates(unused, timeout_s=timeout_s)
+    return len(unused)
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:  # not told here: then it is listed once, as after one start
+        return "unknown"
