@@ -12,26 +12,42 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
     from ckstore.model.info import CheckpointInfo
+    from ckstore.model.pins import Pin
+    from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
+    from ckstore.model.retention_report import RetentionReport
+    from ckstore.model.tag import Tag
     from ckstore.ops.load import LoadReport
     from ckstore.ops.open_checkpoint import OpenCheckpoint
     from ckstore.store import Store, open_checkpoint
 
 __all__ = [
+    "Best",
     "CheckpointInfo",
     "CkstoreError",
     "LoadReport",
     "OpenCheckpoint",
+    "Pin",
+    "RetentionPlan",
+    "RetentionPolicy",
+    "RetentionReport",
     "Store",
+    "Tag",
     "__version__",
     "open_checkpoint",
 ]
 
 _HOMES = {
+    "Best": "ckstore.model.retention",
     "CheckpointInfo": "ckstore.model.info",
     "CkstoreError": "ckstore.errors",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
+    "Pin": "ckstore.model.pins",
+    "RetentionPlan": "ckstore.model.retention",
+    "RetentionPolicy": "ckstore.model.retention",
+    "RetentionReport": "ckstore.model.retention_report",
     "Store": "ckstore.store",
+    "Tag": "ckstore.model.tag",
     "open_checkpoint": "ckstore.store",
 }
 

@@ -12,11 +12,15 @@ from ckstore.ops.failing import only_ckstore_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime, timedelta
     from types import TracebackType
 
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
-    from ckstore.model.retention import RetentionPolicy
+    from ckstore.model.pins import Pin
+    from ckstore.model.retention import RetentionPlan, RetentionPolicy
+    from ckstore.model.retention_report import RetentionReport
     from ckstore.model.settings import StoreSettings
+    from ckstore.model.tag import Tag
     from ckstore.objects.publish import IfExists
     from ckstore.ops.load import LoadReport, Select
     from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
@@ -284,7 +288,7 @@ class Store:
         """Delete a checkpoint durably and free the bytes that only it used.
 
         Raises:
-            InUse: It is open for reading, or a tag names it.
+            InUse: It is open for reading, a tag names it, or it is pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
         from ckstore.ops.delete import delete
@@ -330,6 +334,154 @@ class Store:
         from ckstore.fs.holders import deleted_but_open
 
         return deleted_but_open(self.path.stat().st_dev)
+
+    @only_ckstore_errors
+    def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
+        """Give a checkpoint a name, durably; a tag that exists moves. What has a tag is never dropped.
+
+        Raises:
+            BadInput: `name` cannot be a tag.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            InUse: Somebody is taking it apart.
+        """
+        from ckstore.ops.tags import tag
+
+        info = self.info(ref)
+        tag(self._context, name, info)
+        return self.info(info)
+
+    @only_ckstore_errors
+    def untag(self, name: str) -> None:
+        """Take a tag away, durably; the checkpoint stays.
+
+        Raises:
+            NoSuchRef: There is no such tag.
+        """
+        from ckstore.ops.tags import untag
+
+        untag(self._context, name)
+
+    @only_ckstore_errors
+    def tags(self) -> list[Tag]:
+        """Return all tags by name; those that dangle say so."""
+        from ckstore.ops.tags import tags
+
+        return tags(self._context)
+
+    @only_ckstore_errors
+    def pin(self, ref: RefLike, reason: str, expires: str | float | timedelta | datetime | None = None) -> Pin:
+        """Protect a checkpoint from retention and `delete`, durably.
+
+        Args:
+            ref: Which checkpoint. Whatever is saved to its run and step later is protected as well.
+            reason: Why; shown wherever it is kept because of the pin.
+            expires: ``36h``, ``7d`` and the like, seconds, or a datetime with a time zone; None: never.
+
+        Raises:
+            BadInput: `reason` or `expires` cannot be.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            InUse: Somebody is taking it apart.
+        """
+        from ckstore.ops.pins import pin
+
+        return pin(self._context, self.info(ref), reason, expires)
+
+    @only_ckstore_errors
+    def unpin(self, ref: RefLike | Pin) -> list[str]:
+        """Remove one pin, by its name, or all pins of a checkpoint; return their names.
+
+        Raises:
+            NoSuchRef: There is no such pin, or the checkpoint has none.
+        """
+        from ckstore.ops.pins import unpin
+
+        return unpin(self._context, ref)
+
+    @only_ckstore_errors
+    def pins(self) -> list[Pin]:
+        """Return all pins in the order in which they were made; those that expired or dangle say so.
+
+        Raises:
+            BadInput: A pin cannot be read; nothing is dropped until it is repaired or removed.
+        """
+        from ckstore.ops.pins import pins
+
+        return pins(self._context)
+
+    @only_ckstore_errors
+    def annotate(
+        self, ref: RefLike, metrics: Mapping[str, Any] | None = None, note: str | None = None
+    ) -> CheckpointInfo:
+        """Add metrics (of an evaluation, say) and a note to a checkpoint, durably; retention goes by them.
+
+        A metric that the checkpoint has already gets the new value. Of two who annotate at once, nobody's words are
+        lost.
+
+        Returns:
+            What the store says about it now.
+
+        Raises:
+            BadInput: A metric is no number, or there is nothing to add.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            InUse: Somebody is taking it apart.
+        """
+        from ckstore.ops.annotate import annotate
+
+        return annotate(self._context, self.info(ref), metrics, note)
+
+    @property
+    def retention(self) -> RetentionPolicy | None:
+        """The policy that is kept in the store and applied after each save; None if there is none.
+
+        Raises:
+            BadInput: It cannot be read, or has a rule that this ckstore does not know.
+        """
+        from ckstore.ops.config import retention_of
+
+        return only_ckstore_errors(retention_of)(self._context)
+
+    @only_ckstore_errors
+    def set_retention(self, policy: RetentionPolicy | None) -> None:
+        """Keep a policy in the store, durably, in place of the one before; None: keep everything.
+
+        From now on it is applied to a run after each save to it, by every process, and what it drops is freed. What
+        there is now stays until then; ``apply(plan_retention())`` does it at once.
+
+        Raises:
+            BadInput: The settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_retention
+
+        set_retention(self._context, policy)
+
+    @only_ckstore_errors
+    def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:
+        """Say which checkpoints a policy keeps and drops now, and why; nothing is changed.
+
+        Args:
+            policy: None: the one that is kept in the store.
+            run: Only this one; None: each run by itself.
+
+        Raises:
+            BadInput: There is no policy, or a pin cannot be read.
+        """
+        from ckstore.ops.retain import plan_retention
+
+        return plan_retention(self._context, policy, run)
+
+    @only_ckstore_errors
+    def apply(self, plan: RetentionPlan) -> RetentionReport:
+        """Drop the checkpoints that a plan drops, durably, unless something speaks against it by now.
+
+        Tags, pins, readers and the newest valid checkpoint are looked at again for each. Space is given back by gc.
+
+        Raises:
+            SaveFailed: The store cannot be written.
+            BadInput: A pin cannot be read.
+        """
+        from ckstore.ops.retain import apply
+
+        return apply(self._context, plan)
 
     def close(self) -> None:
         """Nothing is held open between calls; this is for symmetry."""

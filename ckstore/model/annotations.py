@@ -9,21 +9,13 @@ from typing import Any
 from ckstore.errors import BadInput
 from ckstore.model.describe import describe
 from ckstore.model.document import check_created, check_version, parse_object, refuse, shown
+from ckstore.model.info import Note
 from ckstore.model.manifest import canonical_json, encode_metric
 from ckstore.model.manifest_read import read_metrics
 from ckstore.model.nodes import fits_json
 
 ANNOTATIONS_VERSION = 1
-ANNOTATIONS_MAX_BYTES = 16 * 2**20
 _FORMAT = "ckstore-annotations"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A note on a checkpoint: when it was written (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and what it says."""
-
-    created: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

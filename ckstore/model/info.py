@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A note on a checkpoint: when it was written (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and what it says."""
+
+    created: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """One published checkpoint.
 
@@ -26,9 +34,12 @@ class CheckpointInfo:
         leaf_count: Tensors, arrays and other values kept as bytes.
         content: Says whether two checkpoints hold the same.
         parent: Id of the checkpoint that this one continues, or None.
+        metrics: Name -> number; those of `Store.annotate` come before those of the save.
+        notes: Notes of `Store.annotate`, in the order in which they were written.
         tags: Tags that name it when this was read.
         durable: False if it lies on a filesystem that cannot keep it through a power cut.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
+        warnings: From the save that returned this: what went wrong after the checkpoint was durable.
     """
 
     id: str
@@ -48,6 +59,8 @@ class CheckpointInfo:
     tags: tuple[str, ...] = ()
     durable: bool = True
     catalogued: bool = True
+    notes: tuple[Note, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -199,6 +199,16 @@ class PlanEntry:
     reasons: tuple[str, ...]
     relied_on: bool = False
 
+    @property
+    def run(self) -> str:
+        """Its run."""
+        return self.info.run
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        return self.info.step
+
     def __str__(self) -> str:
         return f"{self.info.name} {'kept' if self.keep else 'dropped'} because {'; '.join(self.reasons)}"
 

@@ -19,7 +19,7 @@ def duration_s(value: object, what: str) -> float:
     """Return a duration in seconds.
 
     Args:
-        value: Seconds, or text: a number and one of s, m (minutes), h, d, w.
+        value: Seconds, a timedelta, or text: a number and one of s, m (minutes), h, d, w.
         what: What it is for, for messages.
 
     Raises:
@@ -28,6 +28,8 @@ def duration_s(value: object, what: str) -> float:
     if isinstance(value, str):
         match = _DURATION.match(value)
         seconds = float(match[1]) * _UNIT_S[match[2]] if match else math.nan
+    elif isinstance(value, timedelta):
+        seconds = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value) if abs(value) <= _MOST_S else math.nan
     else:

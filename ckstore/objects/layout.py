@@ -27,20 +27,21 @@ class Layout:
     blobs: Path = field(init=False)
     checkpoints: Path = field(init=False)
     refs: Path = field(init=False)
+    pins: Path = field(init=False)
     staging: Path = field(init=False)
     trash: Path = field(init=False)
 
     def __post_init__(self) -> None:
         for name, file in (("settings", "store.json"), ("config", "config.json")):
             object.__setattr__(self, name, self.root / file)
-        for name in ("blobs", "checkpoints", "refs", "staging", "trash"):
+        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash"):
             object.__setattr__(self, name, self.root / name)
 
     @property
     def directories(self) -> tuple[Path, ...]:
         """Every directory that a store has from the start."""
-        extra = (self.root / name for name in ("pins", "quarantine", "reserve"))
-        return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, *extra)
+        extra = (self.root / name for name in ("quarantine", "reserve"))
+        return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, self.pins, *extra)
 
     def blob(self, digest: str) -> Path:
         """Return the canonical name of a blob."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable, PieceLocation
-from ckstore.errors import SaveFailed
+from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
+from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import look
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Context:
         last_sequence: Greatest sequence number that this process gave.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
-        problems: Directories that look like checkpoints and are none: path -> what is wrong.
+        problems: What the user should know: directories that look like checkpoints and are none, annotations that
+            cannot be read, retention that failed.
         broken: Why this process must not write to the store any more; empty if it may.
     """
 
@@ -86,3 +88,22 @@ def tags_by_checkpoint(layout: Layout) -> dict[tuple[str, int], tuple[str, ...]]
     for tag, target in sorted(layout.tags().items()):
         by_checkpoint[target] = (*by_checkpoint.get(target, ()), tag)
     return by_checkpoint
+
+
+def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return `info` with the metrics and notes that were added to the checkpoint; what cannot be read is a problem."""
+    key = annotation_problem(info)
+    try:
+        found = read_annotations(context.layout.checkpoint(info.run, info.step))
+    except (CkstoreError, OSError) as error:
+        context.problems[key] = f"what was added to {info.name} is left aside: {error}"
+        return info
+    context.problems.pop(key, None)
+    if found is None:
+        return info
+    return replace(info, metrics={**info.metrics, **found.metrics}, notes=found.notes)
+
+
+def annotation_problem(info: CheckpointInfo) -> str:
+    """Return the key in `Context.problems` of what is wrong with the annotations of a checkpoint."""
+    return f"annotations of {info.name}"

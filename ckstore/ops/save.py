@@ -6,6 +6,7 @@
 4. write the manifest; make the staging directory durable
 5. rename it into place; make the parents durable: committed        (objects.publish)
 6. tags, catalog; then the save is acknowledged
+7. the retention policy of the store, if it has one                 (ops.retain)
 
 Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
 the rename on the save does not fail any more; what is left undone then is done by the next opener.
@@ -29,9 +30,9 @@ from ckstore.model.published import Published
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
-from ckstore.ops import reclaim
+from ckstore.ops import reclaim, retain
 from ckstore.ops.admission import check_space
-from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.failing import describe_os_error
 from ckstore.ops.packing import state_changed
 from ckstore.ops.tags import write_tag
@@ -106,8 +107,9 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
     context.continued[manifest.run] = manifest_id
-    info = CheckpointInfo.of(manifest, manifest_id, tags=tags)
-    return replace(info, durable=context.durable, catalogued=catalogued)
+    info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
+    warnings = retain.after_save(context, manifest.run)
+    return replace(info, durable=context.durable, catalogued=catalogued, warnings=warnings)
 
 
 def _stage_and_publish(

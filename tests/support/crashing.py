@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,11 @@ def run_and_kill(work: Callable[[], object], *, at: int, before: bool) -> bool:
 
 
 def _arm(at: int, before: bool) -> None:
-    calls = 0
+    calls = itertools.count(1)  # one step even for several threads: two of them must not skip the chosen call
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            mine = calls == at
+            mine = next(calls) == at
             if mine and before:
                 os._exit(KILLED)
             result = original(*args, **kwargs)

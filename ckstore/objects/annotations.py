@@ -1,0 +1,51 @@
+"""The file ``annotations.json`` of a checkpoint. Source: docs/format/v1.md, "annotations.json"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.fs import files
+from ckstore.objects import small
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.fs.locks import DirectoryLock
+    from ckstore.model.annotations import Annotations
+    from ckstore.objects.layout import Layout
+
+ANNOTATIONS = "annotations.json"
+_MAX_BYTES = 16 * 2**20
+
+
+def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotations | None:
+    """Return what was added to the checkpoint in `directory`, or in the open directory `dir_fd`; None if nothing was.
+
+    Raises:
+        CkstoreError: The file is damaged, or a newer ckstore wrote it.
+        OSError: It cannot be read.
+    """
+    path = directory / ANNOTATIONS
+    try:
+        data = files.read_file(path if dir_fd is None else ANNOTATIONS, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    from ckstore.model.annotations import parse_annotations
+
+    return parse_annotations(data, str(path))
+
+
+def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: Annotations) -> Annotations:
+    """Add to what the locked checkpoint has, durably and in one step; return all of it.
+
+    Of two who do so at once, both are kept.
+
+    Raises:
+        CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
+        OSError: It could not be written.
+    """
+    with small.changing(layout):
+        present = read_annotations(directory, dir_fd=lock.fd)
+        together = more if present is None else present.with_more(more)
+        small.replace_file(lock.fd, ANNOTATIONS, together.render())
+    return together

@@ -1,0 +1,69 @@
+"""The files in ``pins/``. Source: docs/format/v1.md, "Pins"."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links
+from ckstore.model.pins import Pin, file_name, parse_pin, pin_name
+from ckstore.objects import small
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+
+_PIN_MAX_BYTES = 2**20
+
+
+def read_pins(layout: Layout) -> list[Pin]:
+    """Return every pin, expired ones too, by name.
+
+    Raises:
+        CkstoreError: One cannot be read: nobody knows what it protects.
+    """
+    try:
+        names = sorted(name for entry in os.listdir(layout.pins) if (name := pin_name(entry)) is not None)
+    except FileNotFoundError:
+        return []
+    return [pin for name in names if (pin := _read(layout, name)) is not None]
+
+
+def _read(layout: Layout, name: str) -> Pin | None:
+    path = layout.pins / file_name(name)
+    try:
+        return parse_pin(files.read_file(path, most_bytes=_PIN_MAX_BYTES), name, str(path))
+    except FileNotFoundError:  # unpinned meanwhile
+        return None
+    except CkstoreError as error:
+        if not error.hint:
+            error.hint = f"nothing is deleted while it is unknown what this pin protects; unpin({name!r}) removes it"
+        raise
+
+
+def write_pin(layout: Layout, pin: Pin) -> None:
+    """Write the file of a new pin, durably. The caller holds what is pinned locked for use.
+
+    Raises:
+        InUse: Others write to the store all the time.
+        OSError: It is not pinned or, if only the directory could not be made durable, perhaps it is.
+    """
+    links.make_directory(layout.pins)
+    with small.changing(layout), files.opened(layout.pins, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        small.replace_file(fd, file_name(pin.name), pin.render())
+
+
+def remove_pin(layout: Layout, name: str) -> bool:
+    """Remove a pin durably, whatever its file says; False if there is none.
+
+    Raises:
+        OSError: It could not be removed, or perhaps comes back after a power cut.
+    """
+    if pin_name(file_name(name)) is None:
+        return False
+    try:
+        links.unlink(layout.pins / file_name(name))
+    except FileNotFoundError:
+        return False
+    files.sync_directory(layout.pins)
+    return True

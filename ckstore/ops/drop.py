@@ -1,0 +1,118 @@
+"""Drop one checkpoint: rename it to trash, durably. Nothing is unlinked here; gc does that."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import InUse
+from ckstore.fs import files, locks
+from ckstore.model.digest import is_digest
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import id_at, look
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.pins import read_pins
+from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.hold import gone
+
+if TYPE_CHECKING:
+    from ckstore.model.info import CheckpointInfo
+    from ckstore.model.pins import Pin
+    from ckstore.model.published import Published
+
+_CATALOG_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was dropped.
+
+    Attributes:
+        digests: The blobs that it named.
+        catalogued: Whether the catalog knows; if not, the next opener tells it.
+    """
+
+    digests: tuple[str, ...]
+    catalogued: bool
+
+
+def make_kept_durable(context: Context, run: str) -> None:
+    """Make the checkpoints of a run as durable as those are gone that are dropped for them (rule F).
+
+    Raises:
+        OSError: Nothing of the run may be dropped.
+    """
+    files.sync_directory(context.layout.checkpoints / run)
+    files.sync_directory(context.layout.checkpoints)
+
+
+def drop(context: Context, info: CheckpointInfo) -> Dropped:
+    """Move a checkpoint that nobody uses, tags or pins to trash, durably; `make_kept_durable` goes before.
+
+    Raises:
+        InUse: It is open for reading, or has a tag or an unexpired pin.
+        NoSuchRef: It is gone, or another checkpoint has taken its place.
+        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        OSError: The system refused; it may or may not come back after a power cut.
+    """
+    layout = context.layout
+    path = layout.checkpoint(info.run, info.step)
+    lock = locks.try_exclusive(path)
+    if lock is None:
+        if not path.is_dir():
+            raise gone(info)
+        msg = f"{info.name} is open for reading by somebody"
+        raise InUse(msg, hint="close it there, then delete again")
+    with lock:
+        _check(context, info)
+        if id_at(path) != info.id:
+            raise gone(info)
+        digests = tuple(name for name in os.listdir(path / BLOBS) if is_digest(name))
+        try:
+            trash.move_to_trash(layout, path, lock)
+        except FileNotFoundError:  # a saver put another one there at this moment
+            raise gone(info) from None
+        files.sync_directory(layout.trash)
+        files.sync_directory(path.parent)
+    return Dropped(digests, catalogued=_reconcile(context, info))
+
+
+def _reconcile(context: Context, info: CheckpointInfo) -> bool:
+    """Make the catalog equal to the directory: a saver may have published that step again by now."""
+
+    def look_at(run: str, step: int) -> Published | None:
+        return look(context.layout, run, step).published
+
+    try:
+        context.catalog.reconcile([(info.run, info.step)], look_at, timeout_s=_CATALOG_TIMEOUT_S)
+    except (CatalogUnavailable, InUse, OSError):  # the next opener does it
+        return False
+    return True
+
+
+def _check(context: Context, info: CheckpointInfo) -> None:
+    """Look at the rules again, now that nobody can tag or pin it any more."""
+    tags = tags_by_checkpoint(context.layout).get((info.run, info.step))
+    if tags:
+        msg = f"{info.name} has the tag {', '.join(tags)}"
+        raise InUse(msg, hint="remove the tag first")
+    pins = pins_by_checkpoint(context, datetime.now(UTC)).get((info.run, info.step))
+    if pins:
+        msg = f"{info.name} is pinned: {'; '.join(str(pin) for pin in pins)}"
+        raise InUse(msg, hint="unpin it first")
+
+
+def pins_by_checkpoint(context: Context, now: datetime) -> dict[tuple[str, int], tuple[Pin, ...]]:
+    """Return the unexpired pins of every checkpoint that has some.
+
+    Raises:
+        CkstoreError: One cannot be read.
+    """
+    found: dict[tuple[str, int], tuple[Pin, ...]] = {}
+    for pin in read_pins(context.layout):
+        if not pin.expired(now):
+            found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)
+    return found

@@ -1,0 +1,176 @@
+"""Retention at work: look at what is there, plan, and drop what the plan drops. The rules are in `model.retention`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
+from ckstore.fs import locks
+from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
+from ckstore.model.retention_report import RetentionReport, Skipped
+from ckstore.ops.config import retention_of
+from ckstore.ops.context import annotation_problem
+from ckstore.ops.drop import drop, make_kept_durable, pins_by_checkpoint
+from ckstore.ops.failing import describe_os_error
+from ckstore.ops.find import infos
+from ckstore.ops.validity import why_not_valid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.model.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+PROBLEM = "retention"
+_GUARD_TIMEOUT_S = 1.0
+
+
+def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | None = None) -> RetentionPlan:
+    """Say what a policy keeps and drops now, and why; nothing is changed.
+
+    Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
+    all would cost time with every save.
+
+    Args:
+        context: The store.
+        policy: None: the one of the store.
+        run: None: all runs.
+
+    Raises:
+        BadInput: There is no policy; `run` is no run name.
+        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        OSError: The system refused.
+    """
+    if policy is None:
+        policy = retention_of(context)
+    if policy is None:
+        msg = f"{context.layout.root} has no retention policy"
+        raise BadInput(msg, hint="give one, or keep one in the store with set_retention()")
+    now = datetime.now(UTC)
+    history = _history(context, now, run)
+    looked_at: set[tuple[str, bool]] = set()
+    while True:
+        made = plan(policy, list(history.values()), now)
+        unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
+        unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
+        if not unsure:
+            return made
+        for info, relied_on in unsure:
+            looked_at.add((info.name, relied_on))
+            facts = history[info.name]
+            if relied_on:
+                history[info.name] = replace(facts, damage=why_not_valid(context, info))
+            else:
+                history[info.name] = replace(facts, in_use=_in_use(context, info))
+
+
+def _history(context: Context, now: datetime, run: str | None) -> dict[str, Candidate]:
+    pins = pins_by_checkpoint(context, now)
+    return {
+        info.name: Candidate(
+            info=info,
+            tags=info.tags,
+            pins=tuple(str(pin) for pin in pins.get((info.run, info.step), ())),
+            doubt=context.problems.get(annotation_problem(info), ""),
+        )
+        for info in infos(context, run)
+    }
+
+
+def _in_use(context: Context, info: CheckpointInfo) -> bool:
+    path = context.layout.checkpoint(info.run, info.step)
+    lock = locks.try_exclusive(path)
+    if lock is None:
+        return path.is_dir()
+    lock.release()
+    return False
+
+
+def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
+    """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
+
+    Each checkpoint is looked at again while nobody else can use it: tags, pins, its id, and that a valid one of its
+    run stays, which is held meanwhile.
+
+    Raises:
+        SaveFailed: The store cannot be written.
+        CkstoreError: A pin cannot be read.
+        OSError: The system refused. Those before it were dropped, those after it were not.
+    """
+    context.check_writable()
+    dropped: list[CheckpointInfo] = []
+    skipped: list[Skipped] = []
+    for run in dict.fromkeys(entry.info.run for entry in to_do.dropped):
+        make_kept_durable(context, run)
+        kept = [entry.info for entry in to_do.kept if entry.info.run == run]
+        with ExitStack() as guarded:
+            guard = _hold_newest_valid(context, kept, guarded)
+            for info in (entry.info for entry in to_do.dropped if entry.info.run == run):
+                reason = _try_drop(context, info, guard)
+                if reason:
+                    skipped.append(Skipped(info, reason))
+                else:
+                    dropped.append(info)
+    return RetentionReport(dropped=tuple(dropped), skipped=tuple(skipped))
+
+
+def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
+    """Lock the newest of the kept checkpoints that is valid now for use, so that nobody drops it meanwhile."""
+    for info in sorted(kept, key=lambda info: info.order, reverse=True):
+        try:
+            lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)
+        except (FileNotFoundError, InUse):
+            continue
+        guarded.enter_context(lock)
+        if not why_not_valid(context, info):
+            return info
+        lock.release()
+    return None
+
+
+def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | None) -> str:
+    """Drop one checkpoint; return why not, or an empty string."""
+    if guard is None:
+        return f"no checkpoint of the run {info.run} that the plan keeps is there and valid any more"
+    if info.order > guard.order and not why_not_valid(context, info):
+        return f"it is the newest valid one of the run {info.run} now"
+    try:
+        drop(context, info)
+    except (InUse, NoSuchRef) as error:
+        return error.message
+    return ""
+
+
+def after_save(context: Context, run: str) -> tuple[str, ...]:
+    """Apply the policy of the store to a run and collect; return what went wrong, since the save is done already."""
+    try:
+        problem = _keep_policy(context, run)
+    except (CkstoreError, OSError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        problem = f"the checkpoint is saved, but retention of the run {run} failed after it: {why}"
+    if not problem:
+        context.problems.pop(PROBLEM, None)
+        return ()
+    context.problems[PROBLEM] = problem
+    return (problem,)
+
+
+def _keep_policy(context: Context, run: str) -> str:
+    """Apply and collect; return what the user should know, or an empty string."""
+    policy = retention_of(context)
+    if policy is None:
+        return ""
+    from ckstore.ops.gc import collect
+
+    apply(context, plan_retention(context, policy, run))
+    try:
+        held = collect(context).held
+    except InUse:  # another gc is at work, or the next one does it
+        return ""
+    if not held:
+        return ""
+    nbytes = sum(blob.nbytes for blob in held)
+    return f"retention left {nbytes} bytes in {len(held)} blobs, which somebody has open; gc names who"

@@ -1,0 +1,388 @@
+"""Retention in a store: plans that are carried out, with readers, pins, tags, damage and failures in between."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ckstore import Best, RetentionPolicy, Store
+from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, SaveFailed
+from ckstore.fs import files, links
+from tests.support.crashing import run_and_kill
+from tests.support.requirements import CRASH_FULL
+from tests.support.stores import check_links, check_store, disk_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MIB = 2**20
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"w": np.full(MIB + 10, value, dtype=np.uint8), "small": np.arange(value, value + 5)}
+
+
+def fill(store: Store, steps: Iterable[int], run: str = "main", **metrics: float) -> None:
+    for step in steps:
+        store.save(state(step % 200), step, run, metrics=metrics)
+
+
+def steps(store: Store, run: str = "main") -> list[int]:
+    return [info.step for info in store.checkpoints(run)]
+
+
+def test_what_the_plan_drops_is_dropped_and_the_rest_loads(store: Store) -> None:
+    fill(store, range(6))
+    policy = RetentionPolicy(keep_last=2, keep_every=3)
+
+    plan = store.plan_retention(policy)
+    report = store.apply(plan)
+
+    assert [info.step for info in report.dropped] == [entry.step for entry in plan.dropped] == [1, 2]
+    assert report.skipped == ()
+    assert steps(store) == [0, 3, 4, 5]
+    assert all(np.array_equal(store.load(step)["w"], state(step)["w"]) for step in steps(store))
+
+
+def test_a_plan_changes_nothing(store: Store) -> None:
+    fill(store, range(3))
+    before = sorted(str(path) for path in store.path.rglob("*") if not path.name.startswith("catalog.db"))
+
+    store.plan_retention(RetentionPolicy(keep_last=1))
+
+    after = sorted(str(path) for path in store.path.rglob("*") if not path.name.startswith("catalog.db"))
+    assert after == before
+
+
+def test_each_run_is_looked_at_by_itself(store: Store) -> None:
+    fill(store, range(3), "a")
+    fill(store, range(10, 12), "b")
+
+    store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    assert (steps(store, "a"), steps(store, "b")) == ([2], [10, 11])
+
+    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    assert (steps(store, "a"), steps(store, "b")) == ([2], [11])
+
+
+def test_dropping_unlinks_nothing_until_gc(store: Store) -> None:
+    fill(store, range(3))
+    before = disk_bytes(store.path)
+
+    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+
+    assert disk_bytes(store.path) == before
+    check_links(store.path)
+    Store.open(store.path)
+
+
+def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
+    fill(store, range(5))
+    store.tag("paper", 0)
+    store.pin(1, "figure 3")
+    store.pin(2, "until yesterday", expires=timedelta(microseconds=1))
+
+    with store.open_checkpoint(3):
+        plan = store.plan_retention(RetentionPolicy(keep_last=1))
+        report = store.apply(plan)
+
+    said = {entry.step: str(entry) for entry in plan.entries}
+    assert "it has the tag paper" in said[0]
+    assert "it is pinned: figure 3" in said[1]
+    assert "dropped" in said[2]
+    assert "it is open for reading" in said[3]
+    assert [info.step for info in report.dropped] == [2]
+    assert steps(store) == [0, 1, 3, 4]
+
+
+def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store) -> None:
+    fill(store, range(5))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    store.tag("paper", 0)
+    store.pin(1, "figure 3")
+
+    with store.open_checkpoint(2):
+        report = store.apply(plan)
+
+    assert [info.step for info in report.dropped] == [3]
+    reasons = {skipped.info.step: skipped.reason for skipped in report.skipped}
+    assert "has the tag paper" in reasons[0]
+    assert "is pinned: figure 3" in reasons[1]
+    assert "open for reading" in reasons[2]
+
+
+def test_a_step_that_was_saved_anew_since_the_plan_is_another_checkpoint(store: Store) -> None:
+    fill(store, range(3))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    store.save(state(77), 0, if_exists="replace")
+
+    report = store.apply(plan)
+
+    assert [info.step for info in report.dropped] == [1]
+    assert "not there any more" in report.skipped[0].reason
+    assert np.array_equal(store.load("main@0")["w"], state(77)["w"])
+
+
+def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
+    fill(store, range(3))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    store.delete(2)
+
+    report = store.apply(plan)
+
+    assert report.dropped == ()
+    assert all("there and valid any more" in skipped.reason for skipped in report.skipped)
+    assert steps(store) == [0, 1]
+
+
+def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> None:
+    fill(store, range(4))
+    blob = max((store.directory_of(3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    os.utime(blob, ns=(1, 1))  # as somebody who writes into it would
+
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+
+    said = {entry.step: str(entry) for entry in plan.entries}
+    assert "kept because it is the newest valid one of the run main" in said[2]
+    assert "takes no place, since it is damaged" in said[3]
+    assert [entry.step for entry in plan.dropped] == [0, 1]
+    os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+
+
+def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> None:
+    fill(store, range(3))
+    blob = max((store.directory_of(2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    os.utime(blob, ns=(1, 1))
+    plan = store.plan_retention(RetentionPolicy(keep_every=1000))
+    assert [entry.step for entry in plan.dropped] == [2]
+    os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+
+    report = store.apply(plan)
+
+    assert report.dropped == ()
+    assert "newest valid one" in report.skipped[0].reason
+
+
+def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
+    fill(store, range(4), loss=1.0)
+    store.annotate(1, metrics={"bleu": 40.0})
+    store.annotate(2, metrics={"bleu": 30.0})
+
+    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+
+    assert steps(store) == [1, 3]
+
+
+def test_a_checkpoint_whose_annotations_cannot_be_read_stays(store: Store) -> None:
+    fill(store, range(3))
+    (store.directory_of(0) / "annotations.json").write_text("{")
+
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+
+    assert [entry.step for entry in plan.dropped] == [1]
+    assert any("annotations.json" in warning for warning in store.warnings)
+
+
+def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
+    fill(store, range(3))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    pin = store.pin(0, "important")
+    (store.path / "pins" / f"{pin.name}.json").write_text('{"format": "ckstore-pin"')
+
+    with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes it"):
+        store.plan_retention(RetentionPolicy(keep_last=1))
+    with pytest.raises(BadInput):
+        store.apply(plan)
+    with pytest.raises(BadInput):
+        store.delete(1)
+    assert steps(store) == [0, 1, 2]
+
+    store.unpin(pin.name)
+    store.delete(1)
+
+
+def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> None:
+    fill(store, range(2))
+    readonly = Store.open(store.path, readonly=True)
+
+    plan = readonly.plan_retention(RetentionPolicy(keep_last=1))
+
+    with pytest.raises(SaveFailed, match="reading only"):
+        readonly.apply(plan)
+
+
+# ------------------------------------------------------------------------------------- the policy of a store
+
+
+def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store) -> None:
+    policy = RetentionPolicy(keep_last=2, keep_best=[Best("loss"), Best("acc", "max", 2)], keep_within=0.000001)
+    assert Store.open(store.path).retention is None
+
+    store.set_retention(policy)
+
+    assert Store.open(store.path).retention == store.retention == policy
+    for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
+        info = Store.open(store.path).save(state(step), step, metrics={"loss": loss})
+        assert info.warnings == ()
+    assert steps(store) == [1, 3, 4]
+    store.set_retention(None)
+    fill(store, [5])
+    assert Store.open(store.path).retention is None
+    assert steps(store) == [1, 3, 4, 5]
+
+
+def test_what_a_save_drops_is_freed(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=1))
+
+    sizes = []
+    for step in range(5):
+        fill(store, [step])
+        sizes.append(disk_bytes(store.path))
+
+    assert len(set(sizes)) == 1
+    assert os.listdir(store.path / "trash") == []
+
+
+def test_other_settings_and_runs_stay_when_a_policy_is_set(store: Store) -> None:
+    (store.path / "config.json").write_text(
+        '{"format": "ckstore-config", "version": 1, "reserve_bytes": 7, "odd": {"$float": "nan"}}'
+    )
+    fill(store, range(2), "other")
+
+    store.set_retention(RetentionPolicy(keep_last=1))
+    fill(store, range(2))
+
+    kept = json.loads((store.path / "config.json").read_text())
+    assert (kept["reserve_bytes"], kept["odd"], kept["retention"]) == (7, {"$float": "nan"}, {"keep_last": 1})
+    assert (steps(store), steps(store, "other")) == ([1], [0, 1])
+
+
+@pytest.mark.parametrize(
+    "config,error",
+    [
+        ("{", BadInput),
+        ('{"format": "ckstore-config", "version": 1, "retention": {"keep_monthly": 1}}', BadInput),
+        ('{"format": "ckstore-config", "version": 2}', NewerFormat),
+    ],
+)
+def test_a_policy_that_cannot_be_understood_is_not_applied_and_the_save_says_so(
+    store: Store, config: str, error: type[Exception]
+) -> None:
+    fill(store, range(2))
+    (store.path / "config.json").write_text(config)
+
+    info = store.save(state(2), 2)
+
+    assert steps(store) == [0, 1, 2]
+    assert "config.json" in info.warnings[0]
+    assert info.warnings[0] in store.warnings
+    with pytest.raises(error):
+        _ = store.retention
+
+
+@pytest.mark.parametrize("call", ["sync_directory", "rename"])
+def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_works(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    fill(store, range(2))
+    store.set_retention(RetentionPolicy(keep_last=1))
+    module: Any = files if call == "sync_directory" else links
+    original = getattr(module, call)
+
+    def failing(*paths: Any, **options: Any) -> Any:
+        if "trash" in str(paths[-1]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(paths[-1]))
+        return original(*paths, **options)
+
+    monkeypatch.setattr(module, call, failing)
+    info = store.save(state(2), 2)
+    monkeypatch.undo()
+
+    assert (
+        "the checkpoint is saved, but retention of the run main failed after it: Input/output error" in info.warnings[0]
+    )
+    assert info.warnings[0] in store.warnings
+    assert np.array_equal(store.load(2)["w"], state(2)["w"])
+    assert store.save(state(3), 3).warnings == ()
+    assert not any("retention of the run" in warning for warning in store.warnings)
+    assert steps(store) == [3]
+
+
+def test_a_save_with_a_step_below_the_others_stays_and_is_the_newest(store: Store) -> None:
+    fill(store, [900, 1000, 1100])
+    store.set_retention(RetentionPolicy(keep_last=2))
+
+    fill(store, [100])
+
+    assert steps(store) == [1100, 100]
+
+
+def test_delete_refuses_what_is_pinned_until_the_pin_is_gone_or_expired(store: Store) -> None:
+    fill(store, range(3))
+    store.pin(0, "figure 3", expires="1h")
+    store.pin(1, "gone at once", expires=timedelta(microseconds=1))
+
+    with pytest.raises(InUse, match="is pinned: figure 3"):
+        store.delete(0)
+    store.delete(1)
+    store.unpin(0)
+    store.delete(0)
+
+    assert steps(store) == [2]
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_stay(tmp_path: Any) -> None:
+    for at in range(1, 200, 1 if CRASH_FULL else 6):
+        root = tmp_path / f"store-{at}"
+        store = Store.init(root, chunk_bytes=MIB)
+        fill(store, range(3))
+        store.tag("good", 0)
+        store.set_retention(RetentionPolicy(keep_last=1))
+
+        died = run_and_kill(functools.partial(store.save, state(3), 3), at=at, before=True)
+
+        again = Store.open(root)
+        check_store(root)
+        there = steps(again)
+        assert there in ([0, 1, 2], [0, 1, 2, 3], [0, 2, 3], [0, 3]), f"killed at {at}: {there}"
+        assert all(np.array_equal(again.load(f"main@{step}")["w"], state(step)["w"]) for step in there)
+        if not died:
+            assert there == [0, 3]
+            assert at > 30
+            return
+    pytest.fail("the save did more than 200 changes")
+
+
+def test_errors_of_the_system_are_errors_of_ckstore(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, range(2))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+
+    def failing(path: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(files, "sync_directory", failing)
+    with pytest.raises(CkstoreError, match="apply failed: Input/output error"):
+        store.apply(plan)
+    monkeypatch.undo()
+
+    assert steps(store) == [0, 1]
+
+
+def test_the_clock_of_a_plan_is_the_present(store: Store) -> None:
+    fill(store, range(2))
+
+    plan = store.plan_retention(RetentionPolicy(keep_within="1h"))
+
+    assert abs(plan.now - datetime.now(UTC)) < timedelta(minutes=5)
+    assert plan.dropped == ()
+    with pytest.raises(BadInput, match="no retention policy"):
+        store.plan_retention()
