@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from ckstore.errors import CkstoreError
+    from ckstore.errors import CkstoreError, CkstoreWarning
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
     from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
@@ -24,6 +24,7 @@ __all__ = [
     "Best",
     "CheckpointInfo",
     "CkstoreError",
+    "CkstoreWarning",
     "LoadReport",
     "OpenCheckpoint",
     "Pin",
@@ -40,6 +41,7 @@ _HOMES = {
     "Best": "ckstore.model.retention",
     "CheckpointInfo": "ckstore.model.info",
     "CkstoreError": "ckstore.errors",
+    "CkstoreWarning": "ckstore.errors",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
     "Pin": "ckstore.model.pins",

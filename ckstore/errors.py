@@ -27,6 +27,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+class CkstoreWarning(UserWarning):
+    """Something that the caller should know went otherwise than asked: ``latest-valid`` passed over a damaged one."""
+
+
 class CkstoreError(Exception):
     """Base of all errors of ckstore.
 
@@ -129,9 +133,19 @@ class RankMismatch(SaveFailed):
 
 
 class DamagedBlob(CkstoreError):
-    """Bytes on disk are not what their name says, or are missing."""
+    """Bytes on disk are not what their name says, or are missing.
+
+    Attributes:
+        blob: Digest of the blob; empty if it is none, as for a manifest.
+        names: The values of the checkpoint that were being read; empty if that is not known.
+    """
 
     exit_status = 3
+
+    def __init__(self, message: str, *, hint: str = "", blob: str = "", names: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.blob = blob
+        self.names = names
 
 
 class InUse(CkstoreError):

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import BadInput, StoreNotFound
+from ckstore.errors import BadInput, NoSuchRef, StoreNotFound
 from ckstore.model.info import CheckpointInfo
 from ckstore.ops.failing import only_ckstore_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ckstore.model.retention_report import RetentionReport
     from ckstore.model.settings import StoreSettings
     from ckstore.model.tag import Tag
+    from ckstore.model.verify_report import VerifyReport
+    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.load import LoadReport, Select
     from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
@@ -197,7 +199,8 @@ class Store:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
         Args:
-            ref: Which checkpoint.
+            ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
+                damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them.
             device: Where tensors go, as in torch.
             select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are
                 None in lists.
@@ -210,12 +213,18 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
+        from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid
         from ckstore.ops.load import load
 
-        with self._directory(ref) as directory:
+        def read(directory: CheckpointDirectory) -> Any:
             state = load(directory, device=device, select=select, mmap=mmap, verify=verify)
             self._continues(directory.manifest.run, directory.manifest_id)
             return state
+
+        if is_latest_valid(ref):
+            return load_newest_valid(self._context, str(ref), read, verify=verify)
+        with self._directory(ref) as directory:
+            return read(directory)
 
     @only_ckstore_errors
     def load_into(
@@ -226,18 +235,25 @@ class Store:
         `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the
         memory that they
         have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared before
-        anything is touched; if a blob turns out to be damaged, the target holds a part of the new state.
+        anything is touched; if a blob turns out to be damaged, the target holds a part of the new state (with
+        ``latest-valid`` the checkpoint before is then read into it).
 
         Raises:
             BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
             DamagedBlob: As `load`.
         """
+        from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid_into
         from ckstore.ops.load import load_into
 
-        with self._directory(ref) as directory:
+        def read(directory: CheckpointDirectory) -> LoadReport:
             report = load_into(directory, target, strict=strict, verify=verify)
             self._continues(directory.manifest.run, directory.manifest_id)
             return report
+
+        if is_latest_valid(ref):
+            return load_newest_valid_into(self._context, str(ref), read, strict=strict, verify=verify)
+        with self._directory(ref) as directory:
+            return read(directory)
 
     @only_ckstore_errors
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
@@ -259,10 +275,19 @@ class Store:
         return find(self._context, ref)
 
     @only_ckstore_errors
-    def latest(self, run: str | None = None) -> CheckpointInfo | None:
-        """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none."""
+    def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
+        """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none.
+
+        With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
+        damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
+        """
         infos = self.checkpoints(run)
-        return infos[-1] if infos else None
+        if not valid:
+            return infos[-1] if infos else None
+        try:
+            return self.info("latest-valid" if run is None else f"{run}@latest-valid")
+        except NoSuchRef:
+            return None
 
     @only_ckstore_errors
     def checkpoints(self, run: str | None = None) -> list[CheckpointInfo]:
@@ -294,6 +319,35 @@ class Store:
         from ckstore.ops.delete import delete
 
         delete(self._context, self.info(ref))
+
+    @only_ckstore_errors
+    def verify(
+        self,
+        ref: RefLike | None = None,
+        *,
+        sample: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> VerifyReport:
+        """Read every byte of a checkpoint, or of all, and compare it with its digest.
+
+        What the page cache holds is dropped first (``posix_fadvise``), so that the bytes come from the disk, except
+        on tmpfs and where a process has them mapped. Directories that are no complete checkpoints are damage, too.
+        What is found damaged is remembered: ``latest-valid`` does not choose it, saving it again replaces it. A
+        checkpoint that is found whole is trusted again. A store that was opened for reading remembers nothing.
+
+        Args:
+            ref: Which checkpoint; None: all.
+            sample: Read only this part of the blobs of each checkpoint, above 0, at random and at least one; what is
+                missing or has another size is found all the same. None: all of them.
+            progress: Called now and then with the bytes that were read and those to be read.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            BadInput: `sample` is not above 0 and at most 1.
+        """
+        from ckstore.ops.verify import verify
+
+        return verify(self._context, ref, sample=sample, progress=progress)
 
     @only_ckstore_errors
     def plan_gc(self) -> GcPlan:

@@ -7,6 +7,7 @@ and never repeated; a new name is durable after `fsync` of its directory; a rena
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -123,11 +124,17 @@ def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
     """Fill `out` with the bytes of the file from `offset`.
 
     Raises:
-        DamagedBlob: The file ends before that; the message calls it `what`.
+        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `what`.
     """
     done = 0
     while done < len(out):
-        count = os.preadv(fd, [out[done:]], offset + done)
+        try:
+            count = os.preadv(fd, [out[done:]], offset + done)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            msg = f"{what} cannot be read at byte {offset + done}: {error.strerror}"
+            raise DamagedBlob(msg) from error
         if count == 0:
             msg = f"{what} ends after {offset + done} bytes, wanted {offset + len(out)}"
             raise DamagedBlob(msg)

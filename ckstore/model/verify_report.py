@@ -15,6 +15,8 @@ class Damage:
             checkpoint is, as for bytes of a shared blob that it does not use, or when it is not known which are.
         blob: Digest of the blob; empty when the manifest or the directory itself is damaged.
         what: One sentence: what is wrong, what was wanted.
+        affects: False if everything that the checkpoint holds is right all the same: the damage is in bytes of a
+            shared blob that it does not use. Such a checkpoint is not marked.
     """
 
     run: str
@@ -22,6 +24,7 @@ class Damage:
     names: tuple[str, ...]
     blob: str
     what: str
+    affects: bool = True
 
     @property
     def checkpoint(self) -> str:

@@ -18,7 +18,7 @@ from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -93,7 +93,10 @@ class CheckpointDirectory:
         path: Where it was opened.
         lock: The shared lock on the directory.
         manifest, manifest_id: What it holds, and its id.
+        on_damage: Called with the directory and the error when a read finds damage; None: nobody is.
     """
+
+    on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
 
     def __init__(self, path: Path, lock: locks.DirectoryLock, manifest: Manifest, manifest_id: str) -> None:
         self.path = path
@@ -151,7 +154,8 @@ class CheckpointDirectory:
             fd = os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
         except FileNotFoundError as error:
             msg = f"{self.path}: blob {digest} is missing"
-            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole") from error
+            hint = "ckstore verify tells which checkpoints are whole"
+            raise DamagedBlob(msg, hint=hint, blob=digest) from error
         try:
             yield fd
         finally:
@@ -166,7 +170,7 @@ class CheckpointDirectory:
         found = os.fstat(fd).st_size
         if found != blob.nbytes:
             msg = f"{self.path}: blob {blob.digest} has {found} bytes, wanted {blob.nbytes}"
-            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole")
+            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole", blob=blob.digest)
 
     def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
         """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.
@@ -175,7 +179,11 @@ class CheckpointDirectory:
             DamagedBlob: Its bytes are not what its digest says, or are not there; the message names `what`.
         """
         blob = self.manifest.blobs[extent.blob].digest
-        files.read_into(fd, extent.offset, out, f"{self.path}: blob {blob} of {what}")
+        try:
+            files.read_into(fd, extent.offset, out, f"{self.path}: blob {blob} of {what}")
+        except DamagedBlob as error:
+            error.blob, error.names = blob, (what,)
+            raise
         if verify:
             self.check_piece(extent, out, what)
 
@@ -192,7 +200,18 @@ class CheckpointDirectory:
                 f"{what} of {self.manifest.run}@{self.manifest.step} is damaged: bytes {extent.offset} to "
                 f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
             )
-            raise DamagedBlob(msg, hint="an older checkpoint may be whole; saving the same bytes again heals it")
+            hint = "an older checkpoint may be whole; saving the same bytes again heals it"
+            raise DamagedBlob(msg, hint=hint, blob=blob, names=(what,))
+
+    @contextmanager
+    def reporting_damage(self) -> Iterator[None]:
+        """Call `on_damage` for a `DamagedBlob` that the block raises; it is raised all the same."""
+        try:
+            yield
+        except DamagedBlob as error:
+            if self.on_damage is not None:
+                self.on_damage(self, error)
+            raise
 
     def close(self) -> None:
         """Release the lock; harmless when done before."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
 from ckstore.fs import files, links, locks
+from ckstore.objects import marks
 from ckstore.objects.layout import BLOBS, Layout
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def relink_everywhere(layout: Layout, digest: str, good: Path, temporary: Callab
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many changed.
 
     The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
-    reader sees the
-    old inode or the new one. `temporary` gives fresh names in a directory of the caller, on the same filesystem.
+    reader sees the old inode or the new one; marks that say the blob is damaged say so no more. `temporary` gives
+    fresh names in a directory of the caller, on the same filesystem.
 
     Raises:
         OSError: A name could not be changed; those before it were.
@@ -34,9 +35,10 @@ def relink_everywhere(layout: Layout, digest: str, good: Path, temporary: Callab
         try:
             if os.stat(name, follow_symlinks=False).st_ino == inode:
                 continue
-            with locks.lock_shared(path, timeout_s=_WAIT_S):
+            with locks.lock_shared(path, timeout_s=_WAIT_S) as lock:
                 _replace(name, good, temporary())
                 files.sync_directory(name.parent)
+                marks.forget_blob(lock, digest)
         except FileNotFoundError:  # it does not use the blob, or is gone
             continue
         except InUse:  # it is being taken apart and needs nothing any more

@@ -16,6 +16,8 @@ from ckstore.fs import files, links
 from ckstore.model.mark import MARK_MAX_BYTES, Mark, parse_mark
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.fs.locks import DirectoryLock
 
 MARK = "damaged.json"
@@ -32,6 +34,11 @@ def identity(dir_fd: int) -> Identity | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def is_marked(path: Path) -> bool:
+    """Whether the checkpoint in the directory `path` is marked."""
+    return os.path.lexists(path / MARK)
 
 
 def read_mark(dir_fd: int) -> Mark | None:

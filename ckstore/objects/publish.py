@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists
 from ckstore.fs import files, links
+from ckstore.objects import marks
 from ckstore.objects.checkpoints import look
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Outcome:
 def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
     """Give the sealed `staging` its place and make that durable.
 
-    A checkpoint with the same content is not replaced unless asked to and its description differs; a damaged or
-    incomplete one always is.
+    A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
+    and one that is marked as damaged, always is.
 
     Raises:
         StepExists: Another checkpoint is there; nothing was changed.
@@ -64,9 +65,10 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rul
             make_durable(layout, manifest.run)
             return Outcome()
         found = look(layout, manifest.run, manifest.step)
-        if found.published is not None and not _to_be_replaced(found.published.manifest, manifest, if_exists):
+        whole = None if marks.is_marked(target) else found.published
+        if whole is not None and not _to_be_replaced(whole.manifest, manifest, if_exists):
             make_durable(layout, manifest.run)
-            return Outcome(existing=found.published)
+            return Outcome(existing=whole)
         try:
             links.exchange(staging.path, target)
         except FileNotFoundError:  # what was there has gone meanwhile

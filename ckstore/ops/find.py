@@ -10,7 +10,8 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
-from ckstore.ops.context import Context, annotated, read_info, tags_by_checkpoint
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint
+from ckstore.ops.marking import open_checked
 
 _OPEN_TRIES = 5
 
@@ -43,7 +44,7 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
             continue
         if info.durable != context.durable or info.tags != tags.get(key, ()):
             info = replace(info, durable=context.durable, tags=tags.get(key, ()))
-        found.append(annotated(context, info))
+        found.append(info)
     return sorted(found, key=lambda info: info.order)
 
 
@@ -60,16 +61,19 @@ def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
     if isinstance(ref, bool) or not isinstance(ref, (str, int)):
         msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
         raise BadInput(msg)
-    return resolve(parse_ref(str(ref)), infos(context), context.layout.tags())
+    parsed = parse_ref(str(ref))
+    if parsed.kind == "latest-valid":
+        from ckstore.ops.latest_valid import newest_valid
+
+        return newest_valid(context, str(parsed))
+    return resolve(parsed, infos(context), context.layout.tags())
 
 
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
-    return replace(
-        annotated(context, wanted), tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ())
-    )
+    return replace(wanted, tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ()))
 
 
 def open_directory(context: Context, ref: str | int | CheckpointInfo) -> CheckpointDirectory:
@@ -82,7 +86,7 @@ def open_directory(context: Context, ref: str | int | CheckpointInfo) -> Checkpo
     for _ in range(_OPEN_TRIES):
         info = find(context, ref)
         try:
-            return CheckpointDirectory.at(context.layout.checkpoint(info.run, info.step))
+            return open_checked(context, context.layout.checkpoint(info.run, info.step))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
     msg = f"{ref} came and went {_OPEN_TRIES} times while it was being opened"

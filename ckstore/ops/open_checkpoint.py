@@ -182,8 +182,9 @@ class LeafSlice:
 
     def _piece(self, extent: Extent) -> memoryview:
         piece = memoryview(bytearray(extent.length))
-        with self._directory.open_blob(self._directory.manifest.blobs[extent.blob].digest) as fd:
-            self._directory.read_extent(extent, piece, fd=fd, what=self._leaf.name, verify=True)
+        directory = self._directory
+        with directory.reporting_damage(), directory.open_blob(directory.manifest.blobs[extent.blob].digest) as fd:
+            directory.read_extent(extent, piece, fd=fd, what=self._leaf.name, verify=True)
         return piece
 
 

@@ -60,7 +60,8 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
             for extent, out, what in sorted(by_blob[blob], key=lambda part: part[0].offset):
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
 
-    _for_each(read_blob, by_blob, sum(len(out) for out in into.values()))
+    with directory.reporting_damage():
+        _for_each(read_blob, by_blob, sum(len(out) for out in into.values()))
 
 
 def _for_each(work: Callable[[int], None], items: Iterable[int], nbytes: int) -> None:
@@ -93,6 +94,11 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
     Raises:
         DamagedBlob: Some bytes are damaged or missing.
     """
+    with directory.reporting_damage():
+        return _map_memories(directory, storages, verify=verify)
+
+
+def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     names = StorageNames(directory)
     packs: dict[int, object] = {}
     memories: dict[int, StorageMemory] = {}

@@ -83,7 +83,7 @@ def glance(path: Path, run: str, step: int) -> Glance:
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
-        problem, touched = _judge_blobs(fd, manifest)
+        problem, touched = judge_blobs(fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
             problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
         mark = marks.read_mark(fd)
@@ -92,7 +92,8 @@ def glance(path: Path, run: str, step: int) -> Glance:
         return Glance(manifest, manifest_id, problem, touched)
 
 
-def _judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+def judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    """Return what is wrong with the blobs in an open directory, and which of them were touched; no data is read."""
     touched = []
     for blob in manifest.blobs:
         try:

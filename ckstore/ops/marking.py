@@ -1,0 +1,71 @@
+"""Remember what a read or a verification found damaged: in the checkpoint's directory, and by the time of the blob."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import DamagedBlob
+from ckstore.fs import locks
+from ckstore.model.mark import Mark, MarkEntry
+from ckstore.objects import blobs, marks
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import BLOBS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ckstore.model.verify_report import Damage
+    from ckstore.ops.context import Context
+
+
+def open_checked(context: Context, path: Path) -> CheckpointDirectory:
+    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such directory.
+        DamagedBlob: It has no valid manifest.
+        InUse: Somebody is taking it apart.
+    """
+    lock = locks.lock_shared(path)
+    try:
+        directory = CheckpointDirectory.locked(path, lock)
+    except DamagedBlob as error:
+        remember(context, lock, [MarkEntry("", (), error.message)])
+        lock.release()
+        raise
+    except BaseException:
+        lock.release()
+        raise
+
+    def on_damage(of: CheckpointDirectory, error: DamagedBlob) -> None:
+        remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
+
+    directory.on_damage = on_damage
+    return directory
+
+
+def remember(context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry]) -> bool:
+    """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible.
+
+    The blobs are no longer trusted by their time either, so that saving the same bytes again heals them. An error
+    here must not hide the damage, so none is raised.
+    """
+    if context.readonly or context.broken:
+        return False
+    entries = tuple(entries)
+    found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        for entry in entries:
+            if entry.blob:
+                blobs.distrust(f"{BLOBS}/{entry.blob}", dir_fd=lock.fd)
+        marks.write_mark(lock, Mark(found, entries))
+    except OSError:
+        return False
+    return True
+
+
+def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
+    """As `remember`, for what a verification found, as far as it affects the checkpoint."""
+    return remember(context, lock, [MarkEntry(d.blob, d.names, d.what) for d in damage if d.affects])

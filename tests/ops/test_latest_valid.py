@@ -1,0 +1,279 @@
+"""The newest checkpoint that is whole: damaged ones are passed over, with a warning, and can be saved again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import CkstoreWarning, Store
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.ops.validity import is_valid, why_not_valid
+from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+
+@pytest.fixture
+def left_damaged(tmp_path: Path) -> Store:
+    """A store that is not looked at after the test: damaged blobs that nobody uses are left in it."""
+    return Store.init(tmp_path / "left", chunk_bytes=MIB)
+
+
+HARMS = ["rotten chunk", "written chunk", "rotten pack", "missing blob", "short blob", "flipped manifest", "no manifest"]
+
+
+def harm(store: Store, ref: Any, how: str) -> None:
+    folder = store.directory_of(ref)
+    if how == "flipped manifest":
+        flip(folder / "manifest.json", at=(folder / "manifest.json").stat().st_size // 2)
+    elif how == "no manifest":
+        os.unlink(folder / "manifest.json")
+    elif how == "missing blob":
+        os.unlink(blobs_by_size(store, ref)[-1])
+    elif how == "short blob":
+        path = blobs_by_size(store, ref)[-1]
+        os.chmod(path, 0o644)
+        os.truncate(path, 1000)
+    else:
+        flip(blobs_by_size(store, ref)[1 if how == "rotten pack" else -1], keep_time="rotten" in how)
+
+
+def three_steps(store: Store) -> None:
+    for step in (10, 20, 30):
+        store.save(two_part_state(step), step=step)
+
+
+def quietly(store: Store, ref: str = "latest-valid") -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return store.load(ref)
+
+
+def test_without_damage_it_is_the_latest(store: Store) -> None:
+    three_steps(store)
+
+    assert same_state(quietly(store), two_part_state(30))
+    assert store.info("latest-valid").step == 30
+    assert store.latest(valid=True) == store.latest()
+    assert all(is_valid(store._context, info) for info in store.checkpoints())
+
+
+@pytest.mark.parametrize("how", HARMS)
+@pytest.mark.parametrize("reopened", [False, True], ids=["open", "reopened"])
+def test_a_damaged_one_is_passed_over_with_a_warning_and_saved_again(store: Store, how: str, reopened: bool) -> None:
+    three_steps(store)
+    harm(store, 30, how)
+    user = Store(store.path) if reopened else store
+
+    with pytest.warns(CkstoreWarning, match=r"latest-valid is main@20.*main@30: ") as caught:
+        state = user.load("latest-valid")
+
+    assert caught[0].filename == __file__
+    assert same_state(state, two_part_state(20))
+    with pytest.warns(CkstoreWarning, match="main@30"):
+        assert user.latest(valid=True) == user.info(20)
+
+    info = user.save(two_part_state(30), step=30)
+
+    assert info.parent == user.info(20).id
+    assert same_state(quietly(user), two_part_state(30))
+    assert is_valid(user._context, user.info(30))
+    assert user.verify().ok
+
+
+def test_a_marked_checkpoint_is_replaced_by_another_state_without_a_word(left_damaged: Store) -> None:
+    store = left_damaged
+    three_steps(store)
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+    with pytest.warns(CkstoreWarning):
+        store.load("latest-valid")
+
+    store.save(two_part_state(31), step=30)
+
+    assert same_state(quietly(store), two_part_state(31))
+    assert not (store.directory_of(30) / "damaged.json").exists()
+
+
+def test_rotten_bytes_that_were_found_are_not_used_by_the_next_save(store: Store) -> None:
+    store.save(two_part_state(1), step=1)
+    store.save(two_part_state(1) | {"more": np.ones(10)}, step=2)
+    flip(blobs_by_size(store, 2)[-1], keep_time=True)
+    with pytest.raises(DamagedBlob):
+        store.load(2)
+
+    store.save(two_part_state(1) | {"more": np.ones(11)}, step=3)
+
+    assert same_state(store.load(3), two_part_state(1))
+    assert same_state(store.load(1), two_part_state(1)), "healed everywhere"
+    assert not (store.directory_of(2) / "damaged.json").exists(), "the mark goes with the damage"
+    assert all(is_valid(store._context, info) for info in store.checkpoints())
+
+
+def test_the_mark_outlives_the_catalog_and_the_process(left_damaged: Store) -> None:
+    store = left_damaged
+    three_steps(store)
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+    with pytest.raises(DamagedBlob):
+        store.load(30)
+    for left in store.path.glob("catalog.db*"):
+        left.unlink()
+
+    again = Store(store.path)
+
+    assert [is_valid(again._context, info) for info in again.checkpoints()] == [True, True, False]
+    assert "big" in why_not_valid(again._context, again.info(30))
+    with pytest.warns(CkstoreWarning, match=r"main@30: .*big"):
+        assert again.info("latest-valid").step == 20
+
+
+@pytest.mark.parametrize("read", ["load", "mmap", "item", "slice", "into", "selected"])
+def test_every_read_that_finds_damage_marks(store: Store, read: str) -> None:
+    info = store.save(two_part_state(1), step=1)
+    flip(blobs_by_size(store, 1)[-1], keep_time=True)
+    assert is_valid(store._context, info)
+
+    with pytest.raises(DamagedBlob, match="big"), store.open_checkpoint(1) as checkpoint:
+        if read == "load":
+            store.load(1)
+        elif read == "mmap":
+            store.load(1, mmap=True)
+        elif read == "item":
+            checkpoint["big"]
+        elif read == "slice":
+            checkpoint.slice("big")[:MIB]
+            checkpoint.slice("big")[MIB:]
+        elif read == "into":
+            store.load_into(two_part_state(2), 1)
+        else:
+            checkpoint.load(select="big")
+
+    assert not is_valid(store._context, info)
+    store.save(two_part_state(1), step=1)
+    assert is_valid(store._context, store.info(1))
+
+
+def test_a_store_that_is_opened_for_reading_marks_nothing(store: Store) -> None:
+    three_steps(store)
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+    reader = Store.open(store.path, readonly=True)
+
+    with pytest.warns(CkstoreWarning, match="main@30"):
+        assert same_state(reader.load("latest-valid"), two_part_state(20))
+
+    assert not (store.directory_of(30) / "damaged.json").exists()
+    assert is_valid(store._context, store.info(30))
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+
+
+def test_when_none_is_whole_the_error_says_what_is_wrong_with_each(store: Store) -> None:
+    three_steps(store)
+    harm(store, 10, "rotten pack")
+    harm(store, 20, "missing blob")
+    harm(store, 30, "flipped manifest")
+
+    with pytest.raises(NoSuchRef, match=r"(?s)main@30: .*manifest.*main@20: .*missing.*main@10: .*small.layer"):
+        store.load("latest-valid")
+
+    assert store.latest(valid=True) is None
+    for step in (10, 20, 30):
+        store.save(two_part_state(step), step=step)
+
+
+def test_an_empty_store_and_a_run_that_is_not_there_have_none(store: Store) -> None:
+    with pytest.raises(NoSuchRef, match="no checkpoints"):
+        store.load("latest-valid")
+    with pytest.raises(NoSuchRef, match="nowhere"):
+        store.load("nowhere@latest-valid")
+    with pytest.raises(BadInput):
+        store.load("../x@latest-valid")
+    assert store.latest(valid=True) is None
+    assert store.latest("nowhere", valid=True) is None
+
+
+def test_it_looks_at_one_run_or_at_all(store: Store) -> None:
+    store.save(two_part_state(1), step=1, run="a")
+    store.save(two_part_state(2), step=2, run="b")
+    store.save(two_part_state(3), step=3, run="a")
+    flip(blobs_by_size(store, "a@3")[-1], keep_time=True)
+
+    with pytest.warns(CkstoreWarning, match="a@3"):
+        assert store.load("latest-valid")["step"] == 2
+    with pytest.warns(CkstoreWarning, match="latest-valid is a@1"):
+        assert store.load("a@latest-valid")["step"] == 1
+    assert quietly(store, "b@latest-valid")["step"] == 2
+    store.save(two_part_state(3), step=3, run="a")
+
+
+def test_a_damaged_one_that_is_older_is_not_worth_a_warning(store: Store) -> None:
+    three_steps(store)
+    harm(store, 10, "missing blob")
+
+    assert same_state(quietly(store), two_part_state(30))
+    store.save(two_part_state(10), step=10)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_target_holds_all_of_the_one_before(store: Store, strict: bool) -> None:
+    three_steps(store)
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+    target = two_part_state(0)
+
+    with pytest.warns(CkstoreWarning, match="main@30"):
+        report = store.load_into(target, "latest-valid", strict=strict)
+
+    assert report.info.step == 20
+    assert same_state(target, two_part_state(20))
+    store.save(two_part_state(30), step=30)
+
+
+def test_without_strict_nothing_of_a_damaged_one_stays_in_the_target(store: Store) -> None:
+    store.save({"big": np.zeros(3 * MIB, np.uint8)}, step=1)
+    store.save({"big": np.ones(3 * MIB, np.uint8), "zzz": np.ones(2 * MIB, np.uint8)}, step=2)
+    zzz = next(path for path in blobs_by_size(store, 2))
+    flip(zzz, keep_time=True)
+    target = {"big": np.full(3 * MIB, 7, np.uint8), "zzz": np.full(2 * MIB, 7, np.uint8)}
+
+    with pytest.warns(CkstoreWarning, match="main@2"):
+        report = store.load_into(target, "latest-valid", strict=False)
+
+    assert report.missing == ("zzz",)
+    assert not target["big"].any()
+    assert (target["zzz"] == 7).all()
+    store.save({"big": np.ones(3 * MIB, np.uint8), "zzz": np.ones(2 * MIB, np.uint8)}, step=2)
+
+
+def test_a_target_that_fits_only_the_damaged_one_is_said_to_hold_a_part_of_it(store: Store) -> None:
+    store.save({"v": np.zeros(5)}, step=1)
+    store.save({"w": np.zeros(2 * MIB, np.uint8)}, step=2)
+    flip(blobs_by_size(store, 2)[-1], keep_time=True)
+
+    with pytest.raises(BadInput, match="a part of main@2"):
+        store.load_into({"w": np.zeros(2 * MIB, np.uint8)}, "latest-valid")
+    store.save({"w": np.zeros(2 * MIB, np.uint8)}, step=2)
+
+
+def test_a_copied_store_is_valid_once_it_was_verified(store: Store, tmp_path: Path) -> None:
+    three_steps(store)
+    shutil.copytree(store.path, tmp_path / "copy", symlinks=True, copy_function=shutil.copyfile)
+    copy = Store(tmp_path / "copy")
+    assert not any(is_valid(copy._context, info) for info in copy.checkpoints())
+
+    assert same_state(quietly(copy), two_part_state(30))
+    assert copy.info("latest-valid").step == 30
+    assert is_valid(copy._context, copy.info(30)), "what was read gets its time back"
+    assert not is_valid(copy._context, copy.info(10))
+    assert copy.verify().ok
+    assert all(is_valid(copy._context, info) for info in copy.checkpoints())
+
+
+def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) -> None:
+    info = store.save(two_part_state(1), step=1)
+    store.save(two_part_state(2), step=1, if_exists="replace")
+    assert "replaced" in why_not_valid(store._context, info)
+
+    store.delete(1)
+
+    assert "not there" in why_not_valid(store._context, info)
