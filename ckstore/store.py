@@ -258,10 +258,10 @@ class Store:
     @only_ckstore_errors
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
-        from ckstore.ops.open_checkpoint import OpenCheckpoint
+        from ckstore.ops.open_checkpoint import OpenCheckpoint, info_of_open
 
         directory = self._directory(ref)
-        return OpenCheckpoint(directory, CheckpointInfo.of(directory.manifest, directory.manifest_id))
+        return OpenCheckpoint(directory, info_of_open(directory))
 
     @only_ckstore_errors
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:

@@ -10,7 +10,7 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint
+from ckstore.ops.context import Context, annotated, read_info, tags_by_checkpoint
 from ckstore.ops.marking import open_checked
 
 _OPEN_TRIES = 5
@@ -44,7 +44,7 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
             continue
         if info.durable != context.durable or info.tags != tags.get(key, ()):
             info = replace(info, durable=context.durable, tags=tags.get(key, ()))
-        found.append(info)
+        found.append(annotated(context, info))
     return sorted(found, key=lambda info: info.order)
 
 
@@ -73,7 +73,9 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
-    return replace(wanted, tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ()))
+    return replace(
+        annotated(context, wanted), tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ())
+    )
 
 
 def open_directory(context: Context, ref: str | int | CheckpointInfo) -> CheckpointDirectory:
