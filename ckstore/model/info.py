@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.describe import decoded_metadata
@@ -71,6 +71,10 @@ class CheckpointInfo:
     def order(self) -> tuple[int, str, str]:
         """Sort key of the order of commits."""
         return self.sequence, self.created, self.id
+
+    def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
+        """Return this with what was added after the save: such a metric comes before one of the same name."""
+        return replace(self, metrics={**self.metrics, **metrics}, notes=notes)
 
     @classmethod
     def of(cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = ()) -> CheckpointInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable, PieceLocation
@@ -101,7 +101,7 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     context.problems.pop(key, None)
     if found is None:
         return info
-    return replace(info, metrics={**info.metrics, **found.metrics}, notes=found.notes)
+    return info.with_annotations(found.metrics, found.notes)
 
 
 def annotation_problem(info: CheckpointInfo) -> str:

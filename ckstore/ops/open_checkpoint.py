@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.model.dtypes import itemsize
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import plain
+from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.load import Select, load
 from ckstore.ops.read import read_memories
@@ -211,4 +213,15 @@ def open_path(path: str | os.PathLike[str]) -> OpenCheckpoint:
         raise BadInput(
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
-    return OpenCheckpoint(directory, CheckpointInfo.of(directory.manifest, directory.manifest_id))
+    return OpenCheckpoint(directory, info_of_open(directory))
+
+
+def info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
+    """Return what an open checkpoint says about itself, with what was added to it; warn if that cannot be read."""
+    info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
+    try:
+        found = read_annotations(directory.path, dir_fd=directory.lock.fd)
+    except CkstoreError as error:
+        warnings.warn(f"what was added to {info.name} is left aside: {error}", CkstoreWarning, stacklevel=4)
+        return info
+    return info if found is None else info.with_annotations(found.metrics, found.notes)
