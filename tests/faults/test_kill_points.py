@@ -17,7 +17,7 @@ from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = {"kill-before": 36, "kill-after": 18}
+_SAMPLE = {"kill-before": 30, "kill-after": 14}
 
 
 @pytest.mark.parametrize("mode", ["kill-before", "kill-after"])

@@ -40,7 +40,7 @@ class Failing:
 
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 28),
+    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 24),
     "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 8),
     "short": Failing(Family.WRITE, (0,), 6, mode="short"),
     "closing": Failing(Family.CLOSE, (errno.EIO,), 6),
