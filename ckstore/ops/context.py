@@ -11,6 +11,7 @@ from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import look
+from ckstore.ops.seen import ManifestsSeen
 
 if TYPE_CHECKING:
     from ckstore.model.settings import StoreSettings
@@ -29,6 +30,7 @@ class Context:
             of all loads.
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
             cannot be read, retention that failed.
+        manifests_seen: What is known of manifests that this process has read or written.
         broken: Why this process must not write to the store any more; empty if it may.
     """
 
@@ -42,6 +44,7 @@ class Context:
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""
     problems: dict[str, str] = field(default_factory=dict)
+    manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
 
     @property
     def algorithm(self) -> Algorithm:

@@ -125,6 +125,7 @@ def _stage_and_publish(
         manifest = _manifest(context, captured, stored, request, step)
         manifest_id, data = render(manifest, context.algorithm)
         staging.seal(data)
+        context.manifests_seen.remember(staging.lock.fd, manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
             return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,12 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     """
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     links.symlink(f"../checkpoints/{run}/{step}", fresh)
-    links.rename(fresh, layout.refs / tag)
+    try:
+        links.rename(fresh, layout.refs / tag)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error says what is wrong
+            links.unlink(fresh)
+        raise
     files.sync_directory(layout.refs)
 
 

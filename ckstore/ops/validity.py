@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.info import CheckpointInfo
     from ckstore.ops.context import Context
+    from ckstore.ops.seen import ManifestsSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def is_valid(context: Context, info: CheckpointInfo) -> bool:
 def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     """Return why a checkpoint is not valid, one sentence; empty if it is. As `is_valid`."""
     try:
-        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step)
+        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifests_seen)
     except (FileNotFoundError, NotADirectoryError):
         return "it is not there any more"
     if seen.problem:
@@ -67,8 +68,10 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     return ""
 
 
-def glance(path: Path, run: str, step: int) -> Glance:
+def glance(path: Path, run: str, step: int, seen: ManifestsSeen | None = None) -> Glance:
     """Look at the directory of a checkpoint without locking it and without reading data.
+
+    With `seen`, a manifest that is the same file as before is not read again, and comes without its leaves.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
@@ -77,8 +80,7 @@ def glance(path: Path, run: str, step: int) -> Glance:
     """
     with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
         try:
-            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
-            manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
+            manifest, manifest_id = _manifest_in(fd, path, seen)
         except FileNotFoundError:
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
@@ -90,6 +92,17 @@ def glance(path: Path, run: str, step: int) -> Glance:
         if mark is not None and not problem:
             problem = mark.entries[0].what if mark.entries else f"{path}/{marks.MARK} says that it is damaged"
         return Glance(manifest, manifest_id, problem, touched)
+
+
+def _manifest_in(fd: int, path: Path, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
+    known = None if seen is None else seen.recall(fd)
+    if known is not None:
+        return known
+    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
+    manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
+    if seen is not None:
+        seen.remember(fd, manifest, manifest_id)
+    return manifest, manifest_id
 
 
 def judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
