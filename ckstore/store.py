@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.model.diff import Diff
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
     from ckstore.model.pins import Pin
     from ckstore.model.retention import RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
     from ckstore.model.settings import StoreSettings
     from ckstore.model.tag import Tag
+    from ckstore.model.usage import Usage, Use
     from ckstore.model.verify_report import VerifyReport
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
@@ -348,6 +350,46 @@ class Store:
         from ckstore.ops.verify import verify
 
         return verify(self._context, ref, sample=sample, progress=progress)
+
+    @only_ckstore_errors
+    def diff(self, before: RefLike, after: RefLike = "latest", *, values: bool = False) -> Diff:
+        """Say which tensors and other values differ from one checkpoint to another.
+
+        The names, shapes and pieces in the manifests are compared; no data is read. With `values`, changed tensors of
+        floating or complex numbers are read, one after another, and how far they are apart is said too.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            DamagedBlob: A manifest, or with `values` a tensor, is damaged.
+        """
+        from ckstore.ops.diff import diff
+
+        return diff(self._context, before, after, values=values)
+
+    @only_ckstore_errors
+    def du(self) -> Usage:
+        """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read."""
+        from ckstore.ops.usage import usage
+
+        return usage(self._context)
+
+    @only_ckstore_errors
+    def why(self, digest: str) -> list[Use]:
+        """Say which checkpoints, and which tensors in them, use a blob or a piece; the oldest commit first.
+
+        Nothing is returned for a blob that is in the store and that no checkpoint uses: gc frees it.
+
+        Args:
+            digest: Its digest, or the first 6 or more of its hexadecimal digits.
+
+        Raises:
+            NoSuchRef: There is no such blob and no such piece.
+            AmbiguousRef: There are several.
+            BadInput: It has no form of a digest.
+        """
+        from ckstore.ops.why import why
+
+        return why(self._context, digest)
 
     @only_ckstore_errors
     def plan_gc(self) -> GcPlan:

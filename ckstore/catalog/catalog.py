@@ -162,6 +162,13 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.users_of(connection, digest)
 
+    def pack_uses(self) -> list[tuple[tuple[str, int], str, int, int]]:
+        """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
+        from ckstore.catalog import space
+
+        with reading(self.path) as connection:
+            return space.pack_uses(connection)
+
     def unused(self, limit: int | None = None) -> list[tuple[str, int]]:
         """Return (digest, size) of blobs that no checkpoint uses, at most `limit` of them."""
         with reading(self.path) as connection:

@@ -22,6 +22,15 @@ def dead_pack_bytes(connection: sqlite3.Connection) -> int:
     return int(total or 0)
 
 
+def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str, int, int]]:
+    """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
+    rows = connection.execute(
+        "SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
+        " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.is_pack"
+    ).fetchall()
+    return [((run, step), digest, nbytes, used_bytes) for run, step, digest, nbytes, used_bytes in rows]
+
+
 def exclusive_bytes(connection: sqlite3.Connection, run: str, step: int) -> int:
     """Return the sizes of the blobs that only this checkpoint uses."""
     ((total,),) = connection.execute(
