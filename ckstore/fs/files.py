@@ -88,6 +88,21 @@ def create_file(path: str | Path, data: bytes, *, mode: int = 0o644, dir_fd: int
         os.fsync(fd)
 
 
+def allocate(path: Path, nbytes: int) -> None:
+    """Create the file `path` and have the filesystem set aside space for `nbytes`; nothing is made durable.
+
+    Raises:
+        FileExistsError: There is such a file.
+        OSError: There is no room; no file is left.
+    """
+    with opened(path, _CREATE) as fd:
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError:
+            os.unlink(path)
+            raise
+
+
 def sync_directory(path: str | Path) -> None:
     """Make the names in the directory `path` durable.
 

@@ -191,7 +191,8 @@ def explain(
 
     Args:
         freed: Number and sizes of the blobs.
-        held, linked: What was not freed.
+        held: What somebody has open.
+        linked: What has names elsewhere.
         next_to_free: What would free something; said when there is nothing else to say.
         dry_run: Say what would happen instead.
     """

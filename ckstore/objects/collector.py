@@ -24,7 +24,7 @@ from ckstore.fs import files, holders, lease, links, locks
 from ckstore.model.digest import is_digest
 from ckstore.model.gc_report import HeldBlob
 from ckstore.objects import trash
-from ckstore.objects.layout import BLOBS, Layout
+from ckstore.objects.layout import Layout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,30 +121,16 @@ class Collector:
         if lock is None:  # a reader or a saver is still in it
             return
         with lock:
-            held_blobs = path / BLOBS
-            entries = [held_blobs / name for name in trash.names_in(held_blobs)]
+            entries, folders = _contents(path)
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
-            left, shared = self._free_last_links(entries)
-            self._enter_all(shared)
-            left += [entry for entry in shared if not self._unlink_unless_open(entry)]
-            rest = [path / name for name in trash.names_in(path) if name != BLOBS]
-            left += [entry for entry in rest if not self._unlink_unless_open(entry)]
-            if not left:
-                if held_blobs.exists():
-                    links.remove_directory(held_blobs)
-                links.remove_directory(path)
-
-    def _free_last_links(self, entries: list[Path]) -> tuple[list[Path], list[Path]]:
-        """Free the blobs of which this is the last name; return those that are held, and those with other names."""
-        lasts, shared = [], []
-        for entry in entries:
-            status = os.stat(entry, follow_symlinks=False)
-            if status.st_nlink == 1 and is_digest(entry.name):
-                lasts.append(_Last(entry.name, entry, status))
-            else:
-                shared.append(entry)
-        freed = self._free(lasts)
-        return [last.path for last in lasts if last.digest not in freed], shared
+            lasts, others = _split(entries)
+            self._free(lasts)
+            self._enter_all(others)
+            for entry in others:
+                self._unlink_unless_open(entry)
+            for folder in folders:
+                if not trash.names_in(folder):
+                    links.remove_directory(folder)
 
     def _enter_all(self, entries: list[Path]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
@@ -189,20 +175,20 @@ class Collector:
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
-        self._note_held(open_now)
         if moved:
             files.sync_directory(self._layout.trash)
-            freed = self._free(moved)
-            gone += freed
-            for last in moved:
-                if last.digest not in freed and not trash.put_back(self._layout, last.digest, last.path):
-                    self._unlink_unless_last(last.path)
-        return gone
+        seen = self._look_for(moved + open_now)
+        self._note_held(open_now, seen)
+        freed = self._free(moved, seen)
+        for last in moved:
+            if last.digest not in freed and not trash.put_back(self._layout, last.digest, last.path):
+                self._unlink_unless_last(last.path)
+        return [*gone, *freed]
 
-    def _free(self, lasts: list[_Last]) -> set[str]:
+    def _free(self, lasts: list[_Last], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
         lasts = [last for last in lasts if os.stat(last.path, follow_symlinks=False).st_nlink == 1]
-        seen = self._look_for([last.inode for last in lasts])
+        seen = seen or self._look_for(lasts)
         freed: set[str] = set()
         held: list[_Last] = []
         for last in lasts:
@@ -211,21 +197,22 @@ class Collector:
                 continue
             links.unlink(last.path)
             freed.add(last.digest)
-            self.collected.freed_count += 1
-            self.collected.freed_bytes += last.status.st_size
+            self._count(last.status)
         self._note_held(held, seen)
         return freed
 
-    def _note_held(self, lasts: list[_Last], seen: holders.Scan | None = None) -> None:
-        if not lasts:
-            return
-        seen = seen or self._look_for([last.inode for last in lasts])
-        for last in lasts:
-            names = tuple(seen.holders.get(last.inode, ()))
-            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, names, why_unasked(last.path))
+    def _count(self, status: os.stat_result) -> None:
+        self.collected.freed_count += 1
+        self.collected.freed_bytes += status.st_size
 
-    def _look_for(self, inodes: list[holders.Inode]) -> holders.Scan:
-        seen = holders.find_holders(inodes)
+    def _note_held(self, lasts: list[_Last], seen: holders.Scan) -> None:
+        for last in lasts:
+            named = tuple(seen.holders.get(last.inode, ()))
+            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, named, why_unasked(last.path))
+
+    def _look_for(self, lasts: list[_Last]) -> holders.Scan:
+        """Look at all processes once: after the renames, so that nobody finds the way to these files any more."""
+        seen = holders.find_holders([last.inode for last in lasts])
         self.collected.unseen_count = max(self.collected.unseen_count, seen.unseen_count)
         return seen
 
@@ -242,9 +229,35 @@ class Collector:
             return False
         links.unlink(path)
         if last and is_digest(path.name):
-            self.collected.freed_count += 1
-            self.collected.freed_bytes += status.st_size
+            self._count(status)
         return True
+
+
+def _contents(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return everything below a directory that is none, and all directories, the innermost first."""
+    entries: list[Path] = []
+    folders: list[Path] = []
+    for name in trash.names_in(path):
+        entry = path / name
+        if entry.is_dir() and not entry.is_symlink():
+            inner, further = _contents(entry)
+            entries += inner
+            folders += further
+        else:
+            entries.append(entry)
+    return entries, [*folders, path]
+
+
+def _split(entries: list[Path]) -> tuple[list[_Last], list[Path]]:
+    """Return the last names of blobs, and all others."""
+    lasts, others = [], []
+    for entry in entries:
+        status = os.stat(entry, follow_symlinks=False)
+        if status.st_nlink == 1 and is_digest(entry.name) and stat.S_ISREG(status.st_mode):
+            lasts.append(_Last(entry.name, entry, status))
+        else:
+            others.append(entry)
+    return lasts, others
 
 
 def why_unasked(path: Path) -> str:

@@ -5,7 +5,6 @@ What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from typing import TYPE_CHECKING
@@ -73,15 +72,10 @@ def _try_directory(path: Path) -> locks.DirectoryLock | None:
 def put_back(layout: Layout, digest: str, path: Path) -> bool:
     """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
     canonical = layout.blob(digest)
+    links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
     try:
         links.link(path, canonical)
     except FileExistsError:
-        if not _same_inode(path, canonical):
-            return False
-    except FileNotFoundError:  # the directory was made by an earlier version of the name, and lost in a power cut
-        links.make_directory(canonical.parent)
-        with contextlib.suppress(FileExistsError):
-            links.link(path, canonical)
         if not _same_inode(path, canonical):
             return False
     links.unlink(path)

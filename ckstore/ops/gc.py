@@ -1,5 +1,6 @@
 """Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
 
+(0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped
 (a) directories of dead saves in ``staging/`` are renamed to ``trash/``, which is made durable
 (b) what is in ``trash/``, also what a gc left that was killed, is taken apart; its digests are entered into the catalog
 (c) blobs without a use whose canonical name is the last one are renamed to ``trash/``, and looked at again
@@ -20,18 +21,18 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files
 from ckstore.model.gc_report import GcReport, LinkedBlob, explain
-from ckstore.objects import trash
+from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
 from ckstore.ops.gc_plan import Names, next_to_free, plan_gc
+from ckstore.ops.recover import catch_up
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from ckstore.model.retention import RetentionPolicy
     from ckstore.ops.context import Context
 
-_BATCH = 256
 _CATALOG_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
@@ -76,14 +77,14 @@ def _collect(context: Context) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
     with _start(context) as collector:
+        reserve.give_up_when_full(layout)
+        catch_up(context)
         swept = trash.sweep_staging(layout)
         if swept:
             files.sync_directory(layout.trash)
             files.sync_directory(layout.staging)
         failed = _empty(collector)
-        for batch in _in_batches(context.catalog.unused()):
-            gone = collector.condemn(batch)
-            reclaim.forget(context, gone, timeout_s=_CATALOG_TIMEOUT_S)
+        reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
         if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
             collector.empty()
         done = collector.collected
@@ -97,7 +98,9 @@ def _collect(context: Context) -> GcReport:
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=done.unseen_count,
         )
-    return _completed(context, report, free_bytes)
+    report = _completed(context, report, free_bytes)
+    reserve.fill(layout)
+    return report
 
 
 def _start(context: Context) -> Collector:
@@ -124,10 +127,6 @@ def _empty(collector: Collector) -> CkstoreError | None:
     except (CatalogUnavailable, InUse) as error:
         return error
     return None
-
-
-def _in_batches(blobs: Sequence[tuple[str, int]]) -> list[Sequence[tuple[str, int]]]:
-    return [blobs[start : start + _BATCH] for start in range(0, len(blobs), _BATCH)]
 
 
 def _linked_elsewhere(context: Context, linked: dict[str, int]) -> tuple[LinkedBlob, ...]:

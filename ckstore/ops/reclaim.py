@@ -10,13 +10,14 @@ from ckstore.objects import trash
 from ckstore.objects.collector import Collector, EnterCandidates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 2.0
+_BATCH = 256
 
 
 def discard(context: Context, staging: Staging) -> None:
@@ -62,7 +63,7 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
             wanted = set(digests)
             if wanted:
                 unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
-                forget(context, collector.condemn(unused), timeout_s=_CATALOG_TIMEOUT_S)
+                condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
         return
 
@@ -77,7 +78,9 @@ def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
     return enter
 
 
-def forget(context: Context, gone: list[str], *, timeout_s: float) -> None:
-    """Delete the rows of blobs that are gone, where they still have no use."""
-    if gone:
-        context.catalog.forget(gone, timeout_s=timeout_s)
+def condemn(context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float) -> None:
+    """Free blobs (digest, size) without a use, in batches: each needs the catalog, and /proc, for a short time only."""
+    for start in range(0, len(blobs), _BATCH):
+        gone = collector.condemn(blobs[start : start + _BATCH])
+        if gone:
+            context.catalog.forget(gone, timeout_s=timeout_s)

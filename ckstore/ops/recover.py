@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
-from ckstore.objects import trash
+from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
 from ckstore.ops.relist import list_blobs_after_boot
@@ -33,18 +33,27 @@ def recover(context: Context) -> list[str]:
         files.sync_directory(context.layout.trash)
         files.sync_directory(context.layout.staging)
     try:
-        notes += _catch_up(context)
+        notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
         notes.append(f"the catalog is left aside for now: {error.message}")
     reclaim.give_back(context)
+    reserve.fill(context.layout)
     return notes
 
 
-def _catch_up(context: Context) -> list[str]:
-    """Make the catalog equal to the directories; a damaged one is set aside and made anew."""
+def catch_up(context: Context) -> list[str]:
+    """Make the catalog equal to the directories; a damaged one is set aside and made anew.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used now.
+        NewerFormat: It was written by a newer ckstore.
+    """
     try:
         _reconcile(context)
     except CatalogUnavailable as error:

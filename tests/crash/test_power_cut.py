@@ -13,7 +13,8 @@ import pytest
 
 from ckstore import Store
 from ckstore.fs import files, links, locks
-from tests.support.loopfs import loop_filesystem
+from tests.support.loopfs import loop_filesystem, unmount
+from tests.support.requirements import require_program
 from tests.support.stores import check_links
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def mount_again(mount: Path) -> None:
     image = subprocess.run(
         ["losetup", "-nO", "BACK-FILE", source], check=True, capture_output=True, text=True, timeout=30
     ).stdout.strip()
-    subprocess.run(["umount", mount], check=True, timeout=60)
+    unmount(require_program("umount"), mount)
     subprocess.run(["mount", "-o", "loop", image, mount], check=True, timeout=60)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ckstore import Store
 from ckstore.errors import StepExists
+from ckstore.ops import reclaim
 from tests.support.crashing import run_and_kill
 from tests.support.requirements import CRASH_FULL
-from tests.support.stores import check_links, check_store
+from tests.support.stores import check_links, check_store, references_of_manifests
 
 RUNS = st.sampled_from(["main", "b"])
 STEPS = st.integers(0, 4)
@@ -95,13 +98,46 @@ class Histories(RuleBasedStateMachine):
         self.store = Store.open(self.root)
         check_store(self.root)
 
-    @rule(run=RUNS, step=STEPS, big=BIG, small=SMALL, if_exists=IF_EXISTS, at=st.integers(1, 30), before=st.booleans())
+    @rule(held=st.booleans(), pick=PICK)
+    def gc(self, held: bool, pick: int) -> None:
+        blobs = sorted((self.root / "blobs").rglob("xxh3-*"))
+        with blobs[pick % len(blobs)].open("rb") if held and blobs else nullcontext() as file:
+            report = self.store.gc()
+            assert file is None or os.stat(file.fileno()).st_nlink > 0
+            assert len(report.held) <= int(held)
+        left = {path.name for path in (self.root / "blobs").rglob("xxh3-*")}
+        assert left <= set(references_of_manifests(self.root)) | {one.digest for one in report.held}
+        assert os.listdir(self.root / "trash") == []
+
+    @rule(at=st.integers(1, 20), before=st.booleans())
+    def crash_in_gc(self, at: int, before: bool) -> None:
+        run_and_kill(self.store.gc, at=at, before=before)
+
+    @rule(pick=PICK)
+    def drop_without_giving_back(self, pick: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reclaim, "give_back", lambda *_: None)
+            self.delete(pick)
+
+    @rule(  # after the crash the store is opened anew, or a process that had it open all the time runs gc
+        run=RUNS,
+        step=STEPS,
+        big=BIG,
+        small=SMALL,
+        if_exists=IF_EXISTS,
+        at=st.integers(1, 30),
+        before=st.booleans(),
+        anew=st.booleans(),
+    )
     def crash_in_save(  # noqa: PLR0917
-        self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool
+        self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool, anew: bool
     ) -> None:
         what = (big, tuple(small))
         run_and_kill(lambda: self.store.save(state_of(what), step, run, if_exists=if_exists), at=at, before=before)
-        self.store = Store.open(self.root)
+        if anew:
+            self.store = Store.open(self.root)
+        else:
+            self.gc(held=False, pick=0)
         self._accept(run, step, what)
 
     @rule(pick=PICK, at=st.integers(1, 12), before=st.booleans())

@@ -63,7 +63,7 @@ def loop_filesystem(
         try:
             yield mountpoint
         finally:
-            _unmount(umount, mountpoint)
+            unmount(umount, mountpoint)
     finally:
         with contextlib.suppress(OSError):
             mountpoint.rmdir()
@@ -81,8 +81,11 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S)
 
 
-def _unmount(umount: Path, mountpoint: Path) -> None:
-    """Unmount; while something still holds it open wait a little, then detach it all the same."""
+def unmount(umount: Path, mountpoint: Path) -> None:
+    """Unmount; while something still holds it open wait a little, then detach it all the same.
+
+    Whoever looks through ``/proc`` for open files holds each of them for a moment.
+    """
     deadline = time.monotonic() + _UMOUNT_TRIES_S
     while True:
         done = _run(str(umount), str(mountpoint))

@@ -1,0 +1,522 @@
+"""Gc: what it frees and what it leaves, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckstore import Store
+from ckstore.catalog import Catalog
+from ckstore.errors import CkstoreError, InUse
+from ckstore.fs import files, holders, lease, links, locks
+from ckstore.model.gc_report import GcReport
+from ckstore.ops import reclaim, relist
+from tests.support.crashing import run_and_kill
+from tests.support.descriptors import open_below
+from tests.support.holding import holding
+from tests.support.requirements import CRASH_FULL
+from tests.support.stores import check_links, check_store, disk_bytes
+
+MIB = 2**20
+
+
+def state(*seeds: int, small: int = 3) -> dict[str, Any]:
+    """A chunk for each seed, and small tensors that only this first seed has."""
+    chunks = {f"w{seed}": np.random.default_rng(seed).integers(0, 256, MIB, dtype=np.uint8) for seed in seeds}
+    return chunks | {"small": [np.full(100, 10 * seeds[0] + i, dtype=np.int32) for i in range(small)]}
+
+
+def same(loaded: Any, wanted: dict[str, Any]) -> bool:
+    keys = [key for key in wanted if key != "small"]
+    return all(np.array_equal(loaded[key], wanted[key]) for key in keys) and all(
+        np.array_equal(one, other) for one, other in zip(loaded["small"], wanted["small"], strict=True)
+    )
+
+
+@contextlib.contextmanager
+def nothing_given_back() -> Iterator[None]:
+    """As if the process died after a drop, before it freed anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reclaim, "give_back", lambda *_: None)
+        yield
+
+
+def drop(store: Store, *refs: int) -> None:
+    with nothing_given_back():
+        for ref in refs:
+            store.delete(ref)
+
+
+def blobs_of(store: Store) -> set[str]:
+    return {path.name for path in (store.path / "blobs").rglob("xxh3-*")}
+
+
+def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
+    assert store.gc().explanation == "nothing is unused"
+    store.save(state(1, 2), step=100)
+    assert store.gc().explanation == "nothing is unused"
+    store.save(state(2, 3), step=200)
+
+    report = store.gc()
+
+    assert report.explanation == "nothing is unused; deleting the oldest checkpoint main@100 would free 1.0 MiB"
+    assert store.plan_gc().explanation == report.explanation
+    store.save(state(2, 4), step=50)
+    store.save(state(1, 2, 3, 4), step=60, tags=["best"])
+    assert "main@100 would free nothing, since others use the same bytes" in store.gc().explanation
+    assert (report.freed_count, report.freed_bytes, report.held, report.linked_elsewhere) == (0, 0, (), ())
+
+
+def test_gc_frees_what_only_dropped_checkpoints_had(store: Store) -> None:
+    for step in range(3):
+        store.save(state(step, 10), step=step)
+    drop(store, 0, 1)
+    before = disk_bytes(store.path)
+    free = os.statvfs(store.path)
+
+    would, report = store.gc(dry_run=True), store.gc()
+
+    assert report.freed_bytes == before - disk_bytes(store.path)
+    assert report.freed_count == 4
+    assert (would.freed_bytes, would.freed_count) == (report.freed_bytes, report.freed_count)
+    assert report.explanation == f"freed 4 blobs, {report.freed_bytes / MIB:.1f} MiB"
+    assert free.f_frsize > 0
+    assert same(store.load(2), state(2, 10))
+    assert store.gc().freed_count == 0
+
+
+def test_gc_takes_what_killed_saves_left(store: Store) -> None:
+    store.save(state(1), step=1)
+    assert run_and_kill(lambda: store.save(state(1, 2, 3), step=2), at=12, before=True)
+    left = len(os.listdir(store.path / "staging"))
+
+    plan, report = store.plan_gc(), store.gc()
+
+    assert left == len(plan.dead_stagings) == report.swept_stagings == 1
+    assert (plan.freed_count, plan.freed_bytes) == (report.freed_count, report.freed_bytes)
+    assert report.freed_count > 0
+    check_store(store.path)
+
+
+def test_gc_leaves_a_living_save_and_does_not_call_its_links_foreign(store: Store) -> None:
+    store.save(state(1), step=1)
+    (blob,) = [path for path in (store.path / "blobs").rglob("xxh3-*") if path.stat().st_size == MIB]
+    staging = store.path / "staging" / "main@5.x"
+    (staging / "blobs").mkdir(parents=True)
+    with locks.lock_shared(staging):
+        os.link(blob, staging / "blobs" / blob.name)
+        os.link(blob, staging / "new-0")
+        drop(store, 1)
+        plan, report = store.plan_gc(), store.gc()
+
+        assert (plan.linked_elsewhere, report.linked_elsewhere, report.held) == ((), (), ())
+        assert plan.freed_count == report.freed_count == 1
+        assert (staging / "blobs" / blob.name).exists()
+        assert blob.exists()
+
+    assert store.gc().freed_bytes == MIB
+
+
+def test_a_second_gc_is_refused_while_one_is_at_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.ops.gc._START_TIMEOUT_S", 0.05)
+    with locks.lock_exclusive(store.path / "trash", timeout_s=1), pytest.raises(InUse, match="another gc is at work"):
+        store.gc()
+
+    assert store.gc().freed_count == 0
+
+
+def test_a_gc_waits_for_a_save_that_empties_the_trash(store: Store) -> None:
+    lock = locks.lock_exclusive(store.path / "trash", timeout_s=1)
+    timer = threading.Timer(0.2, lock.release)
+    timer.start()
+    try:
+        assert store.gc().freed_count == 0
+    finally:
+        timer.join()
+
+
+def test_dead_bytes_of_packs_are_reported(store: Store) -> None:
+    small = {f"s{i}": np.full(1000, i, dtype=np.int64) for i in range(20)}
+    store.save(small, step=0)
+    assert store.gc().dead_pack_bytes == 0
+    store.save({key: small[key] for key in list(small)[:12]}, step=1)
+    drop(store, 0)
+
+    report = store.gc()
+
+    assert 8 * 8000 <= report.dead_pack_bytes <= 8 * 8064
+    assert report.freed_count == 0
+
+
+def test_names_that_a_power_cut_brought_back_are_found_after_the_start(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(1), step=1)
+    kept = store.path.parent / "kept"
+    shutil.copytree(store.path / "blobs", kept)
+    store.delete(1)
+    assert blobs_of(store) == set()
+    for blob in kept.rglob("xxh3-*"):
+        (store.path / "blobs" / blob.parent.name).mkdir(exist_ok=True)
+        shutil.copy2(blob, store.path / "blobs" / blob.parent.name / blob.name)
+    assert Store.open(store.path).gc().freed_count == 0  # nobody told the catalog
+
+    monkeypatch.setattr(relist, "_boot_id", lambda: "another")
+    store.save(state(2), step=2)
+    report = Store.open(store.path).gc()
+
+    assert report.freed_count == 2
+    assert same(store.load(2), state(2))
+    assert Store.open(store.path).gc().freed_count == 0
+
+
+def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = relist.list_blobs
+
+    def counted(*args: Any, **kwargs: Any) -> int:
+        calls.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(relist, "list_blobs", counted)
+    Store.open(store.path)
+    assert calls == []
+    monkeypatch.setattr(relist, "_boot_id", lambda: "another")
+
+    Store.open(store.path)
+    Store.open(store.path)
+
+    assert calls == [1]
+
+
+def test_a_catalog_made_anew_knows_the_unused_blobs_too(store: Store) -> None:
+    store.save(state(1), step=1)
+    store.save(state(2), step=2)
+    drop(store, 1)
+    for path in store.path.glob("catalog.db*"):
+        path.unlink()
+
+    with nothing_given_back():
+        again = Store.open(store.path)
+
+    assert again.gc().freed_count == 2
+    assert same(again.load(2), state(2))
+
+
+@pytest.mark.root
+def test_gc_works_on_a_full_disk(make_filesystem: Callable[[str, int], Path]) -> None:
+    place = make_filesystem("ext4", 64)
+    store = Store.init(place / "store", chunk_bytes=MIB)
+    store.save(state(1, 2, 3, 4), step=1)
+    store.save(state(5), step=2)
+    drop(store, 1)
+    with (place / "litter").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    status = os.statvfs(place)
+    assert status.f_bavail * status.f_frsize < 64 * 1024
+
+    report = store.gc()
+
+    assert report.freed_count == 5
+    assert report.filesystem_freed_bytes > 3 * MIB
+    assert same(store.load(2), state(5))
+    check_store(store.path)
+
+
+def test_an_error_of_the_system_says_that_the_next_gc_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(state(1), step=1)
+    drop(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "unlink", raising(OSError(5, "Input/output error", "x")))
+        with pytest.raises(CkstoreError, match="gc stopped: Input/output error"):
+            store.gc()
+
+    assert store.gc().freed_count == 2
+
+
+def raising(error: OSError) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------------ laws
+
+
+@pytest.mark.property
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(
+    saved=st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5),
+    dropped=st.sets(st.integers(0, 4)),
+    linked=st.sets(st.integers(0, 5)),
+    opened=st.sets(st.integers(0, 5)),
+    killed=st.booleans(),
+)
+def test_the_plan_is_what_the_run_reports_and_nothing_that_is_needed_goes(  # noqa: PLR0917
+    tmp_path: Path, saved: list[set[int]], dropped: set[int], linked: set[int], opened: set[int], killed: bool
+) -> None:
+    folder = tmp_path / f"at-{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    store = Store.init(folder / "store", chunk_bytes=MIB)
+    digests: dict[int, Path] = {}
+    for step, seeds in enumerate(saved):
+        store.save({str(seed): state(seed)[f"w{seed}"] for seed in seeds}, step=step)
+        for path in (store.path / "blobs").rglob("xxh3-*"):
+            new = seeds - digests.keys()
+            for seed in new:
+                if path.read_bytes() == state(seed)[f"w{seed}"].tobytes():
+                    digests[seed] = path
+    files_open = [digests[seed].open("rb") for seed in opened & digests.keys()]
+    for seed in linked & digests.keys():
+        os.link(digests[seed], folder / f"alias-{seed}")
+    gone = dropped & set(range(len(saved)))
+    drop(store, *gone)
+    if killed:
+        run_and_kill(lambda: store.save({"new": state(9)["w9"], **state(1)}, step=50), at=9, before=True)
+
+    plan = store.plan_gc()
+    report = store.gc()
+
+    unused = digests.keys() - set().union(*(saved[step] for step in set(range(len(saved))) - gone))
+    assert (plan.freed_count, plan.freed_bytes) == (report.freed_count, report.freed_bytes)
+    assert plan.linked_elsewhere == report.linked_elsewhere
+    assert [one.digest for one in plan.held] == [one.digest for one in report.held]
+    assert {one.digest for one in report.linked_elsewhere} == {digests[seed].name for seed in unused & linked}
+    assert {one.digest for one in report.held} == {digests[seed].name for seed in (unused - linked) & opened}
+    for seed in unused - linked - opened:
+        assert not digests[seed].exists()
+    for file in files_open:
+        file.close()
+    for seed in linked & digests.keys():
+        (folder / f"alias-{seed}").unlink()
+    store.gc()
+    assert disk_bytes(store.path) == MIB * len(digests.keys() - unused)
+    check_store(store.path)
+    for step in set(range(len(saved))) - gone:
+        for seed in saved[step]:
+            assert np.array_equal(store.load(step)[str(seed)], state(seed)[f"w{seed}"])
+    shutil.rmtree(folder)
+
+
+# --------------------------------------------------------------------------------- kills at every point
+
+
+def prepared(folder: Path) -> Path:
+    """A store with work of every kind for gc: dropped checkpoints, a dead save, a blob that gc left in trash."""
+    store = Store.init(folder / "origin", chunk_bytes=MIB)
+    for step in range(4):
+        store.save(state(step, 10), step=step)
+    with nothing_given_back():
+        assert run_and_kill(lambda: store.save(state(7, 8, 10), step=9), at=14, before=True)
+        store.delete(0)
+        store.delete(1)
+        for at in itertools.count(1):
+            run_and_kill(store.gc, at=at, before=True)
+            if any(name.startswith("xxh3-") for name in os.listdir(store.path / "trash")):
+                break
+        store.delete(2)
+        os.link(next((store.path / "blobs").rglob("xxh3-*")), folder / "outside")
+        (folder / "outside").unlink()
+    return store.path
+
+
+def copied(origin: Path, target: Path) -> Store:
+    """Copy a store with its hardlinks, and open it without anything being given back."""
+    subprocess.run(["cp", "-a", str(origin), str(target)], check=True, timeout=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckstore.ops.recover.recover", lambda *_: [])
+        return Store.open(target)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("with_holder", [False, True])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_gc_that_is_killed_at_any_change_is_gone_on_with(tmp_path: Path, before: bool, with_holder: bool) -> None:
+    origin = prepared(tmp_path)
+    killed = 0
+    for at in itertools.count(1):
+        store = copied(origin, tmp_path / f"at-{at}")
+        held = max(blobs_of(store) - used_by(store)) if with_holder else ""
+        blob = store.path / "blobs" / held.removeprefix("xxh3-")[:2] / held if held else None
+        with blob.open("rb") if blob is not None else contextlib.nullcontext():
+            died = run_and_kill(store.gc, at=at, before=before)
+            killed += died
+            check_links(store.path)
+            assert same(store.load(3), state(3, 10))
+            report = store.gc()
+            assert [one.digest for one in report.held] == ([held] if held else [])
+            assert blob is None or blob.exists()
+            assert not [leak for leak in store.leaks() if str(store.path) in leak.holders[0].target]
+        if held:
+            assert store.gc().freed_count == 1
+        assert blobs_of(store) == used_by(store)
+        assert store.plan_gc().freed_count == 0
+        assert open_below(store.path) == {}
+        check_store(store.path)
+        assert same(store.load(3), state(3, 10))
+        shutil.rmtree(store.path)
+        if not died:
+            break
+
+    print(f"{killed} kill points {'before' if before else 'after'} a change, holder: {with_holder}")
+    assert killed > 15
+
+
+def used_by(store: Store) -> set[str]:
+    return {path.name for path in (store.path / "checkpoints").rglob("xxh3-*")}
+
+
+# ------------------------------------------------------------------------------ savers at every moment
+
+SEAM = [
+    (links, "link"),
+    (links, "rename"),
+    (links, "unlink"),
+    (links, "remove_directory"),
+    (files, "sync_directory"),
+    (lease, "ask"),
+    (holders, "find_holders"),
+    (Catalog, "add_candidates"),
+    (Catalog, "forget"),
+    (Catalog, "unused"),
+]
+
+
+def gc_with(store: Store, meanwhile: Callable[[], object], at: int, *, before: bool) -> tuple[GcReport, bool]:
+    """Run gc and do something else before or after its `at`-th step; return whether there was such a step."""
+    count = 0
+    inside = False
+
+    def wrapped(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count, inside
+            if inside:
+                return original(*args, **kwargs)
+            count += 1
+            mine = count == at
+            if mine and before:
+                inside = True
+                meanwhile()
+                inside = False
+            result = original(*args, **kwargs)
+            if mine and not before:
+                inside = True
+                meanwhile()
+                inside = False
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in SEAM:
+            patch.setattr(owner, name, wrapped(getattr(owner, name)))
+        report = store.gc()
+    return report, count >= at
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("what", ["save", "killed save"])
+def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: Path, before: bool, what: str) -> None:
+    """The same bytes that gc is about to free are saved again, by another process, at each of its steps."""
+    origin = prepared(tmp_path)
+    wanted = state(0, 1, 2, 7, 8)
+    tried = 0
+    for at in itertools.count(1, 1 if CRASH_FULL else 2):
+        store = copied(origin, tmp_path / f"at-{at}")
+
+        def meanwhile(store: Store = store) -> None:
+            other = Store(store.path, readonly=True)
+            other._context.readonly = False  # opening must not sweep here
+            if what == "save":
+                other.save(wanted, step=20)
+            else:
+                assert run_and_kill(lambda: other.save(wanted, step=20), at=12, before=True)
+
+        _, there = gc_with(store, meanwhile, at, before=before)
+
+        check_links(store.path)
+        if there:
+            tried += 1
+        if there and what == "save":
+            assert same(store.load(20), wanted)
+        store.gc()
+        store.gc()
+        again = Store.open(store.path)
+        check_store(store.path)
+        assert blobs_of(again) - used_by(again) == set()
+        assert same(again.load(3), state(3, 10))
+        if there and what == "save":
+            assert same(again.load(20), wanted)
+        shutil.rmtree(store.path)
+        if not there:
+            break
+
+    print(f"a {what} at {tried} moments of a gc")
+    assert tried > 20
+
+
+# ----------------------------------------------------------------------------------------- for weeks
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
+    make_filesystem: Callable[[str, int], Path],
+) -> None:
+    saves, nbytes, disk_mib = (1000, 64 * MIB, 512) if CRASH_FULL else (100, 4 * MIB, 64)
+    place = make_filesystem("ext4", disk_mib)
+    store = Store.init(place / "store", chunk_bytes=MIB)
+    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+    descriptors: list[int] = []
+    used: list[int] = []
+    report = GcReport()
+    for step in range(saves):
+        data[::4096] += 1  # every chunk is new
+        data[:: MIB // 2] = step % 251
+        store.save({"w": data, "step": step}, step=step)
+        with nothing_given_back():
+            for info in store.checkpoints()[:-3]:
+                store.delete(info)
+        report = store.gc()
+        assert (report.held, report.linked_elsewhere, report.trash_left) == ((), (), ())
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+        status = os.statvfs(place)
+        used.append((status.f_blocks - status.f_bfree) * status.f_frsize - report.catalog_bytes)
+
+    assert len(store.checkpoints()) == 3
+    assert set(descriptors[3:]) == {descriptors[3]}
+    assert store.leaks() == []
+    assert max(used[3:]) - min(used[3:]) <= MIB
+    assert disk_bytes(store.path) == 3 * nbytes
+    assert report.catalog_bytes < 2 * MIB
+    check_store(store.path)
+
+
+def test_who_holds_is_told_also_when_gc_was_killed_before(store: Store) -> None:
+    store.save(state(1), step=1)
+    (blob,) = [path for path in (store.path / "blobs").rglob("xxh3-*") if path.stat().st_size == MIB]
+    with holding("opath", blob) as process:
+        drop(store, 1)
+        for at in range(1, 30):
+            run_and_kill(store.gc, at=at, before=False)
+            report = store.gc()
+            assert [[holder.pid for holder in one.holders] for one in report.held] == [[process.pid]]
+            assert blob.exists()
+            assert report.trash_left == ()
+
+    assert store.gc().freed_bytes == MIB
