@@ -17,7 +17,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef, SaveFailed
-from ckstore.fs import links
+from ckstore.fs import links, locks
 from ckstore.fs.locks import try_exclusive
 from ckstore.model.info import Note
 from tests.support.crashing import run_and_kill
@@ -312,6 +312,28 @@ def test_nothing_is_said_about_what_was_deleted_or_replaced_meanwhile(store: Sto
     for info in (gone, replaced):
         with pytest.raises(NoSuchRef):
             SAY[what](store, info)
+    assert not said(store)
+
+
+@pytest.mark.parametrize("what", SAY)
+def test_nothing_is_said_about_what_is_replaced_between_finding_and_locking_it(
+    store: Store, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 1)
+    original = locks.lock_shared
+    once = iter([True])
+
+    def replaced_first(path: Path, **options: Any) -> locks.DirectoryLock:
+        if path.name == "0" and next(once, False):
+            store.save(state(7), 0, if_exists="replace")
+        return original(path, **options)
+
+    info = store.info(0)
+    monkeypatch.setattr(locks, "lock_shared", replaced_first)
+    with pytest.raises(NoSuchRef, match="not there any more"):
+        SAY[what](store, info)
+    monkeypatch.undo()
+
     assert not said(store)
 
 

@@ -17,7 +17,7 @@ from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, SaveFaile
 from ckstore.fs import files, links
 from tests.support.crashing import run_and_kill
 from tests.support.requirements import CRASH_FULL
-from tests.support.stores import check_links, check_store, disk_bytes
+from tests.support.stores import check_links, check_store, disk_bytes, references_of_catalog, references_of_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -336,6 +336,25 @@ def test_delete_refuses_what_is_pinned_until_the_pin_is_gone_or_expired(store: S
     store.delete(0)
 
     assert steps(store) == [2]
+
+
+def test_a_step_that_is_saved_again_while_it_is_dropped_stays_in_the_catalog(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, range(2))
+    other = Store.open(store.path)
+    original = store._context.catalog.reconcile
+
+    def saved_first(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        other.save(state(50), 0)
+        original(*arguments, **options)
+
+    monkeypatch.setattr(store._context.catalog, "reconcile", saved_first)
+    store.delete(0)
+
+    assert references_of_catalog(store.path) == references_of_manifests(store.path)
+    assert np.array_equal(store.load("main@0")["w"], state(50)["w"])
 
 
 @pytest.mark.crash
