@@ -11,11 +11,14 @@ from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
+    from ckstore.model.diff import Diff
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
     from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
     from ckstore.model.tag import Tag
+    from ckstore.model.usage import Usage, Use
+    from ckstore.model.verify_report import Damage, VerifyReport
     from ckstore.ops.load import LoadReport
     from ckstore.ops.open_checkpoint import OpenCheckpoint
     from ckstore.store import Store, open_checkpoint
@@ -25,6 +28,8 @@ __all__ = [
     "CheckpointInfo",
     "CkstoreError",
     "CkstoreWarning",
+    "Damage",
+    "Diff",
     "LoadReport",
     "OpenCheckpoint",
     "Pin",
@@ -33,6 +38,9 @@ __all__ = [
     "RetentionReport",
     "Store",
     "Tag",
+    "Usage",
+    "Use",
+    "VerifyReport",
     "__version__",
     "open_checkpoint",
 ]
@@ -42,6 +50,8 @@ _HOMES = {
     "CheckpointInfo": "ckstore.model.info",
     "CkstoreError": "ckstore.errors",
     "CkstoreWarning": "ckstore.errors",
+    "Damage": "ckstore.model.verify_report",
+    "Diff": "ckstore.model.diff",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
     "Pin": "ckstore.model.pins",
@@ -50,6 +60,9 @@ _HOMES = {
     "RetentionReport": "ckstore.model.retention_report",
     "Store": "ckstore.store",
     "Tag": "ckstore.model.tag",
+    "Usage": "ckstore.model.usage",
+    "Use": "ckstore.model.usage",
+    "VerifyReport": "ckstore.model.verify_report",
     "open_checkpoint": "ckstore.store",
 }
 

@@ -28,7 +28,7 @@ _FILE_NAMES = re.compile(
     rf"""
       store\.json | config\.json | catalog\.db(-wal|-shm)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
-    | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | blobs/{_DIGEST})
+    | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     | refs/{_RUN} | pins/{_RUN}\.json | reserve/.*
     """,
     re.VERBOSE,

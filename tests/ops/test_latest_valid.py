@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ckstore import CkstoreWarning, Store
+from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.ops.validity import is_valid, why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+
 
 @pytest.fixture
 def left_damaged(tmp_path: Path) -> Store:
@@ -22,7 +24,15 @@ def left_damaged(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "left", chunk_bytes=MIB)
 
 
-HARMS = ["rotten chunk", "written chunk", "rotten pack", "missing blob", "short blob", "flipped manifest", "no manifest"]
+HARMS = [
+    "rotten chunk",
+    "written chunk",
+    "rotten pack",
+    "missing blob",
+    "short blob",
+    "flipped manifest",
+    "no manifest",
+]
 
 
 def harm(store: Store, ref: Any, how: str) -> None:
@@ -129,26 +139,31 @@ def test_the_mark_outlives_the_catalog_and_the_process(left_damaged: Store) -> N
         assert again.info("latest-valid").step == 20
 
 
-@pytest.mark.parametrize("read", ["load", "mmap", "item", "slice", "into", "selected"])
-def test_every_read_that_finds_damage_marks(store: Store, read: str) -> None:
+def read_by(store: Store, how: str) -> None:
+    with store.open_checkpoint(1) as checkpoint:
+        if how == "load":
+            store.load(1)
+        elif how == "mmap":
+            store.load(1, mmap=True)
+        elif how == "item":
+            checkpoint["big"]
+        elif how == "slice":
+            checkpoint.slice("big")[:MIB]
+            checkpoint.slice("big")[MIB:]
+        elif how == "into":
+            store.load_into(two_part_state(2), 1)
+        else:
+            checkpoint.load(select="big")
+
+
+@pytest.mark.parametrize("how", ["load", "mmap", "item", "slice", "into", "selected"])
+def test_every_read_that_finds_damage_marks(store: Store, how: str) -> None:
     info = store.save(two_part_state(1), step=1)
     flip(blobs_by_size(store, 1)[-1], keep_time=True)
     assert is_valid(store._context, info)
 
-    with pytest.raises(DamagedBlob, match="big"), store.open_checkpoint(1) as checkpoint:
-        if read == "load":
-            store.load(1)
-        elif read == "mmap":
-            store.load(1, mmap=True)
-        elif read == "item":
-            checkpoint["big"]
-        elif read == "slice":
-            checkpoint.slice("big")[:MIB]
-            checkpoint.slice("big")[MIB:]
-        elif read == "into":
-            store.load_into(two_part_state(2), 1)
-        else:
-            checkpoint.load(select="big")
+    with pytest.raises(DamagedBlob, match="big"):
+        read_by(store, how)
 
     assert not is_valid(store._context, info)
     store.save(two_part_state(1), step=1)
@@ -277,3 +292,38 @@ def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) ->
     store.delete(1)
 
     assert "not there" in why_not_valid(store._context, info)
+
+
+def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damaged: Store) -> None:
+    store = left_damaged
+    store.set_retention(RetentionPolicy(keep_last=2))
+
+    def train(model: torch.nn.Module, adam: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            adam.zero_grad()
+            model(torch.randn(8, 16)).square().mean().backward()
+            adam.step()
+            if step % 10 == 0:
+                store.save({"model": model, "optimizer": adam, "step": step}, step=step)
+
+    def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(16, 4)
+        return model, torch.optim.Adam(model.parameters())
+
+    train(*fresh(), range(1, 31))
+    whole = store.load(30)
+    assert [info.step for info in store.checkpoints()] == [20, 30]
+    flip(blobs_by_size(store, 30)[-1], keep_time=True)
+
+    model, adam = fresh()
+    with pytest.warns(CkstoreWarning, match=r"latest-valid is main@20.*main@30"):
+        report = store.load_into({"model": model, "optimizer": adam, "step": 0}, "latest-valid")
+    assert {entry.step for entry in store.plan_retention(RetentionPolicy(keep_last=1)).kept} >= {20}
+    train(model, adam, range(report.info.step + 1, 31))
+
+    assert store.info("latest-valid").step == 30
+    again = store.load(30)
+    assert torch.equal(again["model"]["weight"], whole["model"]["weight"])
+    assert again["step"] == 30

@@ -1,0 +1,356 @@
+"""`verify` finds any damage, names it by checkpoint and tensor, remembers it, and forgets it when it is mended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckstore import Store
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.model.mark import Mark, MarkEntry, parse_mark
+from ckstore.ops.validity import is_valid
+from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.stores import disk_bytes, names_by_inode
+
+
+@pytest.fixture
+def harmed(tmp_path: Path) -> Store:
+    """A store that is not looked at after the test."""
+    return Store.init(tmp_path / "harmed", chunk_bytes=MIB)
+
+
+def mark_of(store: Store, ref: Any) -> Path:
+    return store.directory_of(ref) / "damaged.json"
+
+
+def test_a_sound_store_is_read_once_and_nothing_changes(store: Store) -> None:
+    for step in (1, 2, 3):
+        store.save(two_part_state(step // 2), step=step)
+    before = {ino: (len(names), names[0].stat().st_mtime_ns) for ino, names in names_by_inode(store.path).items()}
+
+    report = store.verify()
+
+    assert report.ok
+    assert report.checkpoint_count == 3
+    assert report.checked_bytes == disk_bytes(store.path)
+    assert {i: (len(n), n[0].stat().st_mtime_ns) for i, n in names_by_inode(store.path).items()} == before
+    assert store.verify(2).checked_bytes == sum(path.stat().st_size for path in blobs_by_size(store, 2))
+
+
+def test_an_empty_store_is_sound(store: Store) -> None:
+    assert store.verify().ok
+    assert store.verify().checkpoint_count == 0
+    with pytest.raises(NoSuchRef):
+        store.verify(3)
+
+
+@pytest.mark.property
+@settings(max_examples=80)
+@given(data=st.data())
+def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.init(Path(folder, "store"), chunk_bytes=MIB)
+        store.save(two_part_state(1), step=1)
+        store.save(two_part_state(1) | {"more": np.ones(9)}, step=2, run="b")
+        pieces = sorted(p for p in (store.path / "checkpoints").rglob("*") if p.is_file())
+        path = data.draw(st.sampled_from(pieces))
+        at = data.draw(st.integers(0, path.stat().st_size - 1))
+        inode = path.stat().st_ino
+        flip(path, at, keep_time=data.draw(st.booleans()))
+        users = {p.relative_to(store.path / "checkpoints").parts[:2] for p in pieces if p.stat().st_ino == inode}
+
+        report = store.verify()
+
+        assert {(found.run, str(found.step)) for found in report.damage} == users
+        for found in report.damage:
+            mark = store.path / "checkpoints" / found.run / str(found.step) / "damaged.json"
+            assert mark.exists() == found.affects
+            loads = _loads(store, found.checkpoint)
+            assert loads != found.affects
+        flip(path, at)
+        assert store.verify().ok
+        assert all(is_valid(store._context, info) for info in store.checkpoints())
+
+
+def _loads(store: Store, ref: str) -> bool:
+    try:
+        store.load(ref)
+    except (DamagedBlob, NoSuchRef):
+        return False
+    return True
+
+
+def test_damage_is_named_by_every_checkpoint_and_tensor(harmed: Store) -> None:
+    big = two_part_state(1)["big"]
+    harmed.save({"a": big, "x": 1}, step=1)
+    harmed.save({"b": {"c": big}}, step=2, run="b")
+    harmed.save({"fine": np.ones(5)}, step=3)
+    flip(blobs_by_size(harmed, 1)[-1], keep_time=True)
+
+    report = harmed.verify()
+
+    assert not report.ok
+    assert [(found.checkpoint, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
+    assert "have the digest" in report.damage[0].what
+    assert report.damage[0].blob == report.damage[1].blob == blobs_by_size(harmed, 1)[-1].name
+    mark = json.loads(mark_of(harmed, "b@2").read_bytes())
+    assert mark["damage"][0]["names"] == ["b.c"]
+    assert not mark_of(harmed, 3).exists()
+    assert harmed.verify(3).ok
+
+
+def test_only_the_tensors_in_the_damaged_part_of_a_pack_are_named(harmed: Store) -> None:
+    first = {f"t{i}": np.full(1000, i) for i in range(6)}
+    harmed.save(first, step=1)
+    harmed.save({name: value for name, value in first.items() if name != "t2"}, step=2)
+    (pack,) = blobs_by_size(harmed, 1)
+    assert os.path.samefile(pack, blobs_by_size(harmed, 2)[0])
+    flip(pack, at=2 * 8000 + 100, keep_time=True)
+
+    report = harmed.verify()
+
+    assert [(found.step, found.names, found.affects) for found in report.damage] == [
+        (1, ("t2",), True),
+        (2, (), False),
+    ]
+    assert mark_of(harmed, 1).exists()
+    assert not mark_of(harmed, 2).exists()
+    assert np.array_equal(harmed.load(2)["t1"], first["t1"])
+
+
+@pytest.mark.parametrize(
+    "how", ["empty directory", "no manifest", "no blobs", "link", "directory", "other step", "short"]
+)
+def test_what_is_no_complete_checkpoint_is_damage(harmed: Store, how: str) -> None:
+    harmed.save(two_part_state(1), step=1)
+    harmed.save(two_part_state(2), step=2)
+    folder = harmed.directory_of(2)
+    big = blobs_by_size(harmed, 2)[-1]
+    if how == "empty directory":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif how == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif how == "no blobs":
+        shutil.rmtree(folder / "blobs")
+    elif how == "other step":
+        folder.rename(folder.with_name("7"))
+    else:
+        big.unlink()
+        if how == "link":
+            big.symlink_to(blobs_by_size(harmed, 1)[-1])
+        elif how == "directory":
+            big.mkdir()
+        else:
+            big.write_bytes(b"short")
+
+    report = harmed.verify()
+
+    assert {found.step for found in report.damage} == {7 if how == "other step" else 2}
+    assert report.checkpoint_count == 2
+    assert all(found.affects for found in report.damage)
+    if how in ("link", "directory", "short", "no blobs"):
+        assert any("big" in found.names for found in report.damage)
+    harmed.save(two_part_state(3), step=2)
+    harmed.save(two_part_state(3), step=7)
+    assert Store(harmed.path).verify().ok
+
+
+def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
+    from dataclasses import replace
+
+    from ckstore.model.manifest import render
+    from ckstore.model.manifest_read import parse_manifest
+
+    harmed.save({f"t{i}": np.full(1000, i) for i in range(3)}, step=1)
+    path = harmed.directory_of(1) / "manifest.json"
+    manifest, _ = parse_manifest(path.read_bytes(), where="")
+    one, two, *rest = manifest.storages
+    storages = (replace(one, extents=(replace(one.extents[0], offset=two.extents[0].offset),)), two, *rest)
+    _, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+    (found,) = harmed.verify().damage
+
+    assert found.names == ("t0",)
+    assert not is_valid(harmed._context, harmed.info(1))
+
+
+def test_the_mark_goes_when_the_checkpoint_is_found_whole(store: Store) -> None:
+    info = store.save(two_part_state(1), step=1)
+    big = blobs_by_size(store, 1)[-1]
+    flip(big, keep_time=True)
+    assert not store.verify().ok
+    flip(big, keep_time=True)
+    assert mark_of(store, 1).exists(), "whoever mends it does not know of the mark"
+
+    assert store.verify(sample=0.5).ok
+    assert mark_of(store, 1).exists(), "a part is not enough"
+    assert not is_valid(store._context, info)
+    assert store.verify(1).ok
+    assert not mark_of(store, 1).exists()
+    assert is_valid(store._context, info)
+
+
+def test_a_mark_that_says_nothing_marks_and_is_removed_by_a_verification(store: Store) -> None:
+    info = store.save(two_part_state(1), step=1)
+    mark_of(store, 1).write_bytes(b"\0not a mark")
+    assert not is_valid(store._context, info)
+
+    assert store.verify().ok
+
+    assert is_valid(store._context, info)
+    assert sorted(path.name for path in store.directory_of(1).iterdir()) == ["blobs", "manifest.json"]
+
+
+def test_a_store_opened_for_reading_is_verified_and_left_as_it_is(harmed: Store) -> None:
+    harmed.save(two_part_state(1), step=1)
+    big = blobs_by_size(harmed, 1)[-1]
+    flip(big)
+    changed_ns = big.stat().st_mtime_ns
+
+    report = Store.open(harmed.path, readonly=True).verify()
+
+    assert [found.names for found in report.damage] == [("big",)]
+    assert not mark_of(harmed, 1).exists()
+    assert big.stat().st_mtime_ns == changed_ns
+
+
+@pytest.mark.parametrize("sample", [0.01, 0.5, 1])
+def test_a_sample_reads_a_part_of_each_checkpoint_and_all_of_what_is_missing(harmed: Store, sample: float) -> None:
+    for step in range(2):
+        rng = np.random.default_rng(step)
+        harmed.save({"w": rng.integers(0, 256, 8 * MIB, dtype=np.uint8)}, step=step)
+    report = harmed.verify(sample=sample)
+    assert report.ok
+    assert report.sample == sample
+    assert report.checked_bytes == 2 * MIB * max(1, int(8 * sample))
+
+    blobs_by_size(harmed, 1)[0].unlink()
+
+    assert [found.step for found in harmed.verify(sample=sample).damage] == [1]
+
+
+@pytest.mark.parametrize("sample", [0, -1, 1.5, float("nan")])
+def test_a_sample_that_is_no_part_is_refused(store: Store, sample: float) -> None:
+    with pytest.raises(BadInput, match="above 0"):
+        store.verify(sample=sample)
+
+
+def test_progress_rises_to_the_total(store: Store) -> None:
+    for step in range(3):
+        store.save(two_part_state(step), step=step)
+    calls: list[tuple[int, int]] = []
+
+    report = store.verify(progress=lambda done, total: calls.append((done, total)))
+
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert {total for _, total in calls} == {disk_bytes(store.path)}
+    assert calls[-1][0] == calls[-1][1] == report.checked_bytes
+
+
+def test_what_is_being_verified_is_not_taken_apart_and_what_went_is_left_out(store: Store) -> None:
+    for step in (1, 2):
+        store.save(two_part_state(step), step=step)
+    done: list[str] = []
+
+    def meanwhile(*_: int) -> None:
+        if not done:
+            with pytest.raises(InUse):
+                store.delete(1)
+            store.delete(2)
+            done.append("both")
+
+    report = store.verify(progress=meanwhile)
+
+    assert done == ["both"]
+    assert report.ok
+    assert report.checkpoint_count == 1
+
+
+def test_a_progress_that_raises_ends_the_verification_and_leaves_no_thread(store: Store) -> None:
+    store.save(two_part_state(1), step=1)
+
+    def stop(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.verify(progress=stop)
+    assert store.verify().ok
+
+
+def test_bytes_that_the_disk_cannot_read_are_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(two_part_state(1), step=1)
+    bad = blobs_by_size(store, 1)[-1].stat().st_ino
+    real = os.preadv
+
+    def failing(fd: int, buffers: Any, offset: int) -> int:
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(DamagedBlob, match=r"cannot be read at byte .*Input/output"):
+        store.load(1)
+    report = store.verify()
+
+    assert report.damage[0].names == ("big",)
+    assert "cannot read byte" in report.damage[0].what
+    monkeypatch.undo()
+    assert store.verify().ok
+    assert same_state(store.load(1), two_part_state(1))
+
+
+@pytest.mark.root
+def test_a_rotten_disk_below_the_page_cache_is_found(
+    make_filesystem: Callable[[Any, int], Path], tmp_path: Path
+) -> None:
+    mountpoint = make_filesystem("ext4", 64)
+    store = Store.init(mountpoint / "store", chunk_bytes=MIB)
+    pattern = np.random.default_rng(9).integers(0, 256, MIB, dtype=np.uint8)
+    store.save({"w": pattern}, step=1)
+    os.sync()
+    (image,) = tmp_path.glob("ext4-*.img")
+    needle = pattern.tobytes()[4096:8192]
+    at = image.read_bytes().find(needle)
+    assert at > 0
+    assert np.array_equal(store.load(1)["w"], pattern), "it is in the page cache now"
+    with image.open("r+b") as disk:
+        disk.seek(at)
+        disk.write(bytes(64))
+    assert np.array_equal(store.load(1)["w"], pattern), "a load is given what the cache holds"
+
+    report = store.verify()
+
+    assert [found.names for found in report.damage] == [("w",)]
+
+
+ENTRIES = st.builds(MarkEntry, st.text(max_size=5), st.lists(st.text(max_size=5), max_size=3).map(tuple), st.text())
+MARKS = st.builds(Mark, st.text(max_size=30), st.lists(ENTRIES, max_size=4).map(tuple))
+
+
+@pytest.mark.property
+@given(mark=MARKS, other=MARKS)
+def test_a_mark_comes_back_and_joined_ones_say_what_both_said(mark: Mark, other: Mark) -> None:
+    assert parse_mark(mark.render(), "x") == mark
+    assert set(mark.joined(other).entries) == {*mark.entries, *other.entries}
+    for entry in mark.entries:
+        assert entry not in mark.without(entry.blob).entries
+
+
+@pytest.mark.property
+@given(data=st.binary(max_size=60) | st.sampled_from([b"{}", b'{"damage": 3}', b'{"damage": [1, {"blob": 2}]}', b"[]"]))
+def test_any_bytes_are_read_as_a_mark(data: bytes) -> None:
+    assert isinstance(parse_mark(data, "x"), Mark)
