@@ -154,6 +154,18 @@ def test_why_names_every_checkpoint_and_tensor_that_uses_a_blob(store: Store) ->
         assert opened.why(digest.partition("-")[2][:10]) == opened.why(digest[:20]) == opened.why(digest)
 
 
+def test_why_finds_a_piece_that_is_a_blob_here_and_in_a_pack_there(store: Store) -> None:
+    tail = np.arange(100.0)
+    store.save({"small": tail, "other": np.ones(500)}, step=1)
+    store.save({"w": np.concatenate([np.zeros(MIB // 8), tail])}, step=2)
+    piece = store._context.algorithm.digest(tail.tobytes())
+    assert blobs_by_size(store, 2)[0].name == piece
+
+    uses = store.why(piece)
+
+    assert [(use.checkpoint, use.names) for use in uses] == [("main@1", ("small",)), ("main@2", ("w",))]
+
+
 def test_why_names_all_tensors_of_a_pack(store: Store) -> None:
     store.save(two_part_state(1), step=1)
     pack = blobs_by_size(store, 1)[1]
