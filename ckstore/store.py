@@ -49,7 +49,7 @@ class Store:
         from ckstore.ops.context import Context
         from ckstore.ops.create import read_settings
 
-        self.path = Path(path).absolute()
+        self.path = Path(path).resolve()
         settings = read_settings(self.path)
         self._context = Context(
             layout=Layout(self.path), settings=settings, catalog=Catalog(self.path), readonly=readonly
@@ -121,7 +121,7 @@ class Store:
     def _create(cls, path: str | os.PathLike[str], hash_name: str, chunk_bytes: int | None, *, exist_ok: bool) -> Store:
         from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
 
-        root = Path(path).absolute()
+        root = Path(path).resolve()
         try:
             made = create(
                 root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
@@ -163,7 +163,8 @@ class Store:
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
             tags: Names to give to the checkpoint; a tag that exists moves.
-            parent: The checkpoint that this one continues; None: the last one that was saved or loaded here.
+            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
+                here, else the one of any run that was last loaded.
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
                 ``keep`` it. The same
                 content again is no error in any case, and a damaged checkpoint is always replaced.
@@ -180,11 +181,16 @@ class Store:
                 is intact.
         """
         from ckstore.model.describe import describe
+        from ckstore.model.names import check_step
         from ckstore.ops.find import find
         from ckstore.ops.save import Request, save
 
+        if isinstance(tags, str):
+            msg = f"tags is a list of names, got the string {tags!r}"
+            raise BadInput(msg, hint=f"tags=[{tags!r}]")
         parent_id = None if parent is None else find(self._context, parent).id
         about = describe(metrics, metadata, message, parent_id)
+        step = None if step is None else check_step(step)
         request = Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
         return save(self._context, state, request)
 

@@ -110,7 +110,12 @@ def sync_directory(path: str | Path) -> None:
         OSError: Unknown which of the latest changes of names survive a power cut.
     """
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        os.fsync(fd)
+        sync(fd)
+
+
+def sync(fd: int) -> None:
+    """Make what an open file or directory holds durable; never called again on the same descriptor after an error."""
+    os.fsync(fd)
 
 
 def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:

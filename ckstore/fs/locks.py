@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import time
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Self
 
@@ -67,6 +68,11 @@ class DirectoryLock:
             return False
         mine = os.fstat(self.fd)
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            warnings.warn("a checkpoint or a save was left open and is closed now", ResourceWarning, stacklevel=2)
+            self.release()
 
     def __enter__(self) -> Self:
         return self

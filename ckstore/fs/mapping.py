@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,16 +33,15 @@ class FilePart:
     length: int
 
 
-def map_side_by_side(parts: Sequence[FilePart]) -> ctypes.Array[ctypes.c_ubyte]:
-    """Return writable memory that begins as the parts, one after another; writes stay private.
+def map_side_by_side(parts: Iterable[FilePart], total: int) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return `total` bytes of writable memory that begin as the parts, one after another; writes stay private.
 
-    The descriptors may be closed afterwards. The memory is unmapped when nothing refers to the returned buffer any
-    more.
+    A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
+    returned buffer any more.
 
     Raises:
         OSError: The kernel has no room for the mapping.
     """
-    total = sum(part.length for part in parts)
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = (ctypes.c_ubyte * total).from_address(base)
     weakref.finalize(memory, _libc.munmap, base, total).atexit = False

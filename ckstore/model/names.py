@@ -5,6 +5,7 @@ Source: docs/format/v1.md, "Names". ``{"a": {"b": t}}`` has ``a.b`` and ``{"a.b"
 
 from __future__ import annotations
 
+import operator
 import re
 
 from ckstore.errors import BadInput
@@ -51,10 +52,14 @@ def check_step(step: object) -> int:
     Raises:
         BadInput: It is not an integer from 0 to 2^53.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]  # NumPy's integers too
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         msg = f"a step is an integer from 0 to 2^53, got {step!r}"
         raise BadInput(msg)
-    return step
+    return number
 
 
 def check_tag(tag: object) -> str:
@@ -73,3 +78,12 @@ def check_tag(tag: object) -> str:
         msg = f"a tag may not look like {looks_like}, got {tag!r}"
         raise BadInput(msg)
     return tag
+
+
+def is_tag(name: str) -> bool:
+    """Whether `name` can be a tag; other names in ``refs/`` are left aside."""
+    try:
+        check_tag(name)
+    except BadInput:
+        return False
+    return True

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_BYTES = 4 * 2**20
+_SUSPECT_NS = 0
 
 
 def has_size(status: os.stat_result, nbytes: int) -> bool:
@@ -29,8 +30,8 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
 def is_sound(path: Path, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
-    A file that somebody touched but whose bytes are right gets the fixed time back. The time is set *before* the
-    file is hashed, so that a write during or after the hashing shows.
+    A file that somebody touched but whose bytes are right gets the fixed time back. While it is hashed it has a time of
+    its own, so that a write meanwhile shows and a kill leaves it suspect; it is made durable before it is trusted.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -41,13 +42,24 @@ def is_sound(path: Path, digest: str, nbytes: int) -> bool:
     if not has_size(status, nbytes):
         return False
     try:
-        os.utime(path, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS), follow_symlinks=False)
-    except PermissionError:  # another user's file: it cannot be marked as checked, so it is not relied on
+        return _is_right(path, digest)
+    except FileNotFoundError:
+        raise
+    except OSError:  # it cannot be read, or marked as checked (another user's file): it is not relied on
         return False
-    if digest_of_file(path, digest) == digest:
-        return True
-    os.utime(path, ns=(0, 0), follow_symlinks=False)  # so that nobody else takes it for untouched
-    return False
+
+
+def _is_right(path: Path, digest: str) -> bool:
+    os.utime(path, ns=(_SUSPECT_NS, _SUSPECT_NS), follow_symlinks=False)
+    if digest_of_file(path, digest) != digest:
+        return False
+    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        os.fsync(fd)
+        # Another checker may have finished meanwhile; any other time is that of a write.
+        if os.fstat(fd).st_mtime_ns not in (_SUSPECT_NS, files.BLOB_MTIME_NS):
+            return False
+    os.utime(path, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS), follow_symlinks=False)
+    return True
 
 
 def distrust(name: str, *, dir_fd: int) -> None:

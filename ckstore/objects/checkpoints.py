@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat
+from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, locks
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
@@ -33,16 +33,22 @@ class Found:
     Attributes:
         published: The checkpoint if it is complete, else None.
         problem: Why it is not complete; empty if it is, or if there is nothing at all.
+        is_another: It is a checkpoint of another run or step, which somebody moved there.
     """
 
     published: Published | None
     problem: str = ""
+    is_another: bool = False
 
 
 def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
     """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
 
     The directory is locked for use meanwhile, unless the caller gives the lock that he holds on it.
+
+    Raises:
+        InUse: Somebody is taking it apart, and goes on doing so.
+        NewerFormat: A newer ckstore wrote it.
     """
     path = layout.checkpoint(run, step)
     try:
@@ -52,16 +58,15 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):
         return Found(None)
-    except NewerFormat:
-        raise
-    except CkstoreError as error:
+    except DamagedBlob as error:
         return Found(None, str(error))
 
 
 def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
     manifest = directory.manifest
     if (manifest.run, manifest.step) != (run, step):
-        return Found(None, f"{directory.path}: its manifest says {manifest.run}@{manifest.step}")
+        problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
+        return Found(None, problem, is_another=True)
     for blob in manifest.blobs:
         try:
             status = directory.stat_blob(blob.digest)
@@ -150,6 +155,9 @@ class CheckpointDirectory:
         Raises:
             DamagedBlob: It is missing.
         """
+        if self.lock.fd < 0:
+            msg = f"{self.path} was closed"
+            raise BadInput(msg, hint="read from it inside its with block")
         try:
             fd = os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
         except FileNotFoundError as error:

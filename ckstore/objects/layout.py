@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.model.digest import fan_out
-from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN
+from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ class Layout:
         """Return what every tag points to; symlinks of another form are left aside."""
         found = {}
         for entry in _entries(self.refs):
-            if not entry.is_symlink() or not RUN_PATTERN.match(entry.name) or entry.name.startswith("."):
+            if not entry.is_symlink() or not is_tag(entry.name):
                 continue
             try:
                 up, _, rest = os.readlink(entry.path).partition("/checkpoints/")

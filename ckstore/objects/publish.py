@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists
 from ckstore.fs import files, links
-from ckstore.objects import marks
+from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ckstore.model.manifest import Manifest
@@ -51,32 +54,66 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rul
     Raises:
         StepExists: Another checkpoint is there; nothing was changed.
         UnknownOutcome: It was published, but a directory could not be made durable.
-        OSError: Nothing was published.
+        InUse, SaveFailed, OSError: Nothing was published.
     """
     target = layout.checkpoint(manifest.run, manifest.step)
     links.make_directory(target.parent)
-    for _ in range(_PUBLISH_TRIES):
-        try:
-            links.rename(staging.path, target)
-        except OSError as error:
-            if error.errno not in links.ALREADY_THERE:
-                raise
-        else:
-            make_durable(layout, manifest.run)
-            return Outcome()
-        found = look(layout, manifest.run, manifest.step)
-        whole = None if marks.is_marked(target) else found.published
-        if whole is not None and not _to_be_replaced(whole.manifest, manifest, if_exists):
-            make_durable(layout, manifest.run)
-            return Outcome(existing=whole)
-        try:
-            links.exchange(staging.path, target)
-        except FileNotFoundError:  # what was there has gone meanwhile
-            continue
-        make_durable(layout, manifest.run)
-        return Outcome(old=staging.path)
+    if target.parent.is_symlink():
+        msg = f"{target.parent} is a symlink, and the checkpoints of a run lie in the store itself"
+        raise SaveFailed(msg, hint="move them back, or choose another name for the run")
+    # Opened before the rename: after it, only the sync itself may fail.
+    with _opened((target.parent, layout.checkpoints, layout.staging)) as parents:
+        for _ in range(_PUBLISH_TRIES):
+            outcome = _try_to_publish(layout, staging, manifest, if_exists)
+            if outcome is not None:
+                _sync(parents)
+                return outcome
     msg = f"{target} came and went {_PUBLISH_TRIES} times while it was being published"
     raise SaveFailed(msg)
+
+
+def _try_to_publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome | None:
+    """Rename or exchange, or find that the checkpoint there stays; None if what is there changed meanwhile."""
+    target = layout.checkpoint(manifest.run, manifest.step)
+    try:
+        links.rename(staging.path, target)
+    except OSError as error:
+        if error.errno not in links.ALREADY_THERE:
+            raise
+    else:
+        return Outcome()
+    try:
+        judged = os.stat(target, follow_symlinks=False).st_ino
+        stays = _that_stays(layout, manifest, if_exists)
+        if stays is not None:
+            return Outcome(existing=stays)
+        links.exchange(staging.path, target)
+    except FileNotFoundError:  # what was there has gone
+        return None
+    if os.stat(staging.path, follow_symlinks=False).st_ino != judged:  # another save was faster
+        links.exchange(staging.path, target)
+        return None
+    return Outcome(old=staging.path)
+
+
+def _that_stays(layout: Layout, manifest: Manifest, if_exists: Rule) -> Published | None:
+    """Return the checkpoint that is there if it is to stay; None if it is to be replaced.
+
+    Raises:
+        StepExists: There is another checkpoint, which is whole, or one that was moved there.
+        InUse: It is being taken apart for long.
+    """
+    found = look(layout, manifest.run, manifest.step)
+    if found.is_another:
+        raise StepExists(found.problem, hint="it was moved there by hand: move it back, or away")
+    if marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
+        return None
+    if found.published is None or _to_be_replaced(found.published.manifest, manifest, if_exists):
+        return None
+    folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
+    needed = found.published.manifest.blobs
+    whole = all(blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in needed)
+    return found.published if whole else None
 
 
 def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
@@ -89,8 +126,15 @@ def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     raise StepExists(msg, hint="choose another step, or if_exists='replace' or 'keep'")
 
 
-def make_durable(layout: Layout, run: str) -> None:
-    """Make every rename into and out of ``checkpoints/<run>`` and ``staging/`` durable; the new parent first.
+@contextmanager
+def _opened(paths: Sequence[Path]) -> Iterator[list[tuple[Path, int]]]:
+    with ExitStack() as stack:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        yield [(path, stack.enter_context(files.opened(path, flags))) for path in paths]
+
+
+def _sync(parents: Sequence[tuple[Path, int]]) -> None:
+    """Make every rename into and out of the directories durable; the new parent comes first.
 
     It is done also for a rename that somebody else did: nobody acknowledges what he has not made durable himself
     (rule F).
@@ -98,9 +142,9 @@ def make_durable(layout: Layout, run: str) -> None:
     Raises:
         UnknownOutcome: A directory could not be made durable.
     """
-    for path in (layout.checkpoints / run, layout.checkpoints, layout.staging):
+    for path, fd in parents:
         try:
-            files.sync_directory(path)
+            files.sync(fd)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {path} could not be made durable: {reason}"

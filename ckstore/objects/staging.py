@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OFFER_TRIES = 20
+_CREATE_TRIES = 20
 
 
 class Staging:
@@ -49,19 +50,23 @@ class Staging:
         """Make a staging directory and lock it.
 
         Raises:
-            OSError: It could not be made.
+            SaveFailed, OSError: It could not be made.
         """
-        path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
-        links.make_directory(path)
-        # Between these two lines a sweeper may take it for dead and move it to trash; then the lock fails, and so
-        # does the save.
-        lock = locks.lock_shared(path)
-        try:
-            links.make_directory(path / BLOBS)
-        except BaseException:
-            lock.release()
-            raise
-        return cls(layout, path, lock)
+        for _ in range(_CREATE_TRIES):
+            path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
+            links.make_directory(path)
+            try:
+                lock = locks.lock_shared(path)
+            except FileNotFoundError:  # between these two lines somebody who sweeps took it for dead: make another
+                continue
+            try:
+                links.make_directory(path / BLOBS)
+                return cls(layout, path, lock)
+            except BaseException:
+                lock.release()
+                raise
+        msg = f"{_CREATE_TRIES} staging directories in {layout.staging} were swept away as soon as they were made"
+        raise SaveFailed(msg)
 
     def claim(self, digest: str, nbytes: int) -> bool:
         """Link the canonical blob into the staging directory; True if it is there now and can be relied on.
@@ -73,6 +78,8 @@ class Staging:
             links.link(self.layout.blob(digest), mine)
         except FileNotFoundError:
             return False
+        except FileExistsError:  # claimed or written before
+            return blobs.is_sound(mine, digest, nbytes)
         except OSError as error:
             if error.errno in links.CANNOT_LINK:
                 return False
@@ -111,8 +118,9 @@ class Staging:
             self.written[digest] = len(data)
         if damaged:
             links.rename(fresh, mine)
-            self._take_over(digest, mine)
+            # The canonical name last: while it is damaged, a save that comes after a kill heals again.
             relink_everywhere(self.layout, digest, mine, self._temporary)
+            self._take_over(digest, mine)
             return True
         return self._offer(digest, mine, len(data))
 
@@ -131,9 +139,8 @@ class Staging:
                     return False
                 if theirs != canonical:
                     links.unlink(theirs)
-                self._take_over(digest, mine)
-                if theirs != canonical:
                     relink_everywhere(self.layout, digest, mine, self._temporary)
+                self._take_over(digest, mine)
             except FileNotFoundError:
                 if not self.lock.names(self.path):
                     msg = f"{self.path} was moved away while it was being filled"
@@ -188,6 +195,19 @@ class Staging:
     def _temporary(self) -> Path:
         """Return a name that nobody uses, outside ``blobs/`` so that it is never taken for one."""
         return self.path / f"new-{next(self._serial)}"
+
+    def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
+        """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
+        for name in os.listdir(self._blobs):
+            if name not in wanted:
+                self.unclaim(name)
+        return [digest for digest, nbytes in wanted.items() if not self._is_whole(digest, nbytes)]
+
+    def _is_whole(self, digest: str, nbytes: int) -> bool:
+        try:
+            return blobs.looks_untouched(os.stat(self._blobs / digest, follow_symlinks=False), nbytes)
+        except FileNotFoundError:
+            return False
 
     def seal(self, manifest: bytes) -> None:
         """Write the manifest and make every name in the directory durable. Nothing may be added afterwards.

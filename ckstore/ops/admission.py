@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
-from ckstore.ops.packing import PACK_BELOW_BYTES, PACK_BYTES
+from ckstore.ops.packing import PACK_BELOW_BYTES, PACK_BYTES, find_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,8 @@ def _predict(context: Context, sources: Sequence[ByteSource]) -> tuple[int, int]
             digest = _digest(algorithm, source, start, stop)
             if not context.layout.blob(digest).exists():
                 wanted[digest] = stop - start
-    unknown_bytes = sum(nbytes for digest, nbytes in small.items() if digest not in context.known_pieces)
+    found = find_pieces(context, set(small))
+    unknown_bytes = sum(nbytes for digest, nbytes in small.items() if digest not in found)
     packs = -(-unknown_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
     return sum(wanted.values()) + unknown_bytes, len(wanted) + packs + _OWN_INODES
 

@@ -65,12 +65,16 @@ class Context:
             raise SaveFailed(msg, hint="open the store anew")
 
     def next_sequence(self) -> int:
-        """Return a sequence number greater than that of every checkpoint that is published."""
+        """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
+        published = {(run, step): inode for run, step, inode in self.layout.published()}
         try:
             known = self.catalog.max_sequence()
+            listing = self.catalog.listing()
         except CatalogUnavailable:
-            places = ((run, step) for run, step, _ in self.layout.published())
-            known = max((info.sequence for place in places if (info := read_info(self, *place))), default=0)
+            known, listing = 0, {}
+        for (run, step), inode in published.items():
+            if listing.get((run, step)) != inode and (info := read_info(self, run, step)) is not None:
+                known = max(known, info.sequence)
         self.last_sequence = max(known, self.last_sequence) + 1
         return self.last_sequence
 

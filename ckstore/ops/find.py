@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from ckstore.catalog import CatalogUnavailable
@@ -10,6 +11,7 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
+from ckstore.objects.layout import MANIFEST
 from ckstore.ops.context import Context, annotated, read_info, tags_by_checkpoint
 from ckstore.ops.marking import open_checked
 
@@ -36,7 +38,7 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
     found = []
     for name, step, inode in published:
         key = (name, step)
-        if key in rows and listing.get(key) == inode:
+        if key in rows and listing.get(key) == inode and _has_manifest(context, name, step):
             info: CheckpointInfo | None = rows[key]
         else:
             info = read_info(context, name, step)
@@ -46,6 +48,11 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
             info = replace(info, durable=context.durable, tags=tags.get(key, ()))
         found.append(annotated(context, info))
     return sorted(found, key=lambda info: info.order)
+
+
+def _has_manifest(context: Context, run: str, step: int) -> bool:
+    """Whether a directory that the catalog knows still has a manifest, which an interrupted ``rm -r`` takes early."""
+    return os.path.exists(context.layout.checkpoint(run, step) / MANIFEST)
 
 
 def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
@@ -88,8 +95,11 @@ def open_directory(context: Context, ref: str | int | CheckpointInfo) -> Checkpo
     for _ in range(_OPEN_TRIES):
         info = find(context, ref)
         try:
-            return open_checked(context, context.layout.checkpoint(info.run, info.step))
+            directory = open_checked(context, context.layout.checkpoint(info.run, info.step))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
+        if directory.manifest_id == info.id:
+            return directory
+        directory.close()  # replaced between finding and locking
     msg = f"{ref} came and went {_OPEN_TRIES} times while it was being opened"
     raise NoSuchRef(msg)

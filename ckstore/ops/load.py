@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import plain
 from ckstore.ops.read import map_memories, read_memories, read_storages
+from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import build, needed_storages
 
 if TYPE_CHECKING:
@@ -43,16 +44,21 @@ def as_filter(select: Select) -> Callable[[str], bool] | None:
     """
     if select is None or callable(select):
         return select
-    patterns = [select] if isinstance(select, str) else list(select)
-    if not all(isinstance(pattern, str) for pattern in patterns):
+    try:
+        given: list[object] = [select] if isinstance(select, str) else list(select)
+    except TypeError:
+        given = [select]
+    globs = [glob for glob in given if isinstance(glob, str)]
+    if len(globs) < len(given):
         msg = f"select must be a glob, a list of globs or a function of a name, got {select!r}"
         raise BadInput(msg)
-    return lambda name: any(_selects(pattern, form) for pattern in patterns for form in {name, plain(name)})
+    return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 
 
-def _selects(pattern: str, name: str) -> bool:
-    below = name.startswith(pattern) and name[len(pattern) : len(pattern) + 1] in (".", "[")
-    return name == pattern or below or fnmatchcase(name, pattern)
+def _selects(glob: str, name: str) -> bool:
+    below = name.startswith(glob) and name[len(glob) : len(glob) + 1] in (".", "[")
+    # Brackets stand for themselves: names have them, layers[0].weight.
+    return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
 def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
@@ -60,9 +66,28 @@ def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap
     manifest = directory.manifest
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
+    if keep is not None and select is not None and not callable(select) and not needed:
+        _refuse_nothing(directory, select, keep)
     read = map_memories if mmap else read_memories
     memories = read(directory, needed, verify=verify)
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
+
+
+def _refuse_nothing(directory: CheckpointDirectory, select: Select, keep: Callable[[str], bool]) -> None:
+    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint.
+
+    Raises:
+        NoSuchRef: It names nothing.
+    """
+    state = build(directory.manifest.state, directory.manifest.leaves, _no_memory, keep=keep)
+    if state in ({}, [], (), None):
+        msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} fits"
+        raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
+
+
+def _no_memory(storage: int) -> StorageMemory:
+    msg = f"storage {storage} was not to be read"
+    raise LookupError(msg)
 
 
 def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, verify: bool) -> LoadReport:

@@ -205,7 +205,7 @@ def open_path(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
     from pathlib import Path
 
-    where = Path(path)
+    where = Path(path).resolve()
     try:
         directory = CheckpointDirectory.at(where)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -25,6 +25,7 @@ PACK_BELOW_BYTES = 2**20
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 2**20
 _PACKS_AT_LEAST = 16
+_PACKS_IN_FLIGHT = 4
 ALIGNMENT = 64
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
@@ -58,6 +59,8 @@ class Packer:
         self._entries.append((digest, start, len(data)))
 
     def _flush(self) -> None:
+        if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
+            self._wait_for_first()
         if self._entries:
             self._waiting.append((self._write_blob(memoryview(self._pack)), len(self._pack), self._entries))
             self._pack, self._entries = bytearray(), []
@@ -65,17 +68,26 @@ class Packer:
     def finish(self) -> None:
         """Write what is left and wait until every pack is stored."""
         self._flush()
-        for wait, nbytes, entries in self._waiting:
-            blob = wait()
-            for digest, offset, length in entries:
-                self.places[digest] = PieceLocation(blob=blob, blob_nbytes=nbytes, offset=offset, length=length)
-        self._waiting = []
+        while self._waiting:
+            self._wait_for_first()
+
+    def _wait_for_first(self) -> None:
+        wait, nbytes, entries = self._waiting.pop(0)
+        blob = wait()
+        for digest, offset, length in entries:
+            self.places[digest] = PieceLocation(blob=blob, blob_nbytes=nbytes, offset=offset, length=length)
 
 
 def place_small(
-    context: Context, staging: Staging, sources: Sequence[ByteSource], write_blob: WriteBlob
+    context: Context,
+    staging: Staging,
+    sources: Sequence[ByteSource],
+    write_blob: WriteBlob,
+    is_mine: Callable[[str], bool],
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
     """Store the bytes of small sources as pieces.
+
+    `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
 
     Returns:
         The digest of each source in order, where each piece is, and how many bytes of pieces were written.
@@ -89,7 +101,7 @@ def place_small(
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: set[str] = set()
     for batch in _read_in_batches(context, sources):
-        found = _find(context, {digest for digest, _, _ in batch} - seen)
+        found = find_pieces(context, {digest for digest, _, _ in batch} - seen)
         for digest, source, data in batch:
             digests.append(digest)
             if digest in seen:
@@ -99,7 +111,7 @@ def place_small(
                 hits[digest] = (found[digest], source)
             else:
                 packer.add(digest, data)
-    places, again = _take_from_packs(context, staging, hits)
+    places, again = _take_from_packs(context, staging, hits, is_mine)
     for digest in again:
         packer.add(digest, _read_again(context, hits[digest][1], digest))
     packer.finish()
@@ -147,7 +159,8 @@ def state_changed(name: str) -> StateChanged:
     return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
 
 
-def _find(context: Context, digests: set[str]) -> dict[str, PieceLocation]:
+def find_pieces(context: Context, digests: set[str]) -> dict[str, PieceLocation]:
+    """Return where the store says that it has these pieces."""
     found = {digest: place for digest in digests if (place := context.known_pieces.get(digest)) is not None}
     unknown = digests - found.keys()
     if unknown:
@@ -159,7 +172,10 @@ def _find(context: Context, digests: set[str]) -> dict[str, PieceLocation]:
 
 
 def _take_from_packs(
-    context: Context, staging: Staging, hits: dict[str, tuple[PieceLocation, ByteSource]]
+    context: Context,
+    staging: Staging,
+    hits: dict[str, tuple[PieceLocation, ByteSource]],
+    is_mine: Callable[[str], bool],
 ) -> tuple[dict[str, PieceLocation], list[str]]:
     """Claim the packs that are worth it; return the places of their pieces, and the pieces to be written again."""
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
@@ -172,13 +188,16 @@ def _take_from_packs(
     for blob, pieces in by_pack.items():
         size = next(iter(pieces.values())).blob_nbytes
         worth_it = 2 * shares[blob] >= size
-        if worth_it and (
-            (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces))
-            or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces})
+        if (
+            worth_it
+            and is_mine(blob)
+            and (
+                (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces))
+                or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces})
+            )
         ):
             places.update(pieces)
-        else:
-            staging.unclaim(blob)
+        else:  # a claim that is left over is given up in the end
             again.extend(pieces)
     return places, again
 

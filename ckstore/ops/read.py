@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import mmap as _mmap
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ckstore.fs import mapping
+from ckstore.ops.workers import Workers
 from ckstore.tensors.memory import StorageMemory, allocate, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.model.manifest import Extent, LeafKind
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -69,12 +68,12 @@ def _for_each(work: Callable[[int], None], items: Iterable[int], nbytes: int) ->
         for item in items:
             work(item)
         return
-    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-load")
+    pool = Workers(_WORKERS, "ckstore-load")
     try:
-        for _ in pool.map(work, items):
-            pass
+        for future in [pool.submit(work, item) for item in items]:
+            future.result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.stop()
 
 
 def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
@@ -121,15 +120,17 @@ def _is_mappable(extent: Extent, *, last: bool) -> bool:
     return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
 
 
-def _map_extents(directory: CheckpointDirectory, extents: Iterable[Extent]) -> object:
-    with ExitStack() as open_blobs:
-        parts = []
+def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> object:
+    """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
+
+    def parts() -> Iterator[mapping.FilePart]:
         for extent in extents:
             blob = directory.manifest.blobs[extent.blob]
-            fd = open_blobs.enter_context(directory.open_blob(blob.digest))
-            directory.check_size(fd, blob)
-            parts.append(mapping.FilePart(fd, extent.length))
-        return mapping.map_side_by_side(parts)
+            with directory.open_blob(blob.digest) as fd:
+                directory.check_size(fd, blob)
+                yield mapping.FilePart(fd, extent.length)
+
+    return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
 
 
 def _slice_of_pack(
@@ -139,7 +140,7 @@ def _slice_of_pack(
         blob = directory.manifest.blobs[extent.blob]
         with directory.open_blob(blob.digest) as fd:
             directory.check_size(fd, blob)
-            packs[extent.blob] = mapping.map_side_by_side([mapping.FilePart(fd, blob.nbytes)])
+            packs[extent.blob] = mapping.map_side_by_side([mapping.FilePart(fd, blob.nbytes)], blob.nbytes)
     whole = memoryview(packs[extent.blob]).cast("B")  # type: ignore[arg-type]
     return wrap(kind, whole[extent.offset : extent.offset + extent.length])
 

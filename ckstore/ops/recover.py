@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
-from ckstore.fs import files
+from ckstore.fs import files, links
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
@@ -29,9 +29,13 @@ def recover(context: Context) -> list[str]:
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []
+    for directory in context.layout.directories:  # a copy may have left out empty ones
+        links.make_directory(directory)
     if trash.sweep_staging(context.layout):
-        files.sync_directory(context.layout.trash)
-        files.sync_directory(context.layout.staging)
+        # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
+        renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
+        for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
+            files.sync_directory(path)
     try:
         notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)

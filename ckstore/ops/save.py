@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, SaveFailed, StepExists
+from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
 from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import Description, Manifest, content_digest, render
+from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, content_digest, render
 from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
 from ckstore.objects import publish as publishing
@@ -124,6 +123,9 @@ def _stage_and_publish(
     for _ in range(_AUTO_STEP_TRIES):
         manifest = _manifest(context, captured, stored, request, step)
         manifest_id, data = render(manifest, context.algorithm)
+        if len(data) > MANIFEST_MAX_BYTES:
+            why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
+            raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
         staging.seal(data)
         context.manifests_seen.remember(staging.lock.fd, manifest, manifest_id)
         try:
@@ -132,13 +134,13 @@ def _stage_and_publish(
         except StepExists:
             if request.step is not None:
                 raise
-            step += 1  # another process took the step that was free a moment ago
+            step = check_step(step + 1)  # another process took the step that was free a moment ago
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by others one after another"
     raise SaveFailed(msg, hint="give step= to save()")
 
 
 def _next_step(context: Context, run: str) -> int:
-    return max((step for _, step, _ in context.layout.published(run)), default=-1) + 1
+    return check_step(max((step for _, step, _ in context.layout.published(run)), default=-1) + 1)
 
 
 def _manifest(context: Context, captured: Captured, stored: Stored, request: Request, step: int) -> Manifest:
@@ -187,7 +189,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
 
     try:
         context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
-    except (CatalogUnavailable, InUse, OSError):
+    except (CkstoreError, OSError):  # the next opening catches up, and says so if it cannot
         return False
     return True
 

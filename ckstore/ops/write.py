@@ -11,12 +11,14 @@ a lie.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.errors import SaveFailed
 from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.packing import PACK_BELOW_BYTES, place_small, state_changed
+from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,11 +62,12 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
         chunked = {
             i: writer.start_chunks(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES
         }
-        digests, places, packed_bytes = place_small(context, staging, [sources[i] for i in small], writer.start_blob)
+        digests, places, packed_bytes = place_small(
+            context, staging, [sources[i] for i in small], writer.start_blob, writer.is_first
+        )
         writer.finish()
-    except _Stopped:
-        writer.finish()  # raises the error that stopped the threads
-        raise
+    except _Stopped as stopped:
+        raise writer.first_error or stopped from None
     finally:
         writer.stop()
 
@@ -87,6 +90,7 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
             cut = [(future.result(), length) for future, length in chunked.get(i, ())]
             extents = [Extent(digest, blob_index(digest, length), 0, length) for digest, length in cut]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    writer.complete(blobs)
     context.known_pieces = places
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -110,11 +114,13 @@ class _ChunkWriter:
         self.written_bytes = 0
         self._context = context
         self._staging = staging
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-save")
+        self._pool = Workers(_WORKERS, "ckstore-save")
         self._futures: list[Future[str]] = []
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
+        self._skipped: dict[str, Callable[[], memoryview]] = {}
+        self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
     def start_chunks(self, source: ByteSource) -> list[tuple[Future[str], int]]:
@@ -133,15 +139,34 @@ class _ChunkWriter:
         Raises:
             Exception: The first error of a thread.
         """
-        done, _ = wait(self._futures, return_when=FIRST_EXCEPTION)
-        errors = [error for future in done if (error := future.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, _Stopped)):
-            raise error
+        wait(self._futures, return_when=FIRST_EXCEPTION)
+        if self.first_error is not None:
+            raise self.first_error
+
+    def complete(self, blobs: Sequence[BlobRecord]) -> None:
+        """Make the staging directory hold exactly these blobs.
+
+        One that a thread left to another, which then gave it up, is stored now.
+
+        Raises:
+            SaveFailed: A blob is not there; it must not be published so.
+        """
+        wanted = {blob.digest: blob.nbytes for blob in blobs}
+        for digest in self._staging.keep_exactly(wanted):
+            if digest in self._skipped:
+                data = self._skipped[digest]()
+                if self._context.algorithm.digest(data) != digest:
+                    raise state_changed("")
+                self._put(digest, data)
+        lacking = self._staging.keep_exactly(wanted)
+        if lacking:
+            msg = f"{len(lacking)} blobs are not in the staging directory as they were put there, {lacking[0]} is one"
+            raise SaveFailed(msg, hint="did another program change the store? save again")
 
     def stop(self) -> None:
         """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
         self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.stop()
 
     def _submit(self, work: Callable[..., str], *args: object) -> Future[str]:
         future = self._pool.submit(self._guarded, work, *args)
@@ -153,7 +178,9 @@ class _ChunkWriter:
             raise _Stopped
         try:
             return work(*args)
-        except BaseException:
+        except BaseException as error:
+            with self._mutex:
+                self.first_error = self.first_error or error
             self._stopped.set()
             raise
 
@@ -162,7 +189,10 @@ class _ChunkWriter:
         live = source.view(start, stop)
         data = self._copy(source, start, stop) if live is None else live
         digest = algorithm.digest(data)
-        if not self._is_first(digest) or self._staging.claim(digest, stop - start):
+        if not self.is_first(digest):
+            self._skipped[digest] = lambda: self._copy(source, start, stop)
+            return digest
+        if self._staging.claim(digest, stop - start):
             return digest
         if live is not None:
             data = self._copy(source, start, stop)
@@ -173,7 +203,9 @@ class _ChunkWriter:
 
     def _store_private(self, data: memoryview) -> str:
         digest = self._context.algorithm.digest(data)
-        if self._is_first(digest) and not self._staging.claim(digest, len(data)):
+        if not self.is_first(digest):
+            self._skipped[digest] = lambda: data
+        elif not self._staging.claim(digest, len(data)):
             self._staging.put(digest, data)
         return digest
 
@@ -182,7 +214,7 @@ class _ChunkWriter:
             with self._mutex:
                 self.written_bytes += len(data)
 
-    def _is_first(self, digest: str) -> bool:
+    def is_first(self, digest: str) -> bool:
         """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""
         with self._mutex:
             first = digest not in self._seen

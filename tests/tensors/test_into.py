@@ -24,7 +24,7 @@ def zeroed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.zeros(value.shape, value.dtype)
     if isinstance(value, dict):
-        out = type(value)((key, zeroed(item)) for key, item in value.items())
+        out = type(value)({key: zeroed(item) for key, item in value.items()})
         if isinstance(value, OrderedDict):
             vars(out).update(vars(value))
         return out
@@ -43,7 +43,7 @@ def without_ties(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.array(value, order="C")
     if isinstance(value, dict):
-        new = type(value)((key, without_ties(item)) for key, item in value.items())
+        new = type(value)({key: without_ties(item) for key, item in value.items()})
         if isinstance(value, OrderedDict):
             vars(new).update(vars(value))
         return new

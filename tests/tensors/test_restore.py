@@ -78,7 +78,7 @@ def pruned(value: Any, nothing: Any) -> Any:
     """Return `value` as a selection of everything gives it; `nothing` if it is empty."""
     gone = object()
     if isinstance(value, dict):
-        out = type(value)((key, item) for key, own in value.items() if (item := pruned(own, gone)) is not gone)
+        out = type(value)({key: item for key, own in value.items() if (item := pruned(own, gone)) is not gone})
         if not out:
             return nothing
         if isinstance(value, OrderedDict):
