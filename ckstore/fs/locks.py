@@ -112,10 +112,10 @@ def lock_exclusive(path: Path, *, timeout_s: float) -> DirectoryLock:
 
 
 def try_exclusive(path: Path) -> DirectoryLock | None:
-    """Lock the directory `path` for taking it apart, without waiting; None if somebody uses it or it is gone."""
+    """Lock the directory `path` for taking it apart, without waiting; None if it is used, gone, or not ours to open."""
     try:
         return _lock(path, fcntl.LOCK_EX, 0.0)
-    except (InUse, FileNotFoundError):
+    except (InUse, FileNotFoundError, PermissionError):
         return None
 
 

@@ -68,6 +68,10 @@ class _Last:
         return self.status.st_dev, self.status.st_ino
 
 
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 class Collector:
     """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``.
 
@@ -107,14 +111,23 @@ class Collector:
         if not names:
             return
         files.sync_directory(self._layout.trash)  # of all that was listed, whoever renamed it
+        failed: OSError | None = None
         for name in names:
-            path = self._layout.trash / name
-            if path.is_dir() and not path.is_symlink():
-                self._take_apart(path)
-            elif is_digest(digest := name.partition(".")[0]):
-                self._finish(digest, path)
-            else:
-                self._unlink_unless_open(path)
+            try:
+                self._empty_one(name)
+            except OSError as error:  # one odd entry must not keep the others
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _empty_one(self, name: str) -> None:
+        path = self._layout.trash / name
+        if _is_directory(path):
+            self._take_apart(path)
+        elif is_digest(digest := name.partition(".")[0]):
+            self._finish(digest, path)
+        else:
+            self._unlink_unless_open(path)
 
     def _take_apart(self, path: Path) -> None:
         lock = locks.try_exclusive(path)
