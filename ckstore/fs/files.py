@@ -8,6 +8,7 @@ and never repeated; a new name is durable after `fsync` of its directory; a rena
 from __future__ import annotations
 
 import errno
+import errno
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -110,12 +111,24 @@ def sync_directory(path: str | Path) -> None:
         OSError: Unknown which of the latest changes of names survive a power cut.
     """
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        sync(fd)
+        os.fsync(fd)
 
 
-def sync(fd: int) -> None:
-    """Make what an open file or directory holds durable; never called again on the same descriptor after an error."""
+def sync_open_directory(fd: int, path: Path) -> None:
+    """As `sync_directory`, for a directory that was opened before the names were changed.
+
+    XFS that shut itself down in between says success here although its log is gone (seen in tests/crash); opening the
+    directory anew then fails. That other resources have run out does not matter any more.
+
+    Raises:
+        OSError: As `sync_directory`.
+    """
     os.fsync(fd)
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
+            raise
 
 
 def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:

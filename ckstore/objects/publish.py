@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -128,9 +128,14 @@ def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
 
 @contextmanager
 def _opened(paths: Sequence[Path]) -> Iterator[list[tuple[Path, int]]]:
-    with ExitStack() as stack:
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        yield [(path, stack.enter_context(files.opened(path, flags))) for path in paths]
+    parents: list[tuple[Path, int]] = []
+    try:
+        parents.extend((path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) for path in paths)
+        yield parents
+    finally:
+        for _, fd in parents:
+            with suppress(OSError):  # nothing was written through it, and what was synced is
+                os.close(fd)
 
 
 def _sync(parents: Sequence[tuple[Path, int]]) -> None:
@@ -144,7 +149,7 @@ def _sync(parents: Sequence[tuple[Path, int]]) -> None:
     """
     for path, fd in parents:
         try:
-            files.sync(fd)
+            files.sync_open_directory(fd, path)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {path} could not be made durable: {reason}"

@@ -114,7 +114,7 @@ def test_a_power_cut_at_any_step_of_a_save_leaves_whole_checkpoints(
 ) -> None:
     """The power goes after the N-th change, for every N; each time the same filesystem goes on with what it kept."""
     seam = [(links, name) for name in ("link", "rename", "exchange", "make_directory")]
-    seam += [(files, name) for name in ("create_blob", "create_file", "sync_directory")]
+    seam += [(files, name) for name in ("create_blob", "create_file", "sync_directory", "sync_open_directory")]
     originals = {(module, name): getattr(module, name) for module, name in seam}
     counter = {"left": -1}
     with loop_filesystem(kind, size_mib, tmp_path) as mount:
