@@ -8,7 +8,6 @@ and never repeated; a new name is durable after `fsync` of its directory; a rena
 from __future__ import annotations
 
 import errno
-import errno
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
