@@ -23,7 +23,7 @@ _PLENTY = 16
 
 
 def fill(layout: Layout) -> None:
-    """Make the reserve if it is not there and there is plenty of room; it is only a convenience, so nothing is raised."""
+    """Make the reserve if it is not there and there is plenty of room; nothing is raised."""
     names = [f"space-{number}" for number in range(_INODES)]
     try:
         if set(names) <= set(names_in(_folder(layout))):

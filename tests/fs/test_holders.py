@@ -65,7 +65,7 @@ def test_exactly_what_is_asked_for_and_held_is_found(
     maps = []
     for number in mapped:
         with paths[number].open("rb") as file:
-            maps.append(map_side_by_side([FilePart(file.fileno(), SIZE)]))
+            maps.append(map_side_by_side([FilePart(file.fileno(), SIZE)], SIZE))
     try:
         found = find_holders([inode(paths[number]) for number in asked]).holders
     finally:
