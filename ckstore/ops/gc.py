@@ -26,6 +26,7 @@ from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
 from ckstore.ops.gc_plan import Names, next_to_free, plan_gc
 from ckstore.ops.recover import catch_up
+from ckstore.ops.relist import list_blobs_after_boot
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,6 +80,7 @@ def _collect(context: Context) -> GcReport:
     with _start(context) as collector:
         reserve.give_up_when_full(layout)
         catch_up(context)
+        list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
         if swept:
             files.sync_directory(layout.trash)

@@ -6,13 +6,16 @@ library preloaded or without.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckstore import Store
+from ckstore.ops import reclaim
 from tests.faults.journal import Journal
 from tests.faults.states import CHUNK_BYTES, state
 
@@ -47,6 +50,15 @@ def _init(path: Path, journal: Journal) -> Store:
 
 def _open(path: Path, journal: Journal) -> Store:
     return Store.open(path)
+
+
+def _open_as_found(path: Path, journal: Journal) -> Store:
+    """Open a store without emptying its trash, which is left for the act."""
+    give_back, reclaim.give_back = reclaim.give_back, lambda *_: None
+    try:
+        return Store.open(path)
+    finally:
+        reclaim.give_back = give_back
 
 
 def _no_store(path: Path, journal: Journal) -> None:
@@ -94,6 +106,32 @@ def _deleting(step: int) -> Callable[[Store, Journal], None]:
     return act
 
 
+def _dropped(path: Path, journal: Journal) -> None:
+    """A store in which a checkpoint was dropped, by a process that died before it freed anything."""
+    _saved("first", "second", "other")(path, journal)
+    with _open(path, journal) as store:
+        reclaim.give_back = lambda *_: None  # this process does nothing else
+        _deleting(2)(store, journal)
+
+
+def _collecting(store: Store, journal: Journal) -> None:
+    store.gc()
+
+
+def _collecting_beside_a_reader(store: Store, journal: Journal) -> None:
+    used = {path.name for path in store.path.glob("checkpoints/*/*/blobs/*")}
+    unused = sorted(path for path in store.path.glob("blobs/*/*") if path.name not in used)
+    with suppress(OSError), ExitStack() as closing:  # these faults are not those of the store
+        held = os.open(unused[0], os.O_RDONLY) if unused else None
+        if held is not None:
+            closing.callback(os.close, held)
+        store.gc()
+        if held is not None and os.fstat(held).st_nlink == 0:
+            raise RuntimeError("gc freed what was open")
+        return
+    store.gc()
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -102,6 +140,8 @@ SCENARIOS = {
         Scenario("deduplicated_save", _saved("first"), _open, _saving(2, "second")),
         Scenario("small_tensor_save", _saved("small-0"), _open, _saving(2, "small-1", "small-sparse")),
         Scenario("replace", _saved("first", "other"), _open, _saving(1, "second", if_exists="replace")),
+        Scenario("gc", _dropped, _open_as_found, _collecting),
+        Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
     )
 }
