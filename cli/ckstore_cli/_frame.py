@@ -58,6 +58,20 @@ class Frame:
         with Store.open(path, readonly=True) as store:
             yield store
 
+    @contextmanager
+    def writing(self) -> Iterator[Store]:
+        """Open the store for writing, and close it afterwards; for reading where this user cannot write.
+
+        Raises:
+            StoreNotFound: There is none.
+            NewerFormat: A newer ckstore made it.
+        """
+        path = self.find_store()
+        from ckstore.store import Store
+
+        with Store.open(path) as store:
+            yield store
+
 
 pass_frame = click.make_pass_decorator(Frame, ensure=True)
 

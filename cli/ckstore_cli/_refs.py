@@ -47,6 +47,19 @@ def complete_run(ctx: click.Context, _param: click.Parameter, incomplete: str) -
     return _items((run, "") for run in runs(store) if run.startswith(incomplete))
 
 
+def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the tags that begin with `incomplete`."""
+    store = _store_of(ctx)
+    if store is None:
+        return []
+    return _items((tag, "") for tag in tags(store) if tag.startswith(incomplete))
+
+
+def tags(store: Path) -> list[str]:
+    """Return the tags of a store, sorted."""
+    return sorted(name for name in _names(store / "refs") if RUN_PATTERN.match(name))
+
+
 def runs(store: Path) -> list[str]:
     """Return the names of the runs of a store, sorted."""
     return sorted(name for name in _names(store / "checkpoints") if RUN_PATTERN.match(name))
@@ -76,7 +89,7 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
     plain = known[0] if len(known) == 1 else DEFAULT_RUN
     candidates = [
         *((name, "") for name in COMPUTED),
-        *((tag, "tag") for tag in sorted(_names(store / "refs")) if RUN_PATTERN.match(tag)),
+        *((tag, "tag") for tag in tags(store)),
         *((str(step), plain) for step in steps(store, plain)),
         *((name, "run") for name in _of_several(store, known, incomplete)),
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from ckstore import Store
 from ckstore_cli.app import COMMANDS, app
 from tests.cli.conftest import ROOT, Run
 
@@ -69,6 +70,30 @@ def test_the_keys_of_ls_are_those_printed(run: Run, saved: Path) -> None:
 
 def test_the_keys_of_init_are_those_printed(run: Run) -> None:
     assert keys(section("`ckstore init`")) == list(first(run("init", "--json").stdout))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tag", "paper", "100"),
+        ("untag", "best"),
+        ("pin", "100", "--reason", "x"),
+        ("unpin", "main@7"),
+        ("rm", "sweep-7@7"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_keys_of_a_command_are_those_printed(words: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+    store = tmp_path / "copy"
+    with Store.init(store) as made:
+        for step in (7, 100):
+            made.save({"lr": step, "w": b"1" * 9000}, step=step, tags=["best"])
+        made.save({"lr": 1}, step=7, run="sweep-7")
+        made.pin("main@7", "x")
+
+    shown = run(*words, "--json", "--store", store)
+
+    assert keys(section(f"`ckstore {words[0]}`")) == list(first(shown.stdout)), shown.stderr
 
 
 def test_the_keys_of_an_error_are_those_printed(run: Run) -> None:

@@ -1,0 +1,95 @@
+"""``ckstore pin``: protect a checkpoint from deletion, or list what is protected."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore_cli._format import columns, printable
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._refs import complete_ref
+
+if TYPE_CHECKING:
+    from ckstore.model.pins import Pin
+
+
+@click.command()
+@click.argument("ref", required=False, shell_complete=complete_ref)
+@click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin keeps something.")
+@click.option("--expires", metavar="TIME", help="Protect for so long: 90m, 36h, 7d. Default: for ever.")
+@store_option
+@json_option
+@pass_frame
+def pin(frame: Frame, ref: str | None, reason: str | None, expires: str | None) -> None:
+    """Protect the checkpoint REF from being deleted, or list the pins.
+
+    \b
+    Example:
+      ckstore pin
+      ckstore pin best --reason 'in the paper'
+      ckstore pin main@1200 --reason 'evaluation runs' --expires 36h
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage, or TIME is none
+      4  there is no such store or checkpoint, or several fit
+      5  somebody is deleting that checkpoint
+    """
+    out = frame.output()
+    if ref is None:
+        if reason is not None or expires is not None:
+            raise click.UsageError("--reason and --expires need the checkpoint REF that is to be pinned")
+        _list(frame, out)
+        return
+    if reason is None:
+        raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint stays")
+    with frame.writing() as store:
+        made = store.pin(ref, reason, expires)
+    out.document(_document(made, datetime.now(UTC)))
+    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, datetime.now(UTC))}")
+
+
+def _list(frame: Frame, out: Output) -> None:
+    with frame.reading() as store:
+        found = store.pins()
+    now = datetime.now(UTC)
+    for one in found:
+        out.document(_document(one, now))
+    if not found:
+        out.note("no pins")
+        return
+    rows = [(one.name, _place(one), _until(one, now), printable(one.reason)) for one in found]
+    head, *lines = columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")
+    out.line(out.style(head, "dim"))
+    for line in lines:
+        out.line(line.rstrip())
+
+
+def _place(one: Pin) -> str:
+    return f"{one.run}@{one.step}{' (another one is there, or none)' if one.dangling else ''}"
+
+
+def _until(one: Pin, now: datetime) -> str:
+    if one.expires is None:
+        return "until it is unpinned"
+    if one.expired(now):
+        return "no more, it expired"
+    return f"until {one.expires[:16].replace('T', ' ')} UTC"
+
+
+def _document(one: Pin, now: datetime) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "run": one.run,
+        "step": one.step,
+        "id": one.id,
+        "reason": one.reason,
+        "created": one.created,
+        "expires": one.expires,
+        "expired": one.expired(now),
+        "dangling": one.dangling,
+    }

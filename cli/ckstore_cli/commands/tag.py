@@ -1,0 +1,71 @@
+"""``ckstore tag``: give a checkpoint a name, or list the names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ckstore.model.digest import short_id
+from ckstore_cli._format import columns
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._refs import complete_ref, complete_tag
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_tag)
+@click.argument("ref", required=False, shell_complete=complete_ref)
+@store_option
+@json_option
+@pass_frame
+def tag(frame: Frame, name: str | None, ref: str | None) -> None:
+    """Name the checkpoint REF (default: latest), or list the tags.
+
+    A tag that exists moves. What has a tag is never dropped.
+
+    \b
+    Example:
+      ckstore tag
+      ckstore tag best main@1200
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage, or NAME cannot be a tag
+      4  there is no such store or checkpoint, or several fit
+      5  somebody is deleting that checkpoint
+    """
+    out = frame.output()
+    if name is None:
+        _list(frame, out)
+        return
+    with frame.writing() as store:
+        before = {found.name: found for found in store.tags()}.get(name)
+        info = store.tag(name, "latest" if ref is None else ref)
+    moved = before is not None and (before.run, before.step) != (info.run, info.step)
+    was = f" (was {before.run}@{before.step})" if before is not None and moved else ""
+    out.document(_document(name, info.run, info.step, info.id))
+    out.line(f"{name} is {info.name}{was}")
+
+
+def _list(frame: Frame, out: Output) -> None:
+    with frame.reading() as store:
+        found = store.tags()
+    for one in found:
+        out.document(_document(one.name, one.run, one.step, one.id))
+    rows = [
+        (one.name, f"{one.run}@{one.step}", "no such checkpoint any more" if one.id is None else short_id(one.id))
+        for one in found
+    ]
+    if not found:
+        out.note("no tags yet")
+        return
+    head, *lines = columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<")
+    out.line(out.style(head, "dim"))
+    for line in lines:
+        out.line(line)
+
+
+def _document(name: str, run: str, step: int, digest: str | None) -> dict[str, Any]:
+    return {"name": name, "run": run, "step": step, "id": digest}

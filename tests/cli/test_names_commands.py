@@ -1,0 +1,125 @@
+"""``tag untag pin unpin rm`` on stores of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with Store.init(tmp_path / "s") as store:
+        for step in (100, 200, 300):
+            store.save({"w": np.full(1000, step)}, step=step)
+    return tmp_path / "s"
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> None:
+    assert run("tag", "--store", path).stderr == "no tags yet\n"
+    assert run("tag", "best", "100", "--store", path).stdout == "best is main@100\n"
+    assert run("tag", "newest", "--store", path).stdout == "newest is main@300\n"
+    assert run("tag", "best", "200", "--store", path).stdout == "best is main@200 (was main@100)\n"
+
+    listed = run("tag", "--store", path).stdout.splitlines()
+    assert [line.split()[:2] for line in listed] == [
+        ["TAG", "CHECKPOINT"],
+        ["best", "main@200"],
+        ["newest", "main@300"],
+    ]
+    assert documents(run("tag", "--json", "--store", path).stdout)[0] == {
+        "v": 1,
+        "name": "best",
+        "run": "main",
+        "step": 200,
+        "id": Store.open(path).info(200).id,
+    }
+    assert run("untag", "best", "--store", path).stdout == "removed the tag best\n"
+    again = run("untag", "best", "--store", path)
+    assert (again.exit_code, again.stderr) == (4, "error: there is no tag 'best'\nhint: there is newest\n")
+
+
+def test_a_tag_whose_checkpoint_is_gone_says_so(run: Run, path: Path) -> None:
+    (path / "refs" / "gone").symlink_to("../checkpoints/main/7")
+
+    assert "no such checkpoint any more" in run("tag", "--store", path).stdout
+
+
+def test_a_tag_that_looks_like_a_step_is_wrong_usage(run: Run, path: Path) -> None:
+    assert run("tag", "12", "--store", path).exit_code == 2
+
+
+def test_a_pin_protects_until_it_is_removed(run: Run, path: Path) -> None:
+    made = run("pin", "100", "--reason", "in the\npaper", "--store", path)
+    name = re.search(r"as (pin-\w+), until it is unpinned", made.stdout)
+    assert name is not None
+
+    refused = run("rm", "100", "--store", path)
+    assert refused.exit_code == 5
+    assert "pinned" in refused.stderr
+    assert "in the\\npaper" in run("pin", "--store", path).stdout
+    assert (
+        run("unpin", "main@100", "--json", "--store", path).stdout == json.dumps({"v": 1, "removed": [name[1]]}) + "\n"
+    )
+    assert run("pin", "--store", path).stderr == "no pins\n"
+    assert run("rm", "100", "--store", path).stdout == "deleted main@100\n"
+
+
+def test_a_pin_with_an_expiry_says_until_when(run: Run, path: Path) -> None:
+    shown = run("pin", "latest", "--reason", "evaluation", "--expires", "36h", "--store", path).stdout
+
+    assert re.search(r"pinned main@300 as pin-\w+, until \d{4}-\d\d-\d\d \d\d:\d\d UTC\n", shown)
+    assert documents(run("pin", "--json", "--store", path).stdout)[0]["expired"] is False
+    assert run("pin", "latest", "--reason", "x", "--expires", "soon", "--store", path).exit_code == 2
+
+
+@pytest.mark.parametrize("words", [["latest"], ["--reason", "x"], ["--expires", "7d"]])
+def test_a_pin_needs_a_checkpoint_and_a_reason(words: list[str], run: Run, path: Path) -> None:
+    shown = run("pin", *words, "--store", path)
+
+    assert shown.exit_code == 2
+    assert "REF" in shown.stderr or "--reason" in shown.stderr
+
+
+def test_a_pin_is_removed_by_its_name(run: Run, path: Path) -> None:
+    name = Store.open(path).pin(100, "x").name
+
+    assert run("unpin", name, "--store", path).stdout == f"removed {name}\n"
+    assert run("unpin", name, "--store", path).exit_code == 4
+
+
+def test_rm_deletes_and_frees(run: Run, path: Path) -> None:
+    before = len(list((path / "blobs").glob("*/*")))
+
+    shown = run("rm", "100", "--json", "--store", path)
+
+    assert shown.exit_code == 0
+    assert list(documents(shown.stdout)[0]) == ["v", "run", "step", "id"]
+    assert [info.step for info in Store.open(path).checkpoints()] == [200, 300]
+    assert len(list((path / "blobs").glob("*/*"))) < before
+
+
+def test_rm_of_what_has_a_tag_is_refused_with_the_next_step(run: Run, path: Path) -> None:
+    Store.open(path).tag("best", 200)
+
+    shown = run("rm", "200", "--store", path)
+
+    assert shown.exit_code == 5
+    assert "best" in shown.stderr
+    assert "hint: remove the tag first" in shown.stderr
+
+
+def test_rm_of_what_is_open_is_refused(run: Run, path: Path) -> None:
+    with Store.open(path, readonly=True).open_checkpoint(200):
+        assert run("rm", "200", "--store", path).exit_code == 5
