@@ -365,6 +365,7 @@ def test_a_gc_that_is_killed_at_any_change_is_gone_on_with(tmp_path: Path, befor
             assert store.gc().freed_count == 1
         assert blobs_of(store) == used_by(store)
         assert store.plan_gc().freed_count == 0
+        assert store._context.catalog.unused() == []
         assert open_below(store.path) == {}
         check_store(store.path)
         assert same(store.load(3), state(3, 10))
@@ -450,6 +451,7 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
         _, there = gc_with(store, meanwhile, at, before=before)
 
         check_links(store.path)
+        assert [name for name in os.listdir(store.path / "trash") if name.startswith("xxh3-")] == []
         if there:
             tried += 1
         if there and what == "save":
@@ -459,6 +461,7 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
         again = Store.open(store.path)
         check_store(store.path)
         assert blobs_of(again) - used_by(again) == set()
+        assert again._context.catalog.unused() == []
         assert same(again.load(3), state(3, 10))
         if there and what == "save":
             assert same(again.load(20), wanted)
