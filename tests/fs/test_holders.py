@@ -146,8 +146,10 @@ def test_a_name_that_was_removed_is_no_leak_while_the_file_has_another(tmp_path:
 
 
 def test_the_command_of_a_process_is_its_command_line_shortened() -> None:
-    long = [sys.executable, "-c", "input()", "x" * 500]
-    with subprocess.Popen(long, stdin=subprocess.PIPE) as process:
+    long = [sys.executable, "-c", "print(flush=True); input()", "x" * 500]
+    with subprocess.Popen(long, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # until then it may still be this program, about to become that one
         found = holders.command_of(process.pid)
         process.communicate(timeout=30)
 
