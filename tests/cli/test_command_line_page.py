@@ -80,6 +80,8 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
         ("pin", "100", "--reason", "x"),
         ("unpin", "main@7"),
         ("rm", "sweep-7@7"),
+        ("prune", "--keep-last", "1", "--dry-run"),
+        ("gc", "--keep-last", "1"),
     ],
     ids=lambda words: words[0],
 )

@@ -1,0 +1,118 @@
+"""Retention on the command line: its options, and how a plan is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore_cli._format import columns, cut, printable
+from ckstore_cli._output import Output
+
+if TYPE_CHECKING:
+    from ckstore.model.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
+    from ckstore.model.retention_report import RetentionReport
+
+_MODES = ("min", "max")
+
+
+def policy_of(
+    keep_last: int | None, keep_every: int | None, keep_best: Sequence[str], keep_within: str | None
+) -> RetentionPolicy | None:
+    """Return the policy that the options say; None: they say none.
+
+    Raises:
+        BadInput: A rule cannot be.
+        BadParameter: A ``--keep-best`` cannot be read.
+    """
+    if keep_last is None and keep_every is None and not keep_best and keep_within is None:
+        return None
+    from ckstore.model.retention import RetentionPolicy
+
+    return RetentionPolicy(
+        keep_last=keep_last,
+        keep_every=keep_every,
+        keep_best=[best_of(text) for text in keep_best] or None,
+        keep_within=keep_within,
+    )
+
+
+def best_of(text: str) -> Best:
+    """Return the rule that ``METRIC[:min|max[:n]]`` says; a colon in a metric's name needs the mode behind it.
+
+    Raises:
+        BadParameter: It cannot be read. A misspelt mode is never taken for a part of the name.
+    """
+    from ckstore.model.retention import Best
+
+    metric, *rest = text.rsplit(":", 2)
+    if len(rest) == 2 and rest[0] not in _MODES:
+        metric, rest = f"{metric}:{rest[0]}", rest[1:]
+    count = rest[1] if len(rest) == 2 else "1"
+    if not metric or (rest and rest[0] not in _MODES) or not count.isascii() or not count.isdigit():
+        msg = f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}"
+        raise click.BadParameter(msg, param_hint="--keep-best")
+    return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
+
+
+def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
+    """Print a line for each checkpoint: whether it stays, and why; the oldest first."""
+    rows = [(entry.info.name, "keep" if entry.keep else "drop", _because(entry)) for entry in entries]
+    if not rows:
+        return
+    head, *lines = columns([("CHECKPOINT", "PLAN", "BECAUSE"), *rows], "<<<")
+    out.line(out.style(head, "dim"))
+    for line in lines:
+        out.line(cut(line, out.width))
+
+
+def _because(entry: PlanEntry) -> str:
+    return printable("; ".join(entry.reasons))
+
+
+def plan_document(plan: RetentionPlan, *, dry_run: bool, done: RetentionReport | None) -> dict[str, Any]:
+    """Return a plan, and what was done of it, as ``prune`` and ``gc`` print it."""
+    return {
+        "dry_run": dry_run,
+        "policy": plan.policy.to_json(),
+        "checkpoints": [
+            {
+                "run": entry.run,
+                "step": entry.step,
+                "id": entry.info.id,
+                "keep": entry.keep,
+                "reasons": list(entry.reasons),
+            }
+            for entry in plan.entries
+        ],
+        "skipped": [
+            {"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in (done.skipped if done else ())
+        ],
+        "warnings": list(plan.notes),
+    }
+
+
+def warn(out: Output, plan: RetentionPlan, done: RetentionReport | None) -> None:
+    """Say what the user may not expect."""
+    for text in _warnings(plan, done):
+        out.warning(printable(text))
+
+
+def _warnings(plan: RetentionPlan, done: RetentionReport | None) -> Iterator[str]:
+    yield from plan.notes
+    for one in done.skipped if done else ():
+        yield f"{one.info.name} stays, since {one.reason}"
+
+
+def outcome(plan: RetentionPlan, *, done: RetentionReport | None) -> str:
+    """Return one line that says how many go and how many stay."""
+    all_count = len(plan.entries)
+    if done is None:
+        return f"would drop {len(plan.dropped)} of {checkpoints(all_count)}; nothing was changed"
+    return f"dropped {len(done.dropped)} of {checkpoints(all_count)}"
+
+
+def checkpoints(count: int) -> str:
+    """Return ``1 checkpoint``, ``3 checkpoints``."""
+    return "1 checkpoint" if count == 1 else f"{count} checkpoints"

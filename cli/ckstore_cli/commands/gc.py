@@ -1,0 +1,158 @@
+"""``ckstore gc``: give back the space that no checkpoint needs, and say who keeps what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore_cli._format import columns, cut, printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, warn
+
+if TYPE_CHECKING:
+    from ckstore.model.gc_report import GcReport, HeldBlob
+
+HELD = 7
+_NOBODY_SEEN = "?"
+
+
+@click.command()
+@click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="First drop all but the last N of each run.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be dropped and freed.")
+@store_option
+@json_option
+@pass_frame
+def gc(frame: Frame, keep_last: int | None, dry_run: bool) -> int:  # noqa: FBT001 - click's
+    """Free what no checkpoint needs, and name who keeps the rest.
+
+    It may run at any time: saves and readers go on. What somebody has open is
+    not freed; it is reported with the process, and freed by the next gc after
+    that. With --keep-last checkpoints are dropped first, as by ckstore prune.
+
+    \b
+    Example:
+      ckstore gc
+      ckstore gc --keep-last 3 --dry-run
+
+    \b
+    Exit status:
+      0  done, also when there was nothing to free
+      2  wrong usage
+      4  there is no such store
+      5  another gc is at work
+      7  done, but somebody has some bytes open
+    """
+    policy = policy_of(keep_last, None, (), None)
+    out = frame.output()
+    # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
+    with frame.writing() as store:
+        plan = None if policy is None else store.plan_retention(policy)
+        done = None if plan is None or dry_run else store.apply(plan)
+        report = store.gc(policy, dry_run=True) if dry_run else store.gc()
+    document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
+    if plan is not None:
+        document = plan_document(plan, dry_run=dry_run, done=done)
+        print_plan(out, plan.entries)
+        out.line(outcome(plan, done=done))
+        warn(out, plan, done)
+    out.document({**document, **_document(report)})
+    for line in _lines(report, out):
+        out.line(line)
+    return HELD if report.held else 0
+
+
+def _lines(report: GcReport, out: Output) -> Iterator[str]:
+    if report.freed_count:
+        what = f"{size_text(report.freed_bytes)} in {_blobs(report.freed_count)}"
+        if report.dry_run:
+            yield f"would free {what}"
+        else:
+            grown = report.filesystem_freed_bytes
+            yield f"freed {what}" + (f"; the filesystem has {size_text(grown)} more free" if grown > 0 else "")
+    if report.held:
+        kept = "would keep" if report.dry_run else "kept"
+        yield f"{kept} {size_text(report.held_bytes)} in {_blobs(len(report.held))} that somebody has open:"
+        yield from (cut(line, out.width) for line in _holder_lines(report))
+        yield "gc frees it once they are done"
+    for one in report.linked_elsewhere:
+        names = "1 name" if one.name_count == 1 else f"{one.name_count} names"
+        yield f"{size_text(one.nbytes)} stay: {one.digest} has {names} outside the store"
+    if not (report.freed_count or report.held or report.linked_elsewhere):
+        yield report.explanation
+    if report.dead_pack_bytes:
+        yield f"{size_text(report.dead_pack_bytes)} in shared blobs are dead and go with the rest of their blob"
+    if report.trash_left:
+        yield f"{len(report.trash_left)} in trash/ wait for who is at work there"
+
+
+def _holder_lines(report: GcReport) -> list[str]:
+    rows = [
+        (
+            "  " + (_NOBODY_SEEN if pid is None else str(pid)),
+            size_text(sum(blob.nbytes for blob in blobs)),
+            how,
+            printable(command),
+        )
+        for (pid, command), (how, blobs) in _by_holder(report.held).items()
+    ]
+    head, *lines = columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
+    return [head, *lines]
+
+
+def _by_holder(held: tuple[HeldBlob, ...]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
+    """Return for each process, the greatest first, one way in which it has files, and the blobs that it has."""
+    found: dict[tuple[int | None, str], tuple[list[str], list[HeldBlob]]] = {}
+    for blob in held:
+        for key, how in _holders(blob):
+            hows, blobs = found.setdefault(key, ([], []))
+            hows.append(how)
+            if blob not in blobs:
+                blobs.append(blob)
+    ordered = sorted(found.items(), key=lambda item: -sum(blob.nbytes for blob in item[1][1]))
+    return {key: (_some(hows), blobs) for key, (hows, blobs) in ordered}
+
+
+def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:
+    for holder in blob.holders:
+        yield (holder.pid, holder.command), holder.how
+    if not blob.holders:
+        yield (None, blob.why or "a process that cannot be seen from here"), "open"
+
+
+def _some(hows: list[str]) -> str:
+    different = list(dict.fromkeys(hows))
+    more = len(different) - 1
+    return different[0] + (f" and {more} more" if more else "")
+
+
+def _blobs(count: int) -> str:
+    return "1 blob" if count == 1 else f"{count} blobs"
+
+
+def _document(report: GcReport) -> dict[str, Any]:
+    """Return the report; a dry run measures nothing, so that those numbers are null."""
+    return {
+        "freed_bytes": report.freed_bytes,
+        "freed_count": report.freed_count,
+        "filesystem_freed_bytes": None if report.dry_run else report.filesystem_freed_bytes,
+        "held_bytes": report.held_bytes,
+        "held": [
+            {
+                "digest": blob.digest,
+                "nbytes": blob.nbytes,
+                "why": blob.why,
+                "holders": [{"pid": one.pid, "command": one.command, "how": one.how} for one in blob.holders],
+            }
+            for blob in report.held
+        ],
+        "linked_elsewhere": [
+            {"digest": one.digest, "nbytes": one.nbytes, "name_count": one.name_count}
+            for one in report.linked_elsewhere
+        ],
+        "dead_pack_bytes": report.dead_pack_bytes,
+        "catalog_bytes": report.catalog_bytes,
+        "explanation": report.explanation,
+    }

@@ -1,0 +1,73 @@
+"""``ckstore prune``: drop the checkpoints that no rule keeps."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.errors import BadInput
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._refs import complete_run
+from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, warn
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command()
+@click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N that were saved last.")
+@click.option("--keep-every", metavar="N", type=_COUNT, help="Keep those whose step is a multiple of N.")
+@click.option(
+    "--keep-best",
+    metavar="METRIC[:min|max[:N]]",
+    multiple=True,
+    help="Keep the best (N best) by a metric; min without a word. May be repeated.",
+)
+@click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d ….")
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: each run by itself.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan.")
+@store_option
+@json_option
+@pass_frame
+def prune(  # noqa: PLR0917 - one for each option
+    frame: Frame,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    keep_within: str | None,
+    run: str | None,
+    dry_run: bool,  # noqa: FBT001 - click's
+) -> None:
+    """Drop the checkpoints that no rule keeps, and say of each why.
+
+    What any rule keeps is kept. Whatever the rules say, nothing is dropped that
+    has a tag, is pinned or open, or is the newest whole one of its run. Without
+    a rule the policy is taken that is kept in the store. The space is given
+    back by ckstore gc.
+
+    \b
+    Example:
+      ckstore prune --keep-last 3 --keep-best loss --dry-run
+      ckstore prune --keep-last 3 --keep-every 1000 --keep-best accuracy:max:2
+      ckstore prune --keep-within 7d --run sweep-7
+
+    \b
+    Exit status:
+      0  done, also when there was nothing to drop
+      2  wrong usage, or there is no rule
+      4  there is no such store
+    """
+    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    out = frame.output()
+    with frame.reading() if dry_run else frame.writing() as store:
+        if policy is None and store.retention is None:
+            raise BadInput(
+                "there is no rule, and the store keeps no policy: everything would be dropped",
+                hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
+            )
+        plan = store.plan_retention(policy, run)
+        print_plan(out, plan.entries)
+        done = None if dry_run else store.apply(plan)
+    out.document(plan_document(plan, dry_run=dry_run, done=done))
+    out.line(outcome(plan, done=done))
+    warn(out, plan, done)
+    if done and done.dropped:
+        out.note("ckstore gc gives the space back")
