@@ -20,7 +20,25 @@ from ckstore_cli import _errors
 from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, json_option, store_option
 
-COMMANDS = ("init", "log", "show", "ls", "tag", "untag", "pin", "unpin", "rm", "prune", "gc", "demo")
+COMMANDS = (
+    "init",
+    "log",
+    "show",
+    "ls",
+    "diff",
+    "tag",
+    "untag",
+    "pin",
+    "unpin",
+    "rm",
+    "du",
+    "why",
+    "prune",
+    "gc",
+    "verify",
+    "doctor",
+    "demo",
+)
 """Names of the commands in the order of the help; each is `ckstore_cli.commands.<name>.<name>`."""
 
 COMPLETE_VARIABLE = "_CKSTORE_COMPLETE"

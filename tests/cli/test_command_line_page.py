@@ -82,6 +82,9 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
         ("rm", "sweep-7@7"),
         ("prune", "--keep-last", "1", "--dry-run"),
         ("gc", "--keep-last", "1"),
+        ("diff", "main@7", "main@100"),
+        ("du",),
+        ("verify",),
     ],
     ids=lambda words: words[0],
 )

@@ -1,0 +1,162 @@
+"""``ckstore diff``: what differs from one checkpoint to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore.model.names import plain as plain_name
+from ckstore_cli._documents import plain
+from ckstore_cli._format import columns, cut, number_text, printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+from ckstore_cli._refs import complete_ref
+
+if TYPE_CHECKING:
+    from ckstore.model.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
+
+
+@click.command()
+@click.argument("before", metavar="A", shell_complete=complete_ref)
+@click.argument("after", metavar="B", shell_complete=complete_ref)
+@click.option("--values", is_flag=True, help="Read the changed tensors too, and say how far apart they are.")
+@store_option
+@json_option
+@pass_frame
+def diff(frame: Frame, before: str, after: str, values: bool) -> None:  # noqa: FBT001 - click's
+    """List the tensors and values that differ from checkpoint A to checkpoint B.
+
+    Without --values no data is read.
+
+    \b
+    Example:
+      ckstore diff best latest
+      ckstore diff main@1000 main@1200 --values
+
+    \b
+    Exit status:
+      0  done, whether they differ or not
+      2  wrong usage
+      3  one of them is damaged
+      4  there is no such store or checkpoint, or several fit
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        found = store.diff(before, after, values=values)
+    out.document(_document(found))
+    for line in _lines(found, out, values=values):
+        out.line(line)
+
+
+def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:
+    rows = list(_rows(found, values=values))
+    if rows:
+        names = ("DIFFERENCE", "RELATIVE") if values else ()
+        head, *lines = columns(
+            [("", "TYPE", "SIZE", "CHANGED", *names, "NAME"), *rows], "<<>>" + ">" * len(names) + "<"
+        )
+        yield out.style(head, "dim")
+        yield from (cut(line, out.width) for line in lines)
+    for change in found.plain:
+        yield cut(_plain_line(change), out.width)
+    if rows or found.plain:
+        yield ""
+    yield _summary(found)
+
+
+def _summary(found: Diff) -> str:
+    pair = f"{found.before} and {found.after}"
+    if found.same_content:
+        return f"{pair} hold the same"
+    if not found:
+        return f"{pair} hold the same values in another order or with other strides"
+    counts = [(len(found.changed), "changed"), (len(found.added), "added"), (len(found.removed), "removed")]
+    tensors = ", ".join(f"{count} {word}" for count, word in counts if count)
+    told = f"{tensors}, {found.unchanged_count} the same" if tensors else f"all {found.unchanged_count} the same"
+    size = f", {size_text(found.changed_bytes)} of bytes changed" if found.changed else ""
+    return f"from {found.before} to {found.after}: tensors: {told}{size}"
+
+
+def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
+    blank = ("", "") if values else ()
+    for word, leaves in (("added", found.added), ("removed", found.removed)):
+        for leaf in leaves:
+            yield word, _type(leaf), size_text(leaf.nbytes), "", *blank, _name(leaf.name)
+    for change in found.changed:
+        changed = size_text(change.changed_bytes)
+        apart = _apart(change.difference) if values else ()
+        yield "changed", _types(change), size_text(change.after.nbytes), changed, *apart, _name(change.name)
+
+
+def _type(leaf: DiffLeaf) -> str:
+    return f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]" if leaf.dtype else leaf.kind
+
+
+def _types(change: LeafChange) -> str:
+    old, new = _type(change.before), _type(change.after)
+    return new if old == new else f"{old} -> {new}"
+
+
+def _apart(difference: Difference | None) -> tuple[str, str]:
+    if difference is None:
+        return "-", "-"
+    return number_text(difference.largest_absolute), number_text(difference.largest_relative)
+
+
+def _name(name: str) -> str:
+    return printable(plain_name(name)) or "(the state itself)"
+
+
+def _plain_line(change: PlainChange) -> str:
+    name = _name(change.name)
+    if change.kind == "added":
+        return f"added    {name} = {printable(repr(change.after))}"
+    if change.kind == "removed":
+        return f"removed  {name} = {printable(repr(change.before))}"
+    return f"changed  {name} = {printable(repr(change.before))} -> {printable(repr(change.after))}"
+
+
+def _document(found: Diff) -> dict[str, Any]:
+    return {
+        "before": found.before,
+        "after": found.after,
+        "same_content": found.same_content,
+        "unchanged_count": found.unchanged_count,
+        "changed_bytes": found.changed_bytes,
+        "added": [_leaf(leaf) for leaf in found.added],
+        "removed": [_leaf(leaf) for leaf in found.removed],
+        "changed": [_change(change) for change in found.changed],
+        "values": [
+            {"name": one.name, "kind": one.kind, "before": _value(one.before), "after": _value(one.after)}
+            for one in found.plain
+        ],
+    }
+
+
+def _leaf(leaf: DiffLeaf) -> dict[str, Any]:
+    return {
+        "name": leaf.name,
+        "kind": leaf.kind,
+        "dtype": leaf.dtype or None,
+        "shape": list(leaf.shape) if leaf.dtype else None,
+        "nbytes": leaf.nbytes,
+    }
+
+
+def _change(change: LeafChange) -> dict[str, Any]:
+    apart = change.difference
+    return {
+        "name": change.name,
+        "before": _leaf(change.before),
+        "after": _leaf(change.after),
+        "changed_bytes": change.changed_bytes,
+        "largest_absolute": None if apart is None else plain(apart.largest_absolute),
+        "largest_relative": None if apart is None else plain(apart.largest_relative),
+    }
+
+
+def _value(value: object) -> Any:
+    """Return what JSON has; anything else as Python writes it."""
+    return plain(value) if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -1,0 +1,86 @@
+"""``ckstore du``: what the checkpoints take on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore_cli._format import columns, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+
+if TYPE_CHECKING:
+    from ckstore.model.usage import Usage
+
+_HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
+
+
+@click.command()
+@store_option
+@json_option
+@pass_frame
+def du(frame: Frame) -> None:
+    """Show what each checkpoint takes on the disk, and what deleting it would free.
+
+    HOLDS is the size of a copy, FREES what goes when only this checkpoint is
+    deleted, SHARES what others need too.
+
+    \b
+    Example:
+      ckstore du
+      ckstore du --json | jq .disk_bytes
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage
+      4  there is no such store
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        usage = store.du()
+    out.document(
+        {
+            "logical_bytes": usage.logical_bytes,
+            "disk_bytes": usage.disk_bytes,
+            "unique_bytes": usage.unique_bytes,
+            "shared_bytes": usage.shared_bytes,
+            "unused_bytes": usage.unused_bytes,
+            "dead_bytes": usage.dead_bytes,
+            "checkpoints": [
+                {
+                    "run": one.run,
+                    "step": one.step,
+                    "logical_bytes": one.logical_bytes,
+                    "unique_bytes": one.unique_bytes,
+                    "shared_bytes": one.shared_bytes,
+                    "dead_bytes": one.dead_bytes,
+                }
+                for one in usage.checkpoints
+            ],
+        }
+    )
+    if usage.checkpoints:
+        rows = [
+            (one.name, size_text(one.logical_bytes), size_text(one.unique_bytes), size_text(one.shared_bytes))
+            for one in usage.checkpoints
+        ]
+        head, *lines = columns([_HEAD, *rows], "<>>>")
+        out.line(out.style(head, "dim"))
+        for line in lines:
+            out.line(line)
+        out.line()
+    for line in _summary(usage):
+        out.line(line)
+
+
+def _summary(usage: Usage) -> Iterator[str]:
+    holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
+    yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
+    if usage.shared_bytes:
+        yield f"{size_text(usage.shared_bytes)} of it are shared"
+    if usage.unused_bytes:
+        yield f"{size_text(usage.unused_bytes)} of it nobody needs: ckstore gc frees them"
+    if usage.dead_bytes:
+        yield f"{size_text(usage.dead_bytes)} of it are dead, in blobs of which other parts are needed"

@@ -1,0 +1,49 @@
+"""``ckstore why``: who needs a blob."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.model.names import plain
+from ckstore_cli._format import columns, printable
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+
+
+@click.command()
+@click.argument("blob")
+@store_option
+@json_option
+@pass_frame
+def why(frame: Frame, blob: str) -> None:
+    """List the checkpoints and tensors that use BLOB.
+
+    BLOB is the name of a file in blobs/, or 6 or more of its digits.
+
+    \b
+    Example:
+      ckstore why xxh3-8f7c1c4bfa0e6f1c2d7a1be6c8a3f5d1
+      ckstore why 8f7c1c
+
+    \b
+    Exit status:
+      0  done, also when nothing uses it
+      2  wrong usage
+      4  there is no such store or blob, or several fit
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        uses = store.why(blob)
+    for use in uses:
+        out.document({"run": use.run, "step": use.step, "names": list(use.names)})
+    if not uses:
+        out.note("no checkpoint uses it; ckstore gc frees it")
+        return
+    rows = [
+        (use.checkpoint, printable(plain(name)) or "(the state itself)")
+        for use in uses
+        for name in use.names or ("(no tensor; a part that nothing uses any more)",)
+    ]
+    head, *lines = columns([("CHECKPOINT", "NAME"), *rows], "<<")
+    out.line(out.style(head, "dim"))
+    for line in lines:
+        out.line(line)
