@@ -22,6 +22,7 @@ from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, holders, lease, links, locks
 from ckstore.model.gc_report import GcReport
+from ckstore.model.retention import RetentionPolicy
 from ckstore.ops import reclaim, relist
 from tests.support.crashing import run_and_kill
 from tests.support.descriptors import open_below
@@ -95,6 +96,21 @@ def test_gc_frees_what_only_dropped_checkpoints_had(store: Store) -> None:
     assert free.f_frsize > 0
     assert same(store.load(2), state(2, 10))
     assert store.gc().freed_count == 0
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 4])
+def test_with_a_policy_the_dry_run_reports_what_the_run_frees(store: Store, keep_last: int) -> None:
+    for step in range(4):
+        store.save(state(step, step + 1, 10), step=step)
+    policy = RetentionPolicy(keep_last=keep_last)
+
+    would, report = store.gc(policy, dry_run=True), store.gc(policy)
+
+    assert [info.step for info in store.checkpoints()] == list(range(4 - keep_last, 4))
+    assert (would.freed_bytes, would.freed_count) == (report.freed_bytes, report.freed_count)
+    assert (would.held, would.linked_elsewhere) == (report.held, report.linked_elsewhere) == ((), ())
+    assert report.freed_count == 2 * (4 - keep_last)
+    assert blobs_of(store) == used_by(store)
 
 
 def test_gc_takes_what_killed_saves_left(store: Store) -> None:
@@ -374,7 +390,7 @@ def test_a_gc_that_is_killed_at_any_change_is_gone_on_with(tmp_path: Path, befor
             break
 
     print(f"{killed} kill points {'before' if before else 'after'} a change, holder: {with_holder}")
-    assert killed > 15
+    assert killed > 10
 
 
 def used_by(store: Store) -> set[str]:
@@ -440,15 +456,18 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
     for at in itertools.count(1, 1 if CRASH_FULL else 2):
         store = copied(origin, tmp_path / f"at-{at}")
 
-        def meanwhile(store: Store = store) -> None:
+        new_bytes: list[int] = []
+
+        def meanwhile(store: Store = store, new_bytes: list[int] = new_bytes) -> None:
             other = Store(store.path, readonly=True)
             other._context.readonly = False  # opening must not sweep here
             if what == "save":
-                other.save(wanted, step=20)
+                new_bytes.append(other.save(wanted, step=20).new_bytes)
             else:
                 assert run_and_kill(lambda: other.save(wanted, step=20), at=12, before=True)
 
-        _, there = gc_with(store, meanwhile, at, before=before)
+        had_bytes = disk_bytes(store.path)
+        report, there = gc_with(store, meanwhile, at, before=before)
 
         check_links(store.path)
         assert [name for name in os.listdir(store.path / "trash") if name.startswith("xxh3-")] == []
@@ -456,6 +475,7 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
             tried += 1
         if there and what == "save":
             assert same(store.load(20), wanted)
+            assert had_bytes + sum(new_bytes) - disk_bytes(store.path) == report.freed_bytes
         store.gc()
         store.gc()
         again = Store.open(store.path)
@@ -470,7 +490,7 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
             break
 
     print(f"a {what} at {tried} moments of a gc")
-    assert tried > 20
+    assert tried > 12
 
 
 # ----------------------------------------------------------------------------------------- for weeks
@@ -478,6 +498,8 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(7200)
 def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
     make_filesystem: Callable[[str, int], Path],
 ) -> None:
