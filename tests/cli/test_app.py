@@ -103,7 +103,19 @@ HEAVY = ("torch", "numpy", "sqlite_utils", "safetensors")
 
 @pytest.mark.parametrize(
     "args",
-    [["log"], ["log", "--json"], ["show", "latest"], ["ls", "latest"], ["--help"], ["demo", "-h"]],
+    [
+        ["log"],
+        ["log", "--json"],
+        ["show", "latest"],
+        ["ls", "latest"],
+        ["diff", "100", "200"],
+        ["du"],
+        ["tag"],
+        ["pin"],
+        ["prune", "--keep-last", "1", "--dry-run"],
+        ["--help"],
+        ["demo", "-h"],
+    ],
     ids=" ".join,
 )
 def test_a_command_that_needs_no_tensors_imports_nothing_heavy(args: list[str], saved: Path) -> None:

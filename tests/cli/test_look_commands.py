@@ -1,0 +1,190 @@
+"""``diff du why verify doctor`` on real stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from tests.cli.conftest import Run, on_terminal
+from tests.cli.test_command_line_page import keys, section
+from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
+from tests.support.stores import disk_bytes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two checkpoints that share their large tensor."""
+    path = tmp_path / "s"
+    state = two_part_state(0)
+    with Store.init(path) as store:
+        store.save(state, step=1)
+        state["small"] = {**state["small"], "layer3": state["small"]["layer3"] + 0.5, "new": np.zeros(4)}
+        state["lr"] = 0.2
+        store.save(state, step=2)
+    return path
+
+
+def document(text: str) -> dict[str, Any]:
+    (line,) = text.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def cells(text: str) -> list[list[str]]:
+    return [re.split(r"  +", line.strip()) for line in text.splitlines()]
+
+
+def test_diff_lists_tensors_and_values_that_differ(run: Run, path: Path) -> None:
+    shown = run("diff", "1", "2", "--store", path)
+
+    assert shown.exit_code == 0, shown.stderr
+    assert cells(shown.stdout) == [
+        ["TYPE", "SIZE", "CHANGED", "NAME"],
+        ["added", "<f8 [4]", "32 B", "small.new"],
+        ["changed", "<f8 [300]", "2.3 KiB", "2.3 KiB", "small.layer3"],
+        ["changed", "lr = 0.1 -> 0.2"],
+        [""],
+        ["from main@1 to main@2: tensors: 1 changed, 1 added, 10 the same, 2.3 KiB of bytes changed"],
+    ]
+
+
+def test_diff_the_other_way_round_removes_what_was_added(run: Run, path: Path) -> None:
+    assert ["removed", "<f8 [4]", "32 B", "small.new"] in cells(run("diff", "2", "1", "--store", path).stdout)
+
+
+def test_diff_with_values_says_how_far_apart_they_are(run: Run, path: Path) -> None:
+    found = document(run("diff", "1", "2", "--values", "--json", "--store", path).stdout)
+
+    assert found["changed"][0]["largest_absolute"] == pytest.approx(0.5)
+    assert document(run("diff", "1", "2", "--json", "--store", path).stdout)["changed"][0]["largest_absolute"] is None
+    assert " 0.5 " in run("diff", "1", "2", "--values", "--store", path).stdout
+
+
+def test_diff_of_the_same_says_so(run: Run, path: Path) -> None:
+    assert run("diff", "1", "main@1", "--store", path).stdout == "main@1 and main@1 hold the same\n"
+
+
+def test_diff_of_values_that_json_lacks(run: Run, tmp_path: Path) -> None:
+    with Store.init(tmp_path / "s") as store:
+        store.save({"c": 1j, "inf": 1.0, "text": "a"}, step=1)
+        store.save({"c": 2j, "inf": float("inf"), "text": "\x1b[2J"}, step=2)
+
+    found = document(run("diff", "1", "2", "--json", "--store", tmp_path / "s").stdout)
+    shown = run("diff", "1", "2", "--store", tmp_path / "s").stdout
+
+    told = {one["name"]: (one["before"], one["after"]) for one in found["values"]}
+    assert told == {"c": ("1j", "2j"), "inf": (1.0, "inf"), "text": ("a", "\x1b[2J")}
+    assert "\x1b" not in shown
+
+
+def test_du_adds_up_and_says_what_deleting_would_free(run: Run, path: Path) -> None:
+    found = document(run("du", "--json", "--store", path).stdout)
+
+    assert found["disk_bytes"] == disk_bytes(path)
+    assert found["disk_bytes"] == found["unique_bytes"] + found["shared_bytes"] + found["unused_bytes"]
+    before_bytes = disk_bytes(path)
+    run("rm", "2", "--store", path)
+    assert before_bytes - disk_bytes(path) == found["checkpoints"][1]["unique_bytes"]
+
+
+def test_du_of_an_empty_store_is_no_error(run: Run, tmp_path: Path) -> None:
+    Store.init(tmp_path / "s").close()
+
+    assert run("du", "--store", tmp_path / "s").stdout == "0 B on the disk\n"
+
+
+def test_du_shows_a_line_a_checkpoint(run: Run, path: Path) -> None:
+    lines = cells(run("du", "--store", path).stdout)
+
+    assert [line[0] for line in lines[:3]] == ["CHECKPOINT", "main@1", "main@2"]
+    assert lines[1][3] == "2.0 MiB"
+
+
+def test_why_names_every_checkpoint_and_tensor(run: Run, path: Path) -> None:
+    blob = blobs_by_size(Store.open(path), 1)[-1].name
+
+    assert cells(run("why", blob, "--store", path).stdout) == [
+        ["CHECKPOINT", "NAME"],
+        ["main@1", "big"],
+        ["main@2", "big"],
+    ]
+    digits = blob.partition("-")[2][:12]
+    printed = [json.loads(line) for line in run("why", digits, "--json", "--store", path).stdout.splitlines()]
+    assert printed[1] == {"v": 1, "run": "main", "step": 2, "names": ["big"]}
+    assert keys(section("`ckstore why`")) == list(printed[0])
+    assert run("why", "0123456789abcdef", "--store", path).exit_code == 4
+    assert run("why", "no digest", "--store", path).exit_code == 2
+
+
+def test_verify_of_a_whole_store_finds_nothing(run: Run, path: Path) -> None:
+    shown = run("verify", "--store", path)
+
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert re.fullmatch(r"2 checkpoints, 2\.0 MiB read: no damage\n", shown.stdout)
+
+
+def test_verify_names_damage_ends_with_3_and_remembers_it(run: Run, path: Path) -> None:
+    with Store.open(path) as store:
+        store.save(two_part_state(5), step=3)
+        flip(blobs_by_size(store, 3)[-1], keep_time=True)
+
+    shown = run("verify", "--store", path)
+
+    assert shown.exit_code == 3
+    assert shown.stdout.startswith("damaged  main@3  big: ")
+    assert shown.stdout.endswith("read: 1 with damage\n")
+    told = run("verify", "3", "--json", "--store", path)
+    assert told.exit_code == 3
+    assert [(one["step"], one["names"]) for one in document(told.stdout)["damage"]] == [(3, ["big"])]
+    assert run("verify", "1", "--store", path).exit_code == 0
+    assert Store.open(path).latest(valid=False).step == 3  # type: ignore[union-attr]
+    with pytest.warns(UserWarning, match="main@3"):
+        assert Store.open(path).info("latest-valid").step == 2
+
+
+@pytest.mark.parametrize("part,read", [("5%", 0.05), ("0.05", 0.05), ("100%", 1.0), ("0.5%", 0.005)])
+def test_a_sample_is_a_part(part: str, read: float, run: Run, path: Path) -> None:
+    assert document(run("verify", "--sample", part, "--json", "--store", path).stdout)["sample"] == pytest.approx(read)
+
+
+@pytest.mark.parametrize("part", ["0", "101%", "2", "-1%", "nan", "much", ""])
+def test_a_sample_that_is_no_part_is_wrong_usage(part: str, run: Run, path: Path) -> None:
+    assert run("verify", "--sample", part, "--store", path).exit_code == 2
+
+
+def test_verify_shows_progress_on_a_terminal_and_clears_it(path: Path) -> None:
+    status, shown = on_terminal("verify", "--store", path)
+
+    assert status == 0
+    assert "verifying" in shown
+    assert shown.split("\x1b[K")[-1] == "2 checkpoints, 2.0 MiB read: no damage\n"
+
+
+def test_doctor_names_who_has_a_deleted_file_open(run: Run, path: Path) -> None:
+    with tempfile.TemporaryFile(dir=path.parent) as file:
+        file.write(b"x" * MIB)
+        file.flush()
+        inode = os.fstat(file.fileno()).st_ino
+        found = [json.loads(line) for line in run("doctor", "--leaks", "--json", "--store", path).stdout.splitlines()]
+        shown = run("doctor", "--leaks", "--store", path)
+
+    mine = next(one for one in found if one["inode"] == inode)
+    assert keys(section("`ckstore doctor`")) == list(mine)
+    assert mine["holders"][0]["pid"] == os.getpid()
+    assert re.search(rf"^ *1\.0 MiB +{os.getpid()} +descriptor \d+ ", shown.stdout, re.MULTILINE)
+    assert shown.exit_code == 0
+
+
+def test_doctor_wants_to_know_what_to_look_for(run: Run, path: Path) -> None:
+    shown = run("doctor", "--store", path)
+
+    assert shown.exit_code == 2
+    assert "--leaks" in shown.stderr
