@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ckstore.errors import CkstoreWarning
+from ckstore_cli._format import printable
 from ckstore_cli._output import Output
 from ckstore_cli._place import find_store
 
@@ -55,7 +58,7 @@ class Frame:
         path = self.find_store()
         from ckstore.store import Store  # after it is clear that there is one: this takes longer
 
-        with Store.open(path, readonly=True) as store:
+        with self._warnings_told(), Store.open(path, readonly=True) as store:
             yield store
 
     @contextmanager
@@ -69,8 +72,24 @@ class Frame:
         path = self.find_store()
         from ckstore.store import Store
 
-        with Store.open(path) as store:
+        with self._warnings_told(), Store.open(path) as store:
             yield store
+
+    @contextmanager
+    def _warnings_told(self) -> Iterator[None]:
+        """Print what the library warns of as the command line does, not as Python does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", CkstoreWarning)
+            as_python = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+                if issubclass(category, CkstoreWarning):
+                    self.output().warning(printable(str(message)))
+                else:
+                    as_python(message, category, *where, **more)
+
+            warnings.showwarning = show
+            yield
 
 
 pass_frame = click.make_pass_decorator(Frame, ensure=True)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore_cli._format import columns, cut, printable
+from ckstore_cli._format import columns, printable, wrap
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
     from ckstore.model.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
 
+_HEAD = ("CHECKPOINT", "PLAN", "")
+_BECAUSE = "BECAUSE"
+_LEAST_COLUMNS = 30
 _MODES = ("min", "max")
 
 
@@ -58,13 +61,20 @@ def best_of(text: str) -> Best:
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
     """Print a line for each checkpoint: whether it stays, and why; the oldest first."""
-    rows = [(entry.info.name, "keep" if entry.keep else "drop", _because(entry)) for entry in entries]
-    if not rows:
+    entries = list(entries)
+    if not entries:
         return
-    head, *lines = columns([("CHECKPOINT", "PLAN", "BECAUSE"), *rows], "<<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(cut(line, out.width))
+    head, *lines = columns(
+        [_HEAD, *((entry.info.name, "keep" if entry.keep else "drop", "") for entry in entries)], "<<<"
+    )
+    out.line(out.style(f"{head}{_BECAUSE}", "dim"))
+    for entry, line in zip(entries, lines, strict=True):
+        words = _because(entry).split(" ")
+        room = None if out.width is None else max(out.width - len(line), _LEAST_COLUMNS)
+        first, *rest = [" ".join(words)] if room is None else wrap(words, room)
+        out.line(line + first)
+        for text in rest:
+            out.line(" " * len(line) + text)
 
 
 def _because(entry: PlanEntry) -> str:

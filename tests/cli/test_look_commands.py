@@ -150,6 +150,21 @@ def test_verify_names_damage_ends_with_3_and_remembers_it(run: Run, path: Path) 
         assert Store.open(path).info("latest-valid").step == 2
 
 
+def test_a_warning_of_the_library_is_told_as_the_command_line_tells_it(run: Run, path: Path) -> None:
+    with Store.open(path) as store:
+        store.save(two_part_state(5), step=3)
+        flip(blobs_by_size(store, 3)[-1], keep_time=True)
+    run("verify", "--store", path)
+
+    shown = run("show", "latest-valid", "--store", path)
+
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("checkpoint main@2\n")
+    assert shown.stderr.startswith("warning: latest-valid is main@2, since newer checkpoints are damaged: main@3: ")
+    assert shown.stderr.count("\n") == 1
+    assert run("show", "latest-valid", "--json", "--store", path).stderr == ""
+
+
 @pytest.mark.parametrize("part,read", [("5%", 0.05), ("0.05", 0.05), ("100%", 1.0), ("0.5%", 0.005)])
 def test_a_sample_is_a_part(part: str, read: float, run: Run, path: Path) -> None:
     assert document(run("verify", "--sample", part, "--json", "--store", path).stdout)["sample"] == pytest.approx(read)

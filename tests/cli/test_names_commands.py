@@ -96,7 +96,9 @@ def test_a_pin_is_removed_by_its_name(run: Run, path: Path) -> None:
     name = Store.open(path).pin(100, "x").name
 
     assert run("unpin", name, "--store", path).stdout == f"removed {name}\n"
-    assert run("unpin", name, "--store", path).exit_code == 4
+    again = run("unpin", name, "--store", path)
+    assert again.exit_code == 4
+    assert again.stderr.endswith("\nhint: ckstore pin lists the pins\n")
 
 
 def test_rm_deletes_and_frees(run: Run, path: Path) -> None:

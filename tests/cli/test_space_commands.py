@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckstore import Best, RetentionPolicy, Store
 from ckstore_cli._retention import best_of
-from tests.cli.conftest import Run, process
+from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state
 from tests.support.holding import holding
 from tests.support.stores import check_store, disk_bytes
@@ -85,6 +85,16 @@ def test_the_dry_run_of_prune_changes_nothing_and_its_json_is_that_of_the_real_r
     assert (dry.pop("dry_run"), real.pop("dry_run")) == (True, False)
     assert dry == real
     assert [entry["step"] for entry in real["checkpoints"] if entry["keep"]] == steps(path) == [100, 500, 600]
+
+
+def test_on_a_terminal_the_reasons_are_wrapped_and_none_is_lost(run: Run, path: Path) -> None:
+    words = ["prune", "--keep-last", "2", "--keep-best", "loss", "--dry-run", "--store", path]
+
+    status, shown = on_terminal(*words, columns=60, env={"NO_COLOR": "1"})
+
+    assert status == 0
+    assert max(map(len, shown.splitlines())) <= 60
+    assert shown.split() == run(*words).stdout.split()
 
 
 def test_prune_without_a_rule_takes_the_policy_of_the_store(run: Run, path: Path) -> None:
