@@ -39,13 +39,14 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
             {"pid": who.pid, "command": who.command, "how": who.how, "target": who.target} for who in one.holders
         ]
         out.document({"inode": one.inode, "nbytes": one.nbytes, "holders": holders})
+    found = [one for one in found if one.nbytes]
     if not found:
         out.line("no deleted file takes space")
         return
     rows = [
         (size_text(one.nbytes), str(who.pid), who.how, printable(who.command), printable(who.target))
         for one in found
-        for who in one.holders
+        for who in {who.pid: who for who in reversed(one.holders)}.values()  # a line for each process will do
     ]
     head, *lines = columns([("SIZE", "PID", "HOW", "COMMAND", "FILE"), *rows], ">><<<")
     out.line(out.style(head, "dim"))
