@@ -47,8 +47,8 @@ system-packages:
 demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
 	@$(BIN)/ckstore demo
 
-test: lint system-packages ## Lint, then every test but the long crash lanes (PYTEST_ARGS="-k name")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 $(PYTEST_ARGS)
+test: lint system-packages ## Lint, then every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m 'not bench' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

@@ -126,11 +126,11 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.listing(connection)
 
-    def infos(self, run: str | None = None) -> list[CheckpointInfo]:
-        """Return the checkpoints of `run`, or of all runs, in the order of commits."""
+    def infos(self, run: str | None = None, *, durable: bool = True) -> list[CheckpointInfo]:
+        """Return the checkpoints of `run`, or of all runs, in the order of commits; `durable` as the caller knows."""
         with reading(self.path) as connection:
             try:
-                return queries.infos(connection, run)
+                return queries.infos(connection, run, durable=durable)
             except ValueError as error:
                 raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
 

@@ -32,7 +32,7 @@ def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
     return {name: (run, step) for name, run, step in rows}
 
 
-def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInfo]:
+def infos(connection: sqlite3.Connection, run: str | None, *, durable: bool = True) -> list[CheckpointInfo]:
     """Return the checkpoints of `run`, or of all runs, in the order of commits."""
     connection.text_factory = decode_text
     tagged: dict[tuple[str, int], list[str]] = {}
@@ -59,6 +59,7 @@ def infos(connection: sqlite3.Connection, run: str | None) -> list[CheckpointInf
             metrics=decode_metrics(metrics),
             metadata={} if metadata == "{}" else decoded_metadata(json.loads(metadata)),
             tags=tuple(tagged.get((of_run, step), ())),
+            durable=durable,
         )
         for (
             manifest_id,

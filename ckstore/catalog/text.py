@@ -11,7 +11,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from ckstore.model.manifest import encode_metric
+from ckstore.model.canonical import encode_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json, encode_metric
 from ckstore.model.describe import describe
 from ckstore.model.document import check_created, check_version, parse_object, refuse, shown
 from ckstore.model.info import Note
-from ckstore.model.manifest import canonical_json, encode_metric
 from ckstore.model.manifest_read import read_metrics
 from ckstore.model.nodes import fits_json
 

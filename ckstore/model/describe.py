@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import is_digest
 from ckstore.model.document import decimal_of_int, int_of_decimal, is_big_decimal, refuse, shown
-from ckstore.model.manifest import SAFE_INT, Description
 from ckstore.model.nodes import fits_json
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest import Description
 
 METADATA_MAX_DEPTH = 100
 """Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
@@ -50,6 +53,8 @@ def describe(
             f"parent: wanted the id of a checkpoint or None, got {shown(parent)}",
             hint="CheckpointInfo.id is one",
         )
+    from ckstore.model.manifest import Description
+
     return Description(_metrics(metrics), encode_metadata(metadata), _text(message, "message"), parent)
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
-from ckstore.model.manifest import SAFE_INT
+from ckstore.model.canonical import SAFE_INT
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")

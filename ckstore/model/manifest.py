@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from ckstore.model.canonical import canonical_json, encode_metric
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 MANIFEST_VERSION = 1
 MANIFEST_MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 100
-SAFE_INT = 2**53
 
 LeafKind = Literal["torch", "numpy", "bytes", "str"]
 Node = Any
@@ -119,11 +118,6 @@ def leaf_json(leaf: LeafRecord) -> dict[str, Any]:
     return out
 
 
-def canonical_json(value: object) -> bytes:
-    """Return `value` as JSON with sorted member names, without spaces, in ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
-
-
 def content_digest(
     leaves: tuple[LeafRecord, ...], state: Node, storages: tuple[StorageRecord, ...], algorithm: Algorithm
 ) -> str:
@@ -166,8 +160,3 @@ def render(manifest: Manifest, algorithm: Algorithm) -> tuple[str, bytes]:
     )
     digest = algorithm.digest(body)
     return digest, b'{"digest":"' + digest.encode("ascii") + b'","manifest":' + body + b"}\n"
-
-
-def encode_metric(value: float) -> int | float | str:
-    """Return a metric as JSON holds it: numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
-    return value if math.isfinite(value) else str(value)

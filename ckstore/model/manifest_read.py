@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from ckstore.errors import BadInput, DamagedBlob
+from ckstore.model.canonical import SAFE_INT
 from ckstore.model.describe import check_metadata
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.document import (
@@ -24,7 +25,6 @@ from ckstore.model.dtypes import itemsize
 from ckstore.model.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
-    SAFE_INT,
     BlobRecord,
     Description,
     Extent,

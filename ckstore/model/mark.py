@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json
 from ckstore.model.document import parse_object
-from ckstore.model.manifest import canonical_json
 
 MARK_VERSION = 1
 MARK_MAX_BYTES = 4 * 2**20

@@ -11,8 +11,9 @@ import math
 import re
 import struct
 
+from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import decimal_of_int, int_of_decimal
-from ckstore.model.manifest import SAFE_INT, Node
+from ckstore.model.manifest import Node
 
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _DOUBLE = struct.Struct(">d")

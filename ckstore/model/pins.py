@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
-from ckstore.model.manifest import canonical_json
 from ckstore.model.names import RUN_PATTERN, check_run, check_step
 from ckstore.model.times import time_of_text
 

@@ -20,8 +20,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse, shown
-from ckstore.model.manifest import SAFE_INT
 from ckstore.model.times import duration_s, time_of_text
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json
 from ckstore.model.describe import check_metadata, decoded_metadata, encode_metadata
 from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
 from ckstore.model.document import check_created, check_version, parse_object, refuse
-from ckstore.model.manifest import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import files
 from ckstore.objects import small
+from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ckstore.model.annotations import Annotations
     from ckstore.objects.layout import Layout
 
-ANNOTATIONS = "annotations.json"
 _MAX_BYTES = 16 * 2**20
 
 

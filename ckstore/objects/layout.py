@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
+ANNOTATIONS = "annotations.json"
 
 
 @dataclass(frozen=True)

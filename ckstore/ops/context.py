@@ -10,7 +10,6 @@ from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects.annotations import read_annotations
-from ckstore.objects.checkpoints import look
 from ckstore.ops.seen import ManifestsSeen
 
 if TYPE_CHECKING:
@@ -81,6 +80,8 @@ class Context:
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
     """Return what the manifest at a place says; None if there is no complete checkpoint of that run and step."""
+    from ckstore.objects.checkpoints import look
+
     found = look(context.layout, run, step)
     if found.published is None:
         if found.problem:
