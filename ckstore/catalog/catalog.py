@@ -184,10 +184,10 @@ class Catalog:
         with reading(self.path) as connection:
             return space.exclusive_bytes(connection, run, step)
 
-    def dead_pack_bytes(self) -> int:
-        """Return how many bytes of the packs in use are dead, at most."""
+    def dead_pack_bytes(self, without: Collection[tuple[str, int]] = ()) -> int:
+        """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
         with reading(self.path) as connection:
-            return space.dead_pack_bytes(connection)
+            return space.dead_pack_bytes(connection, without)
 
     def last_event(self, kind: str) -> dict[str, Any] | None:
         """Return the detail of the newest event of a kind; None if the log has none (any more)."""

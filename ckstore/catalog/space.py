@@ -12,14 +12,25 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-def dead_pack_bytes(connection: sqlite3.Connection) -> int:
-    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead."""
+def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[tuple[str, int]] = ()) -> int:
+    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead.
+
+    The checkpoints (run, step) in `without` count as dropped.
+    """
     ((total,),) = connection.execute(
-        "SELECT sum(b.nbytes - best) FROM ("
-        " SELECT p.nbytes, (SELECT max(u.used_bytes) FROM uses u WHERE u.blob_id = p.id) AS best"
+        "SELECT sum(b.nbytes - best) FROM ("  # noqa: S608 - numbers of rows
+        " SELECT p.nbytes, (SELECT max(u.used_bytes) FROM uses u"
+        f"  WHERE u.blob_id = p.id AND u.checkpoint_id NOT IN ({_numbers(connection, without)})) AS best"
         " FROM blobs p WHERE p.is_pack) b WHERE best IS NOT NULL"
     ).fetchall()
     return int(total or 0)
+
+
+def _numbers(connection: sqlite3.Connection, places: Collection[tuple[str, int]]) -> str:
+    """Return the row numbers of checkpoints as a list for SQL."""
+    query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
+    found = [row[0] for place in places for row in connection.execute(query, place).fetchall()]
+    return ", ".join(str(int(number)) for number in found)
 
 
 def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str, int, int]]:
@@ -46,12 +57,7 @@ def without_use(
     connection: sqlite3.Connection, digests: Collection[str], without: Collection[tuple[str, int]]
 ) -> set[str]:
     """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
-    leaving = [
-        row[0]
-        for place in without
-        for row in connection.execute("SELECT id FROM checkpoints WHERE run = ? AND step = ?", place).fetchall()
-    ]
-    listed = ", ".join(str(int(number)) for number in leaving)
+    listed = _numbers(connection, without)
     used: set[str] = set()
     for marks, part in in_parts(sorted(set(digests))):
         query = (

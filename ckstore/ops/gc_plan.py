@@ -133,7 +133,7 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
         linked_elsewhere=linked,
         dead_stagings=tuple(stagings),
         trash=tuple(in_trash),
-        dead_pack_bytes=context.catalog.dead_pack_bytes(),
+        dead_pack_bytes=context.catalog.dead_pack_bytes(dropping),
         explanation=explain(
             (len(blobs), sum(blob.nbytes for blob in blobs)),
             held,

@@ -176,7 +176,6 @@ def test_the_dry_run_of_gc_reports_what_the_real_run_reports(run: Run, path: Pat
     assert steps(path) == [100, 400, 500, 600]
 
 
-@pytest.mark.xfail(strict=True, reason="plan_gc counts the dead bytes of packs as if nothing were dropped")
 def test_the_dry_run_of_gc_foresees_which_parts_of_packs_die(run: Run, path: Path) -> None:
     Store.open(path).untag("paper")  # or its pack would stay as it is
     words = ["gc", "--keep-last", "3", "--json", "--store", path]
