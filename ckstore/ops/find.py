@@ -12,7 +12,7 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.layout import ANNOTATIONS, MANIFEST
-from ckstore.ops.context import Context, annotated, read_info, tags_by_checkpoint
+from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint
 
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -51,7 +51,11 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
             continue
         if info.durable != context.durable or info.tags != tags.get(key, ()):
             info = replace(info, durable=context.durable, tags=tags.get(key, ()))
-        found.append(annotated(context, info) if os.path.lexists(f"{folder}/{ANNOTATIONS}") else info)
+        if os.path.lexists(f"{folder}/{ANNOTATIONS}"):
+            info = annotated(context, info)
+        elif context.problems:  # what was wrong with them is gone with them
+            context.problems.pop(annotation_problem(info), None)
+        found.append(info)
     return sorted(found, key=lambda info: info.order)
 
 
