@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= 2
+SOAK_S ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash bench changelog system-packages clean
+.PHONY: help venv demo test lint format crash soak bench changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -62,7 +63,10 @@ format: $(STAMP) ## Let ruff format and fix what it can
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
-		--timeout=3600 --durations=15 $(PYTEST_ARGS)
+		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
+
+soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seconds each (longer: SOAK_S=3600)
+	CKSTORE_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -m soak -s $(PYTEST_ARGS)
 
 bench: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files
-from ckstore.model.gc_report import GcReport, LinkedBlob, explain
+from ckstore.model.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
-from ckstore.ops.gc_plan import Names, next_to_free, plan_gc
+from ckstore.ops.gc_plan import next_to_free, plan_gc
+from ckstore.ops.names import linked_elsewhere
 from ckstore.ops.recover import catch_up
 from ckstore.ops.relist import list_blobs_after_boot
 
@@ -38,6 +39,8 @@ _CATALOG_TIMEOUT_S = 30.0
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
 _SETTLE_S = 0.5
+_QUIET_S = 0.1
+_OWN_WRITES_BYTES = 2**20
 
 
 def gc(context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False) -> GcReport:
@@ -57,8 +60,12 @@ def _dry(context: Context, dropping: Collection[tuple[str, int]]) -> GcReport:
     return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
 
 
-def collect(context: Context) -> GcReport:
+def collect(context: Context, *, settle: bool = True) -> GcReport:
     """Free what can be freed now, and say what could not be and why.
+
+    Args:
+        context: The store.
+        settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it.
 
     Raises:
         InUse: Another gc is at work.
@@ -67,14 +74,14 @@ def collect(context: Context) -> GcReport:
     """
     context.check_writable()
     try:
-        return _collect(context)
+        return _collect(context, quiet_s=_QUIET_S if settle else 0.0)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
         raise CkstoreError(msg, hint="the next gc goes on where this one stopped") from error
 
 
-def _collect(context: Context) -> GcReport:
+def _collect(context: Context, *, quiet_s: float) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
     with _start(context) as collector:
@@ -90,17 +97,16 @@ def _collect(context: Context) -> GcReport:
         if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
             collector.empty()
         done = collector.collected
-        linked = _linked_elsewhere(context, done.linked)
         report = GcReport(
             freed_bytes=done.freed_bytes,
             freed_count=done.freed_count,
             held=tuple(done.held[digest] for digest in sorted(done.held)),
-            linked_elsewhere=linked,
+            linked_elsewhere=linked_elsewhere(context, done.linked),
             swept_stagings=swept,
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=done.unseen_count,
         )
-    report = _completed(context, report, free_bytes)
+    report = _completed(context, report, _grown_bytes(context, free_bytes, report.freed_bytes, quiet_s))
     reserve.fill(layout)
     return report
 
@@ -131,26 +137,25 @@ def _empty(collector: Collector) -> CkstoreError | None:
     return None
 
 
-def _linked_elsewhere(context: Context, linked: dict[str, int]) -> tuple[LinkedBlob, ...]:
-    """Return those blobs that have names outside the store; the others belong to saves and readers at work."""
-    if not linked:
-        return ()
-    names = Names(context)
-    found = []
-    for digest, nbytes in sorted(linked.items()):
-        count = names.outside(digest)
-        if count:
-            found.append(LinkedBlob(digest, nbytes, count))
-    return tuple(found)
+def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s: float) -> int:
+    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for `quiet_s`.
 
-
-def _completed(context: Context, report: GcReport, free_before_bytes: int) -> GcReport:
-    """Add what is measured afterwards."""
-    grown_bytes = _free_bytes(context) - free_before_bytes
-    deadline = time.monotonic() + _SETTLE_S
-    while grown_bytes < report.freed_bytes and time.monotonic() < deadline:  # XFS frees in the background
+    What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
+    """
+    most_bytes = grown_bytes = _free_bytes(context) - before_bytes
+    begun_s = grew_s = time.monotonic()
+    while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
+        if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + quiet_s:
+            break
         time.sleep(_START_PAUSE_S)
-        grown_bytes = _free_bytes(context) - free_before_bytes
+        grown_bytes = _free_bytes(context) - before_bytes
+        if grown_bytes > most_bytes:
+            most_bytes, grew_s = grown_bytes, time.monotonic()
+    return grown_bytes
+
+
+def _completed(context: Context, report: GcReport, grown_bytes: int) -> GcReport:
+    """Add what is measured afterwards."""
     idle = not (report.freed_count or report.held or report.linked_elsewhere)
     explanation = explain(
         (report.freed_count, report.freed_bytes),

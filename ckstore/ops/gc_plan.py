@@ -5,74 +5,22 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.fs import holders, lease, locks
 from ckstore.model.digest import is_digest
-from ckstore.model.gc_report import GcPlan, HeldBlob, LinkedBlob, NextToFree, PlannedBlob, explain
+from ckstore.model.gc_report import GcPlan, HeldBlob, NextToFree, PlannedBlob, explain
 from ckstore.objects import trash
 from ckstore.objects.collector import why_unasked
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import tags_by_checkpoint
+from ckstore.ops.names import Place, linked_elsewhere
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.ops.context import Context
-
-Place = tuple[str, int]
-
-
-class Names:
-    """The names that blobs have in the store, but for those in checkpoints that the catalog knows and that stay."""
-
-    def __init__(self, context: Context, dropping: Collection[Place] = ()) -> None:
-        self._context = context
-        self._dropping = dropping
-
-    @cached_property
-    def _folders(self) -> list[Path]:
-        layout = self._context.layout
-        found = [layout.staging / name for name in trash.names_in(layout.staging)]
-        found += [layout.trash / name for name in trash.names_in(layout.trash)]
-        known = self._context.catalog.listing()
-        found += [
-            layout.checkpoint(run, step)
-            for run, step, inode in layout.published()
-            if (run, step) in self._dropping or known.get((run, step)) != inode
-        ]
-        return found
-
-    @cached_property
-    def _loose(self) -> list[Path]:
-        """Names of blobs beside ``blobs/``: temporary ones of saves at work, and condemned blobs in trash."""
-        trashed = self._context.layout.trash
-        found = [trashed / name for name in trash.names_in(trashed) if is_digest(name.partition(".")[0])]
-        for folder in self._folders:
-            if folder.is_dir():
-                found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
-        return found
-
-    def outside(self, digest: str) -> int:
-        """Return how many names outside the store the canonical blob has; no checkpoint that stays uses it."""
-        canonical = self._context.layout.blob(digest)
-        inodes = [_inode(path) for path in (canonical, *(f / BLOBS / digest for f in self._folders), *self._loose)]
-        if inodes[0] is None:
-            return 0
-        try:
-            link_count = os.stat(canonical, follow_symlinks=False).st_nlink
-        except FileNotFoundError:
-            return 0
-        return max(0, link_count - inodes.count(inodes[0]))
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return os.stat(path, follow_symlinks=False).st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 class _Going:
@@ -126,7 +74,12 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
     for digest in unused:
         going.add(digest, layout.blob(digest))
     blobs, held = _sorted_out(going)
-    linked = _linked(context, going, unused, dropping)
+    sizes = {
+        digest: status.st_size
+        for inode, (digest, _, status) in going.found.items()
+        if digest in unused and going.counts[inode] < status.st_nlink
+    }
+    linked = linked_elsewhere(context, sizes, dropping)
     return GcPlan(
         blobs=blobs,
         held=held,
@@ -163,18 +116,6 @@ def _sorted_out(going: _Going) -> tuple[tuple[PlannedBlob, ...], tuple[HeldBlob,
         else:
             blobs.append(PlannedBlob(digest, status.st_size))
     return tuple(blobs), tuple(held)
-
-
-def _linked(context: Context, going: _Going, unused: set[str], dropping: Collection[Place]) -> tuple[LinkedBlob, ...]:
-    """Return the blobs without a use that would keep names outside the store."""
-    names = Names(context, dropping)
-    found = {}
-    for inode, (digest, _, status) in going.found.items():
-        if digest in unused and going.counts[inode] < status.st_nlink:
-            count = names.outside(digest)
-            if count:
-                found[digest] = LinkedBlob(digest, status.st_size, count)
-    return tuple(found[digest] for digest in sorted(found))
 
 
 def next_to_free(context: Context) -> NextToFree:

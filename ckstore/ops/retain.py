@@ -167,7 +167,7 @@ def _keep_policy(context: Context, run: str) -> str:
 
     apply(context, plan_retention(context, policy, run))
     try:
-        held = collect(context).held
+        held = collect(context, settle=False).held
     except InUse:  # another gc is at work, or the next one does it
         return ""
     if not held:

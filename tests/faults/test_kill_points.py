@@ -17,7 +17,7 @@ from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = {"kill-before": 30, "kill-after": 14}
+_SAMPLE = {"kill-before": 20, "kill-after": 10}
 
 
 @pytest.mark.parametrize("mode", ["kill-before", "kill-after"])

@@ -40,14 +40,14 @@ class Failing:
 
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 24),
-    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 8),
-    "short": Failing(Family.WRITE, (0,), 6, mode="short"),
-    "closing": Failing(Family.CLOSE, (errno.EIO,), 6),
+    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 16),
+    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 6),
+    "short": Failing(Family.WRITE, (0,), 4, mode="short"),
+    "closing": Failing(Family.CLOSE, (errno.EIO,), 4),
     "locking": Failing(Family.LOCK, (errno.ENOLCK,), 4),
-    "reading": Failing(Family.READ, (errno.EIO,), 6),
-    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 6, sticky=True),
-    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 6, sticky=True),
+    "reading": Failing(Family.READ, (errno.EIO,), 4),
+    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 4, sticky=True),
+    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 4, sticky=True),
 }
 
 

@@ -98,7 +98,7 @@ def test_fifty_thousand_small_tensors_take_few_files_and_a_change_costs_what_cha
 @pytest.mark.crash
 @pytest.mark.slow
 def test_packs_do_not_fill_with_dead_bytes(tmp_path: Path) -> None:
-    count, saves = (20_000, 300) if CRASH_FULL else (400, 300)
+    count, saves = (20_000, 300) if CRASH_FULL else (400, 120)
     rng = np.random.default_rng(7)
     store = Store.init(tmp_path / "store")
     pieces = [drawn(8 * 1024 + 20 * (i % 400), i) for i in range(count)]

@@ -17,6 +17,9 @@ IN_CI = os.environ.get("CKSTORE_CI", "") not in ("", "0")
 CRASH_FULL = os.environ.get("CKSTORE_CRASH", "") == "full"
 """Whether the crash lanes try every point (`make crash`) instead of a sample of them."""
 
+SOAK_S = float(os.environ.get("CKSTORE_SOAK_S", "5"))
+"""How long each soak lasts (`make soak` says 60, or what SOAK_S tells it)."""
+
 
 def require(condition: object, reason: str) -> None:
     """Go on if `condition` is true; else skip with `reason`, or fail with it under CKSTORE_CI."""
