@@ -493,45 +493,6 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
     assert tried > 12
 
 
-# ----------------------------------------------------------------------------------------- for weeks
-
-
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.crash
-@pytest.mark.timeout(7200)
-def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
-    make_filesystem: Callable[[str, int], Path],
-) -> None:
-    saves, nbytes, disk_mib = (1000, 64 * MIB, 512) if CRASH_FULL else (100, 4 * MIB, 64)
-    place = make_filesystem("ext4", disk_mib)
-    store = Store.init(place / "store", chunk_bytes=MIB)
-    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-    descriptors: list[int] = []
-    used: list[int] = []
-    report = GcReport()
-    for step in range(saves):
-        data[::4096] += 1  # every chunk is new
-        data[:: MIB // 2] = step % 251
-        store.save({"w": data, "step": step}, step=step)
-        with nothing_given_back():
-            for info in store.checkpoints()[:-3]:
-                store.delete(info)
-        report = store.gc()
-        assert (report.held, report.linked_elsewhere, report.trash_left) == ((), (), ())
-        descriptors.append(len(os.listdir("/proc/self/fd")))
-        status = os.statvfs(place)
-        used.append((status.f_blocks - status.f_bfree) * status.f_frsize - report.catalog_bytes)
-
-    assert len(store.checkpoints()) == 3
-    assert set(descriptors[3:]) == {descriptors[3]}
-    assert store.leaks() == []
-    assert max(used[3:]) - min(used[3:]) <= MIB
-    assert disk_bytes(store.path) == 3 * nbytes
-    assert report.catalog_bytes < 2 * MIB
-    check_store(store.path)
-
-
 def test_who_holds_is_told_also_when_gc_was_killed_before(store: Store) -> None:
     store.save(state(1), step=1)
     (blob,) = [path for path in (store.path / "blobs").rglob("xxh3-*") if path.stat().st_size == MIB]
