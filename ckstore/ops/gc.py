@@ -25,7 +25,7 @@ from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
 from ckstore.ops.gc_plan import next_to_free, plan_gc
-from ckstore.ops.names import linked_elsewhere
+from ckstore.ops.outside import linked_elsewhere
 from ckstore.ops.recover import catch_up
 from ckstore.ops.relist import list_blobs_after_boot
 

@@ -15,7 +15,7 @@ from ckstore.objects import trash
 from ckstore.objects.collector import why_unasked
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import tags_by_checkpoint
-from ckstore.ops.names import Place, linked_elsewhere
+from ckstore.ops.outside import Place, linked_elsewhere
 
 if TYPE_CHECKING:
     from pathlib import Path

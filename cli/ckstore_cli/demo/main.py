@@ -1,4 +1,4 @@
-"""The story that the demo tells: train, kill -9 in a save, open the store, resume, prove."""
+"""The story that the demo tells: train, kill -9 in a save, open the store, resume, rotate, prove."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError
 from ckstore_cli._format import columns, share_text, size_text
+from ckstore_cli.commands.gc import HELD
 from ckstore_cli.demo.cut import Leftover, published, saves_in_flight
-from ckstore_cli.demo.programs import Watch, ckstore_command, run_trainer
+from ckstore_cli.demo.programs import Watch, ckstore_command, reader, run_trainer
 from ckstore_cli.demo.proof import digests
 
 RUN = "gpt"
@@ -29,6 +30,7 @@ PARTS = {
     "rng": "generators",
     "data": "order of the data",
 }
+KEPT = 3
 _DIGITS_SHOWN = 32
 
 
@@ -121,7 +123,9 @@ class Demo:
         _say(ckstore_command(["log", "--store", str(self.store)]))
         _say_heading("7. What each save cost")
         self.show_costs()
-        _say_heading("8. Proof: is everything the same after the last step, bit for bit?")
+        _say_heading("8. Keep the last three and the best, while somebody still reads an old one")
+        self.rotate()
+        _say_heading("9. Proof: is everything the same after the last step, bit for bit?")
         self.prove(resumed, reference)
 
     def train(self, run: str, save_every: int) -> dict[str, str]:
@@ -196,6 +200,29 @@ class Demo:
         ]
         head = ("CHECKPOINT", "HOLDS", "NEW", "REUSED", "NEW SHARE")
         _say_rows([head, *rows], "<>>>>")
+
+    def rotate(self) -> None:
+        """Pin the best of what would go, keep the last three, and let gc meet a reader of the oldest.
+
+        Raises:
+            DemoFailed: The pinned one is gone, or what the reader had was not freed after it.
+        """
+        with Store.open(self.store) as store:
+            oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
+        best = min(others, key=lambda info: info.metrics["loss"])
+        where = ["--store", str(self.store)]
+        _say(ckstore_command(["pin", best.name, "--reason", "best of the early ones", *where]))
+        with reader(self.store, oldest.name) as pid:
+            _say(f"\nprocess {pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
+            _say(ckstore_command(["gc", "--keep-last", str(KEPT), *where], status=HELD))
+        _say(f"\nprocess {pid} is done:\n")
+        _say(ckstore_command(["gc", *where]))
+        with Store.open(self.store) as store:
+            left = [info.step for info in store.checkpoints(run=RUN)]
+            unused = store.plan_gc()
+        if best.step not in left or len(left) != KEPT + 1 or unused.blobs or unused.held:
+            raise DemoFailed(f"{best.name} and the last {KEPT} should be left and nothing else, left are {left}")
+        _say(f"\nleft of {RUN}: {_steps(sorted(left))}")
 
     def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
         """Compare the last states: as they were in memory, and as the store gives them back.

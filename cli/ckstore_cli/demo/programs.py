@@ -1,15 +1,19 @@
-"""The other programs of the demo: the trainer, and the command line itself."""
+"""The other programs of the demo: the trainer, a reader, and the command line itself."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckstore_cli.demo.cut import kill_in_a_save
+from ckstore_cli.demo.reader import READY
 
 DEADLINE_S = 900.0
 _STOP_WITHIN_S = 30.0
@@ -56,15 +60,52 @@ def run_trainer(arguments: list[str], watch: Watch | None = None) -> int | None:
             program.wait(_STOP_WITHIN_S)
 
 
-def ckstore_command(arguments: list[str]) -> str:
-    """Run `ckstore` with `arguments`; return the command and what it printed, as on a terminal."""
+@contextmanager
+def reader(store: Path, ref: str) -> Iterator[int]:
+    """Let another process map the checkpoint `ref`; give its process id. It has ended after the block.
+
+    Raises:
+        RuntimeError: It could not load the checkpoint.
+        TimeoutError: It did not end.
+    """
+    program = subprocess.Popen(
+        [sys.executable, "-m", "ckstore_cli.demo.reader", str(store), ref],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        said = program.stdout.readline().strip() if program.stdout is not None else ""
+        if said != READY:
+            raise RuntimeError(f"the reader should say {READY!r}, it said {said!r}")
+        yield program.pid
+    finally:
+        try:
+            program.communicate(timeout=_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.communicate(timeout=_STOP_WITHIN_S)
+            raise TimeoutError(f"the reader should end within {_STOP_WITHIN_S:.0f} s") from None
+
+
+def ckstore_command(arguments: list[str], *, status: int = 0) -> str:
+    """Run `ckstore` with `arguments`; return the command and what it printed, as on a terminal.
+
+    Raises:
+        RuntimeError: Its exit status is not `status`.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "ckstore_cli", *arguments],
-        check=True,
+        check=False,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         timeout=DEADLINE_S,
         env={**os.environ, "NO_COLOR": "1"},
     )
-    return f"$ ckstore {' '.join(arguments)}\n{done.stdout.rstrip()}"
+    command = f"$ ckstore {shlex.join(arguments)}"
+    if done.returncode != status:
+        raise RuntimeError(f"{command}: exit status {done.returncode}, wanted {status}\n{done.stdout}")
+    return f"{command}\n{done.stdout.rstrip()}"
