@@ -12,6 +12,7 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
     from ckstore.model.diff import Diff
+    from ckstore.model.export_report import ExportedFile, ExportReport
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
     from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
@@ -30,6 +31,8 @@ __all__ = [
     "CkstoreWarning",
     "Damage",
     "Diff",
+    "ExportReport",
+    "ExportedFile",
     "LoadReport",
     "OpenCheckpoint",
     "Pin",
@@ -52,6 +55,8 @@ _HOMES = {
     "CkstoreWarning": "ckstore.errors",
     "Damage": "ckstore.model.verify_report",
     "Diff": "ckstore.model.diff",
+    "ExportReport": "ckstore.model.export_report",
+    "ExportedFile": "ckstore.model.export_report",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
     "Pin": "ckstore.model.pins",

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckstore.model.diff import Diff
+    from ckstore.model.export_report import ExportReport
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
+    from ckstore.model.manifest import Description
     from ckstore.model.pins import Pin
     from ckstore.model.retention import RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from ckstore.model.verify_report import VerifyReport
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
+    from ckstore.ops.checkout import CheckoutReport, LinkMode
     from ckstore.ops.load import LoadReport, Select
-    from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
+    from ckstore.ops.open_checkpoint import FileSummary, LeafSummary, OpenCheckpoint
+    from ckstore.ops.save import Request
 
 RefLike = str | int | CheckpointInfo
 """``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
@@ -180,19 +184,143 @@ class Store:
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-        from ckstore.model.describe import describe
-        from ckstore.model.names import check_step
-        from ckstore.ops.find import find
-        from ckstore.ops.save import Request, save
+        from ckstore.ops.save import save
 
-        if isinstance(tags, str):
-            msg = f"tags is a list of names, got the string {tags!r}"
-            raise BadInput(msg, hint=f"tags=[{tags!r}]")
-        parent_id = None if parent is None else find(self._context, parent).id
-        about = describe(metrics, metadata, message, parent_id)
-        step = None if step is None else check_step(step)
-        request = Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
-        return save(self._context, state, request)
+        about = self._description(metrics, metadata, message, parent)
+        return save(self._context, state, self._request(run, step, about, tags, if_exists))
+
+    @only_ckstore_errors
+    def commit(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        step: int | None = None,
+        run: str = "main",
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        times: bool = False,
+        allow_incomplete: bool = False,
+    ) -> CheckpointInfo:
+        """Commit files as they are: a checkpoint directory of any framework, or any other files.
+
+        They come back byte for byte, with their permission bits (`checkout`). Files of safetensors and torch are cut
+        where their tensors lie, without unpickling anything: a tensor is stored once, whatever file it came in, or in
+        a state that was saved. Such tensors can be listed, loaded, sliced and compared by name.
+
+        Args:
+            paths: One directory, whose content is kept at the root; or several paths, kept under their names. Below
+                them no symlink is followed; it is kept as a symlink.
+            step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
+                ``global_step500``), else one more than the highest of the run.
+            run: As in `save`.
+            metrics: As in `save`.
+            metadata: As in `save`.
+            message: As in `save`.
+            tags: As in `save`.
+            parent: As in `save`.
+            if_exists: As in `save`.
+            times: Keep modification times, too.
+            allow_incomplete: Take files that say of themselves that their writer was not done.
+
+        Returns:
+            What was committed; `warnings` names files that look like containers and are not.
+
+        Raises:
+            BadInput: A path is not there, cannot be read, is incomplete, or overlaps with the store.
+            CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
+            StateChanged: A file was changed while it was read.
+            StepExists, InsufficientSpace, SaveFailed: As in `save`.
+        """
+        from ckstore.ops.commit import CommitOptions, commit
+
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        about = self._description(metrics, metadata, message, parent)
+        request = self._request(run, step, about, tags, if_exists)
+        return commit(self._context, [Path(path) for path in given], request, CommitOptions(times, allow_incomplete))
+
+    @only_ckstore_errors
+    def checkout(
+        self,
+        ref: RefLike,
+        destination: str | os.PathLike[str],
+        *,
+        link: LinkMode = "auto",
+        only: str | Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CheckoutReport:
+        """Write the files of a committed checkpoint; of a saved state, its safetensors export.
+
+        They are built beside `destination`, checked byte by byte, made durable, and appear by one rename.
+
+        Args:
+            ref: Which checkpoint.
+            destination: A directory that does not exist yet, or is empty.
+            link: ``auto``: share blocks with the store where the filesystem can (reflink), else copy. ``reflink``:
+                refuse where it cannot. ``copy``. ``hardlink``: files that are one blob become names of that blob,
+                read-only; whoever writes into one (root can) damages every checkpoint that uses it.
+            only: Globs of the paths to write, in which ``*`` also stands for slashes; None: all.
+            progress: Called with the bytes that are done and those to be done.
+
+        Raises:
+            NoSuchRef: There is no such checkpoint, or no file fits `only`.
+            BadInput: The destination is not empty, its parent is not there, or `link` cannot be done.
+            DamagedBlob: Some bytes are damaged or missing; nothing was written.
+            InsufficientSpace: Says what is needed and what is free; nothing was written.
+        """
+        from ckstore.ops.checkout import checkout
+
+        globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
+        return checkout(self._context, ref, destination, link=link, only=globs, progress=progress)
+
+    @only_ckstore_errors
+    def export_safetensors(
+        self,
+        ref: RefLike,
+        destination: str | os.PathLike[str],
+        *,
+        max_shard_bytes: int | str = 50 * 10**9,
+        select: Select = None,
+        strip_prefix: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:
+        """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as the hub has them.
+
+        They are built beside `destination`, checked byte by byte, made durable, read back, and appear by one rename.
+        Names are the paths in the state with plain dots. Of tied tensors the first is written; the metadata says which
+        names were left out for it. What safetensors cannot hold is in ``state.json``, and the report lists it.
+
+        Args:
+            ref: Which checkpoint; as in `load`, ``latest-valid`` passes over damaged ones.
+            destination: A directory that does not exist yet, or is empty.
+            max_shard_bytes: Most bytes of tensors in one file: a number, or a size such as ``5GB`` (10^9) or ``5GiB``.
+                A tensor that is larger has a file of its own.
+            select: As in `load`.
+            strip_prefix: Leave the path that `select` names out of the names of tensors: with ``select="model"``
+                ``model.layers.0.weight`` becomes ``layers.0.weight``.
+            progress: Called now and then with the bytes that are done and those to be done.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` fits nothing.
+            BadInput: The destination is not empty, two tensors would have the same name, there is no prefix, or
+                something that safetensors cannot hold is too large for a JSON file.
+            DamagedBlob: Some bytes are damaged or missing.
+            InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
+        """
+        from ckstore.ops.export import export_safetensors
+
+        return export_safetensors(
+            self._context,
+            ref,
+            destination,
+            max_shard_bytes=max_shard_bytes,
+            select=select,
+            strip_prefix=strip_prefix,
+            progress=progress,
+        )
 
     @only_ckstore_errors
     def load(
@@ -309,6 +437,12 @@ class Store:
         """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
         with self.open_checkpoint(ref) as checkpoint:
             return checkpoint.summary()
+
+    @only_ckstore_errors
+    def files(self, ref: RefLike = "latest") -> list[FileSummary]:
+        """Return what was committed, in the order of paths; nothing for a saved state."""
+        with self.open_checkpoint(ref) as checkpoint:
+            return checkpoint.file_summary()
 
     @only_ckstore_errors
     def directory_of(self, ref: RefLike = "latest") -> Path:
@@ -608,6 +742,30 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
+
+    def _description(
+        self,
+        metrics: Mapping[str, Any] | None,
+        metadata: Mapping[str, Any] | None,
+        message: str,
+        parent: RefLike | None,
+    ) -> Description:
+        from ckstore.model.describe import describe
+        from ckstore.ops.find import find
+
+        return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
+
+    def _request(
+        self, run: str, step: int | None, about: Description, tags: Iterable[str], if_exists: IfExists
+    ) -> Request:
+        from ckstore.model.names import check_step
+        from ckstore.ops.save import Request
+
+        if isinstance(tags, str):
+            msg = f"tags is a list of names, got the string {tags!r}"
+            raise BadInput(msg, hint=f"tags=[{tags!r}]")
+        step = None if step is None else check_step(step)
+        return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
 
     def _directory(self, ref: RefLike) -> Any:
         from ckstore.ops.find import open_directory

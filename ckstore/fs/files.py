@@ -60,6 +60,21 @@ def write_all(fd: int, data: memoryview) -> None:
         start += written
 
 
+def write_at(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of `data`, a contiguous buffer of bytes, at `offset`, however short the single writes are.
+
+    Raises:
+        OSError: A write failed; an unknown part of the data was written.
+    """
+    done = 0
+    while done < len(data):
+        written = os.pwrite(fd, data[done : done + _WRITE_MOST_BYTES], offset + done)
+        if written == 0:
+            msg = f"write returned 0 with {len(data) - done} bytes left"
+            raise OSError(msg)
+        done += written
+
+
 def create_blob(path: Path, data: memoryview) -> None:
     """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
 

@@ -22,6 +22,7 @@ from ckstore.model.document import (
     shown,
 )
 from ckstore.model.dtypes import itemsize
+from ckstore.model.files_read import read_files
 from ckstore.model.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
@@ -175,6 +176,7 @@ class _Reader:
             storages=storages,
             leaves=leaves,
             state=members["state"],
+            files=read_files(members.get("files", []), len(storages), self.where),
         )
 
     # ------------------------------------------------------------------ single members

@@ -62,6 +62,19 @@ def _is_right(path: Path, digest: str) -> bool:
     return True
 
 
+def has_bytes(path: Path, data: memoryview) -> bool:
+    """Whether the content of the file is `data`, byte by byte."""
+    buffer = bytearray(_READ_BYTES)
+    at = 0
+    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        while count := os.preadv(fd, [buffer], at):
+            # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
+            if buffer[:count] != data[at : at + count]:
+                return False
+            at += count
+    return at == len(data)
+
+
 def distrust(name: str, *, dir_fd: int) -> None:
     """Give a blob that was found damaged another time, so that the next save that would use it reads it again.
 

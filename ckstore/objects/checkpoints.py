@@ -155,19 +155,27 @@ class CheckpointDirectory:
         Raises:
             DamagedBlob: It is missing.
         """
-        if self.lock.fd < 0:
-            msg = f"{self.path} was closed"
-            raise BadInput(msg, hint="read from it inside its with block")
-        try:
-            fd = os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
-        except FileNotFoundError as error:
-            msg = f"{self.path}: blob {digest} is missing"
-            hint = "ckstore verify tells which checkpoints are whole"
-            raise DamagedBlob(msg, hint=hint, blob=digest) from error
+        fd = self.descriptor(digest)
         try:
             yield fd
         finally:
             os.close(fd)
+
+    def descriptor(self, digest: str) -> int:
+        """Return a descriptor of one of its blobs for reading, which the caller closes.
+
+        Raises:
+            DamagedBlob: It is missing.
+        """
+        if self.lock.fd < 0:
+            msg = f"{self.path} was closed"
+            raise BadInput(msg, hint="read from it inside its with block")
+        try:
+            return os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
+        except FileNotFoundError as error:
+            msg = f"{self.path}: blob {digest} is missing"
+            hint = "ckstore verify tells which checkpoints are whole"
+            raise DamagedBlob(msg, hint=hint, blob=digest) from error
 
     def check_size(self, fd: int, blob: BlobRecord) -> None:
         """Compare the size of an open blob with the manifest's: a mapping beyond the end would kill the process.
@@ -201,7 +209,14 @@ class CheckpointDirectory:
         Raises:
             DamagedBlob: They differ.
         """
-        found = algorithm_of(extent.piece).digest(data)
+        self.check_digest(extent, algorithm_of(extent.piece).digest(data), what)
+
+    def check_digest(self, extent: Extent, found: str, what: str) -> None:
+        """Compare the digest that was found for the bytes of a piece with the one that it has.
+
+        Raises:
+            DamagedBlob: They differ.
+        """
         if found != extent.piece:
             blob = self.manifest.blobs[extent.blob].digest
             msg = (

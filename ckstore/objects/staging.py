@@ -86,6 +86,13 @@ class Staging:
             raise
         return blobs.is_sound(mine, digest, nbytes)
 
+    def holds(self, digest: str, data: memoryview) -> bool:
+        """Whether the blob in the staging directory has exactly these bytes; it is read and compared."""
+        try:
+            return blobs.has_bytes(self._blobs / digest, data)
+        except FileNotFoundError:
+            return False
+
     def path_of(self, digest: str) -> Path:
         """Return the name of a blob in the staging directory."""
         return self._blobs / digest

@@ -64,6 +64,9 @@ def _selects(glob: str, name: str) -> bool:
 def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
     """Return the state of an open checkpoint; see `ckstore.Store.load`."""
     manifest = directory.manifest
+    if manifest.files and not manifest.leaves:
+        msg = f"{manifest.run}@{manifest.step} holds files, and no tensors that are known by name"
+        raise BadInput(msg, hint="ckstore checkout REF DEST writes the files")
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
     if keep is not None and select is not None and not callable(select) and not needed:

@@ -44,6 +44,23 @@ class LeafSummary:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """One committed file, directory or symlink.
+
+    Attributes:
+        path: Relative, as it is checked out.
+        kind: ``file``, ``directory`` or ``symlink``.
+        mode: Permission bits; 0 for a symlink.
+        nbytes: Size of a file; 0 for the others.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    nbytes: int
+
+
 class OpenCheckpoint:
     """A checkpoint that is open for reading; a context manager. It is not taken apart while it is open.
 
@@ -93,8 +110,16 @@ class OpenCheckpoint:
         return [_summary(leaf, self._directory) for leaf in self._leaves.values()]
 
     def files(self) -> list[str]:
-        """Return the paths of committed files; a saved state has none."""
-        return []
+        """Return the paths of committed files and symlinks, in their order; a saved state has none."""
+        return [file.path for file in self._directory.manifest.files if file.kind != "directory"]
+
+    def file_summary(self) -> list[FileSummary]:
+        """Return path, kind, mode and size of everything that was committed, without reading data."""
+        storages = self._directory.manifest.storages
+        return [
+            FileSummary(file.path, file.kind, file.mode, sum(storages[i].nbytes for i in file.storages))
+            for file in self._directory.manifest.files
+        ]
 
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
         """Return the state; as `ckstore.Store.load`."""

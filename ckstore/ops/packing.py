@@ -7,9 +7,10 @@ pack of which no checkpoint, and neither this save, uses at least half: it is wr
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable, PieceLocation
@@ -27,6 +28,7 @@ _LEAST_PACK_BYTES = 2**20
 _PACKS_AT_LEAST = 16
 _PACKS_IN_FLIGHT = 4
 ALIGNMENT = 64
+_KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
 """Starts to store a blob with bytes that the caller gives away; what it returns waits for the digest."""
@@ -48,12 +50,12 @@ class Packer:
         self._entries: list[tuple[str, int, int]] = []
         self._waiting: list[tuple[Callable[[], str], int, list[tuple[str, int, int]]]] = []
 
-    def add(self, digest: str, data: memoryview) -> None:
-        """Add a piece; its bytes are copied."""
-        start = aligned(len(self._pack))
+    def add(self, digest: str, data: memoryview, *, apart: bool = False) -> None:
+        """Add a piece; its bytes are copied. `apart`: not at the start, so that the pack is not the piece itself."""
+        start = aligned(len(self._pack)) or (ALIGNMENT if apart else 0)
         if self._entries and start + len(data) > self._pack_bytes:
             self._flush()
-            start = 0
+            start = ALIGNMENT if apart else 0
         self._pack.extend(bytes(start - len(self._pack)))
         self._pack += data
         self._entries.append((digest, start, len(data)))
@@ -84,40 +86,60 @@ def place_small(
     sources: Sequence[ByteSource],
     write_blob: WriteBlob,
     is_mine: Callable[[str], bool],
+    *,
+    compare: bool = False,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
     """Store the bytes of small sources as pieces.
 
     `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
+    `compare`: equal digests do not prove equal bytes.
 
     Returns:
-        The digest of each source in order, where each piece is, and how many bytes of pieces were written.
+        The key of each source in order, where each piece is by its key, and how many bytes of pieces were written. A
+        key is the digest, or, of further bytes with the same digest, the digest and a number: `digest_of_key`.
 
     Raises:
         StateChanged: A source gave other bytes when it was read again.
         OSError: A blob could not be written.
     """
     packer = Packer(write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
-    digests: list[str] = []
+    keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
-    seen: set[str] = set()
+    seen: dict[str, ByteSource] = {}
     for batch in _read_in_batches(context, sources):
-        found = find_pieces(context, {digest for digest, _, _ in batch} - seen)
+        found = find_pieces(context, {digest for digest, _, _ in batch} - seen.keys())
         for digest, source, data in batch:
-            digests.append(digest)
-            if digest in seen:
+            key = _key_of(context, digest, data, seen) if compare else digest
+            keys.append(key)
+            if key in seen:
                 continue
-            seen.add(digest)
-            if digest in found:
-                hits[digest] = (found[digest], source)
+            seen[key] = source
+            if key in found:
+                hits[key] = (found[key], source)
             else:
-                packer.add(digest, data)
-    places, again = _take_from_packs(context, staging, hits, is_mine)
+                packer.add(key, data, apart=key != digest)
+    places, again = _take_from_packs(context, staging, hits, is_mine, compare=compare)
     for digest in again:
-        packer.add(digest, _read_again(context, hits[digest][1], digest))
+        packer.add(digest, _read_again(context, hits[digest][1], digest), apart=compare)
     packer.finish()
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
-    return digests, places, written_bytes
+    return keys, places, written_bytes
+
+
+def _key_of(context: Context, digest: str, data: memoryview, seen: Mapping[str, ByteSource]) -> str:
+    """Return the key of the piece with these bytes, and no others: that of an earlier source, or a new one."""
+    key = digest
+    for number in itertools.count(1):
+        if key not in seen or bytes(data) == _read_again(context, seen[key], digest):
+            break
+        key = f"{digest}{_KEY_MARK}{number}"
+    return key
+
+
+def digest_of_key(key: str) -> str:
+    """Return the digest of the piece that `place_small` gave this key."""
+    return key.partition(_KEY_MARK)[0]
 
 
 def _pack_bytes_for(small_bytes: int) -> int:
@@ -176,6 +198,8 @@ def _take_from_packs(
     staging: Staging,
     hits: dict[str, tuple[PieceLocation, ByteSource]],
     is_mine: Callable[[str], bool],
+    *,
+    compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
     """Claim the packs that are worth it; return the places of their pieces, and the pieces to be written again."""
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
@@ -192,7 +216,7 @@ def _take_from_packs(
             worth_it
             and is_mine(blob)
             and (
-                (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces))
+                (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces, hits, compare=compare))
                 or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces})
             )
         ):
@@ -216,18 +240,28 @@ def _raise_to_best_shares(
         shares[blob] = max(shares[blob], share)
 
 
-def _pieces_are_there(context: Context, staging: Staging, blob: str, pieces: dict[str, PieceLocation]) -> bool:
+def _pieces_are_there(
+    context: Context,
+    staging: Staging,
+    blob: str,
+    pieces: dict[str, PieceLocation],
+    hits: Mapping[str, tuple[PieceLocation, ByteSource]],
+    *,
+    compare: bool,
+) -> bool:
     """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
-    unchecked = {digest: place for digest, place in pieces.items() if context.known_pieces.get(digest) != place}
+    unchecked = {d: place for d, place in pieces.items() if compare or context.known_pieces.get(d) != place}
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes
     data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size))
-    return all(
-        place.offset + place.length <= len(data)
-        and context.algorithm.digest(data[place.offset : place.offset + place.length]) == digest
-        for digest, place in unchecked.items()
-    )
+    for digest, place in unchecked.items():
+        there = data[place.offset : place.offset + place.length]
+        if len(there) != place.length or context.algorithm.digest(there) != digest:
+            return False
+        if compare and bytes(there) != _read_again(context, hits[digest][1], digest):
+            return False
+    return True
 
 
 def _healed(
@@ -237,6 +271,8 @@ def _healed(
     if not staging.is_damaged(blob):
         return False
     there = files.read_file(staging.path_of(blob), most_bytes=max(size, os.stat(staging.path_of(blob)).st_size))
+    if context.algorithm.digest(there) == blob:  # it is whole, and holds other bytes than the catalog or the digest say
+        return False
     data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:

@@ -29,9 +29,12 @@ class StorageNames:
         for leaf in directory.manifest.leaves:
             self._names.setdefault(leaf.storage, leaf.name)
             self._kinds.setdefault(leaf.storage, leaf.kind)
+        for file in directory.manifest.files:
+            for storage in file.storages:
+                self._names.setdefault(storage, file.path)
 
     def name(self, storage: int) -> str:
-        """Return the name of the first leaf of a storage."""
+        """Return the name of the first leaf of a storage, or of the committed file that it is a part of."""
         return self._names.get(storage) or "the state"
 
     def kind(self, storage: int) -> LeafKind:

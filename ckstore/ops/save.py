@@ -78,7 +78,11 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     """Save `state` durably; see `ckstore.Store.save`."""
     request.check()
     context.check_writable()
-    captured = capture(state)
+    return save_captured(context, capture(state), request)
+
+
+def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
+    """Save what was captured, a state or files; the request was checked."""
     with _failing_as_save(f"saving {request.run}@{'next step' if request.step is None else request.step}"):
         staging = Staging.create(context.layout, request.run, request.step)
         try:
@@ -115,10 +119,11 @@ def _stage_and_publish(
     context: Context, staging: Staging, captured: Captured, request: Request
 ) -> tuple[Manifest, str, Outcome]:
     check_space(context, captured.sources)
-    stored = store_sources(context, staging, captured.sources)
-    for source in captured.sources:
-        if source.changed():
-            raise state_changed(source.name)
+    # Files may come from somebody who chose their bytes so that digests collide.
+    stored = store_sources(context, staging, captured.sources, compare=bool(captured.files))
+    changed = captured.first_changed()
+    if changed is not None:
+        raise state_changed(changed)
     step = request.step if request.step is not None else _next_step(context, request.run)
     for _ in range(_AUTO_STEP_TRIES):
         manifest = _manifest(context, captured, stored, request, step)
@@ -158,11 +163,12 @@ def _manifest(context: Context, captured: Captured, stored: Stored, request: Req
         logical_bytes=stored.logical_bytes,
         new_bytes=stored.new_bytes,
         reused_bytes=stored.reused_bytes,
-        content=content_digest(captured.leaves, captured.state, stored.storages, context.algorithm),
+        content=content_digest(captured.leaves, captured.state, stored.storages, context.algorithm, captured.files),
         blobs=stored.blobs,
         storages=stored.storages,
         leaves=captured.leaves,
         state=captured.state,
+        files=captured.files,
     )
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckstore.errors import SaveFailed
+from ckstore.errors import CannotStore, SaveFailed
 from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
-from ckstore.ops.packing import PACK_BELOW_BYTES, place_small, state_changed
+from ckstore.ops.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
 from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ckstore.tensors.source import ByteSource
 
 _WORKERS = 4
+_MOST_SHIFTS = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +50,54 @@ class Stored:
     reused_bytes: int
 
 
-def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> Stored:
+@dataclass(slots=True)
+class _Chunk:
+    """Where a chunk is; changed by the save when the blob of that name turns out to hold other bytes."""
+
+    source: ByteSource
+    start: int
+    stop: int
+    piece: str
+    blob: str
+    offset: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
+        return Extent(self.piece, blob_index(self.blob, self.offset + self.length), self.offset, self.length)
+
+
+def store_sources(
+    context: Context, staging: Staging, sources: Sequence[ByteSource], *, compare: bool = False
+) -> Stored:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
+
+    Args:
+        context: The store.
+        staging: Where the save is prepared.
+        sources: The bytes.
+        compare: Somebody else may have chosen the bytes: where the digest cannot rule that out, what the store has
+            is compared byte by byte before it is used.
 
     Raises:
         StateChanged: A source changed meanwhile.
         OSError: A blob could not be read or written.
         SaveFailed: The staging directory was taken away.
     """
-    writer = _ChunkWriter(context, staging)
+    compare = compare and not context.algorithm.collision_resistant
+    writer = _ChunkWriter(context, staging, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {
             i: writer.start_chunks(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES
         }
         digests, places, packed_bytes = place_small(
-            context, staging, [sources[i] for i in small], writer.start_blob, writer.is_first
+            context, staging, [sources[i] for i in small], writer.start_blob, writer.is_first, compare=compare
         )
         writer.finish()
+        writer.part_collisions()
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
     finally:
@@ -85,13 +117,13 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
     for i, source in enumerate(sources):
         if i in small_digests:
             place = places[small_digests[i]]
-            extents = [Extent(small_digests[i], blob_index(place.blob, place.blob_nbytes), place.offset, place.length)]
+            piece = digest_of_key(small_digests[i])
+            extents = [Extent(piece, blob_index(place.blob, place.blob_nbytes), place.offset, place.length)]
         else:
-            cut = [(future.result(), length) for future, length in chunked.get(i, ())]
-            extents = [Extent(digest, blob_index(digest, length), 0, length) for digest, length in cut]
+            extents = [future.result().extent(blob_index) for future in chunked.get(i, ())]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))
     writer.complete(blobs)
-    context.known_pieces = places
+    context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
     return Stored(
@@ -103,6 +135,12 @@ def store_sources(context: Context, staging: Staging, sources: Sequence[ByteSour
     )
 
 
+def collision(name: str) -> CannotStore:
+    """Return the error for bytes that were made so that this store cannot tell them from others."""
+    why = "its bytes have the digests of other bytes, which does not happen by accident"
+    return CannotStore(name, why, hint="keep files that others made in a store with hash='blake3'")
+
+
 class _Stopped(Exception):
     """The work was not done, since other work of the save failed."""
 
@@ -110,12 +148,14 @@ class _Stopped(Exception):
 class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has one private buffer, so memory is bounded."""
 
-    def __init__(self, context: Context, staging: Staging) -> None:
+    def __init__(self, context: Context, staging: Staging, *, compare: bool) -> None:
         self.written_bytes = 0
+        self._compare = compare
+        self._unsure: list[_Chunk] = []
         self._context = context
         self._staging = staging
         self._pool = Workers(_WORKERS, "ckstore-save")
-        self._futures: list[Future[str]] = []
+        self._futures: list[Future[Any]] = []
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
@@ -123,11 +163,11 @@ class _ChunkWriter:
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
-    def start_chunks(self, source: ByteSource) -> list[tuple[Future[str], int]]:
-        """Begin to store a large source; return the coming digest and the length of each chunk."""
+    def start_chunks(self, source: ByteSource) -> list[Future[_Chunk]]:
+        """Begin to store a large source; return where each chunk will be."""
         step = self._context.settings.chunk_bytes
         spans = [(start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
-        return [(self._submit(self._store_chunk, source, start, stop), stop - start) for start, stop in spans]
+        return [self._submit(self._store_chunk, source, start, stop) for start, stop in spans]
 
     def start_blob(self, data: memoryview) -> Callable[[], str]:
         """Begin to store private bytes as one blob; return a function that waits for its digest."""
@@ -168,12 +208,12 @@ class _ChunkWriter:
         self._stopped.set()
         self._pool.stop()
 
-    def _submit(self, work: Callable[..., str], *args: object) -> Future[str]:
+    def _submit(self, work: Callable[..., T], *args: object) -> Future[T]:
         future = self._pool.submit(self._guarded, work, *args)
         self._futures.append(future)
         return future
 
-    def _guarded(self, work: Callable[..., str], *args: object) -> str:
+    def _guarded(self, work: Callable[..., T], *args: object) -> T:
         if self._stopped.is_set():
             raise _Stopped
         try:
@@ -184,35 +224,72 @@ class _ChunkWriter:
             self._stopped.set()
             raise
 
-    def _store_chunk(self, source: ByteSource, start: int, stop: int) -> str:
+    def _store_chunk(self, source: ByteSource, start: int, stop: int) -> _Chunk:
         algorithm = self._context.algorithm
         live = source.view(start, stop)
         data = self._copy(source, start, stop) if live is None else live
         digest = algorithm.digest(data)
+        chunk = _Chunk(source, start, stop, digest, digest)
         if not self.is_first(digest):
             self._skipped[digest] = lambda: self._copy(source, start, stop)
-            return digest
+            if self._compare:
+                self._unsure.append(chunk)
+            return chunk
         if self._staging.claim(digest, stop - start):
-            return digest
+            if self._compare and not self._staging.holds(digest, data):
+                self._unsure.append(chunk)
+            return chunk
         if live is not None:
             data = self._copy(source, start, stop)
             if algorithm.digest(data) != digest:
                 raise state_changed(source.name)
-        self._put(digest, data)
-        return digest
+        if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
+            self._unsure.append(chunk)
+        return chunk
+
+    def part_collisions(self) -> None:
+        """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
+
+        Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
+
+        Raises:
+            CannotStore: The bytes were made to collide behind zeros, too.
+        """
+        for chunk in self._unsure:
+            data = self._copy(chunk.source, chunk.start, chunk.stop)
+            if self._context.algorithm.digest(data) != chunk.piece:
+                raise state_changed(chunk.source.name)
+            if not self._staging.holds(chunk.piece, data):
+                self._store_behind_zeros(chunk, data)
+
+    def _store_behind_zeros(self, chunk: _Chunk, data: memoryview) -> None:
+        for count in range(1, _MOST_SHIFTS + 1):
+            offset = count * ALIGNMENT
+            shifted = memoryview(bytes(offset) + data)
+            digest = self._context.algorithm.digest(shifted)
+            written = not self._staging.claim(digest, len(shifted)) and self._put(digest, shifted)
+            if written or self._staging.holds(digest, shifted):
+                chunk.blob, chunk.offset = digest, offset
+                return
+        raise collision(chunk.source.name)
 
     def _store_private(self, data: memoryview) -> str:
         digest = self._context.algorithm.digest(data)
         if not self.is_first(digest):
             self._skipped[digest] = lambda: data
-        elif not self._staging.claim(digest, len(data)):
-            self._staging.put(digest, data)
+        elif (self._staging.claim(digest, len(data)) or not self._staging.put(digest, data)) and (
+            self._compare and not self._staging.holds(digest, data)
+        ):
+            raise collision("small pieces of the files")
         return digest
 
-    def _put(self, digest: str, data: memoryview) -> None:
-        if self._staging.put(digest, data):
+    def _put(self, digest: str, data: memoryview) -> bool:
+        """Write a blob; False if another save was faster, whose blob is there now."""
+        written = self._staging.put(digest, data)
+        if written:
             with self._mutex:
                 self.written_bytes += len(data)
+        return written
 
     def is_first(self, digest: str) -> bool:
         """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""

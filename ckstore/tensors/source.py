@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.model.manifest import FileRecord, LeafRecord, Node
 
 
 class ByteSource(Protocol):
@@ -47,11 +47,17 @@ class Captured:
         state: The tree of nodes.
         leaves: What is kept as bytes.
         sources: The bytes; ``sources[i]`` is storage `i` of the leaves.
+        files: The files that were committed; a saved state has none.
     """
 
     state: Node
     leaves: tuple[LeafRecord, ...]
     sources: tuple[ByteSource, ...]
+    files: tuple[FileRecord, ...] = ()
+
+    def first_changed(self) -> str | None:
+        """Return the name of a source that was seen to be modified since the capture; None if none was."""
+        return next((source.name for source in self.sources if source.changed()), None)
 
 
 class BytesSource:

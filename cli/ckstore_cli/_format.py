@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from ckstore.errors import BadInput
+from ckstore.model.sizes import UNITS
 
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
-}
-_SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
@@ -24,29 +18,9 @@ def size_text(nbytes: int) -> str:
     if nbytes < 1024:
         return f"{nbytes} B"
     value, power = nbytes / 1024, 0
-    while value >= 1023.95 and power < len(_UNITS) - 1:  # or it would be written as 1024.0
+    while value >= 1023.95 and power < len(UNITS) - 1:  # or it would be written as 1024.0
         value, power = value / 1024, power + 1
-    return f"{value:.1f} {_UNITS[power]}"
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``.
-
-    Raises:
-        BadInput: It is no size, or no whole number of bytes.
-    """
-    match = re.fullmatch(_SIZE, text.strip())
-    factor: int | None = _FACTORS.get(match[2].upper()) if match else None
-    if match is None or factor is None:
-        msg = f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}"
-        raise BadInput(msg)
-    whole, _, fraction = match[1].partition(".")
-    scale: int = 10 ** len(fraction)
-    scaled: int = int(whole + fraction) * factor
-    nbytes, rest = divmod(scaled, scale)
-    if rest:
-        raise BadInput(f"a size is a whole number of bytes, got {text!r}")
-    return nbytes
+    return f"{value:.1f} {UNITS[power]}"
 
 
 def age_text(created: str, now: datetime) -> str:

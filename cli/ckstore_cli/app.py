@@ -22,6 +22,9 @@ from ckstore_cli._frame import Frame, json_option, store_option
 
 COMMANDS = (
     "init",
+    "commit",
+    "checkout",
+    "export",
     "log",
     "show",
     "ls",

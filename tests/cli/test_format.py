@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.errors import BadInput
 from ckstore_cli import _format
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
@@ -37,27 +35,6 @@ def test_a_size_is_short_and_within_its_rounding(nbytes: int) -> None:
 )
 def test_sizes_are_written_with_one_decimal(nbytes: int, text: str) -> None:
     assert _format.size_text(nbytes) == text
-
-
-@given(count=st.integers(0, 10**6), unit=st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
-def test_a_size_with_a_unit_is_read(count: int, unit: str) -> None:
-    factor = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
-
-    for written in (unit, unit.lower(), unit[0], f" {unit}"):
-        assert _format.parse_size(f"{count}{written}") == count * factor
-    assert _format.parse_size(f"{count}.5{unit}") == count * factor + factor // 2
-
-
-def test_a_size_without_a_unit_is_bytes_and_decimal_units_are_decimal() -> None:
-    assert _format.parse_size("33554432") == 33554432
-    assert _format.parse_size("12B") == 12
-    assert _format.parse_size("32MB") == 32_000_000
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1 XiB", "1e6", "0x10", "1.5B", "1 MiB x"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(repr(text))):
-        _format.parse_size(text)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_glob_that_fits_nothing_is_an_error_with_the_next_step(run: Run, saved
 
     assert shown.exit_code == 4
     assert shown.stderr == (
-        "error: no name of the 3 leaves of main@200 fits 'weight'\nhint: see them all: ckstore ls main@200\n"
+        "error: none of the 3 names in main@200 fits 'weight'\nhint: see them all: ckstore ls main@200\n"
     )
 
 

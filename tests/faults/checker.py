@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import stat
+import tempfile
 from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -18,8 +19,9 @@ from pathlib import Path
 from ckstore import Store
 from ckstore.errors import CkstoreError, StoreNotFound
 from ckstore.model.digest import algorithm_of
+from ckstore.model.info import CheckpointInfo
 from tests.faults.journal import Place, Promised
-from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, state
+from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state
 from tests.support.descriptors import open_below
 
 _DIGEST = r"xxh3-[0-9a-f]{32}"
@@ -99,13 +101,22 @@ def _contents(store: Store, wrong: list[str]) -> Contents:
         if (info.run, info.step) in seen:
             wrong.append(f"{info.name} is listed twice")
         try:
-            seen[info.run, info.step] = fingerprint(store.load(info))
+            seen[info.run, info.step] = fingerprint(_content(store, info))
         except CkstoreError as error:
             wrong.append(f"{info.name} is listed, not loaded: {type(error).__name__}: {error}")
     on_disk = _published(store.path)
     if seen.keys() != on_disk:
         wrong.append(f"directories {sorted(on_disk)}, but listed and loaded {sorted(seen)}")
     return seen
+
+
+def _content(store: Store, info: CheckpointInfo) -> object:
+    """Return the state, or the files that were committed."""
+    if not store.files(info):
+        return store.load(info)
+    with tempfile.TemporaryDirectory() as folder:
+        store.checkout(info, Path(folder) / "out")
+        return read_files(Path(folder) / "out")
 
 
 def _listed(store: Store) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ library preloaded or without.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -17,7 +18,7 @@ from typing import Any
 from ckstore import Store
 from ckstore.ops import reclaim
 from tests.faults.journal import Journal
-from tests.faults.states import CHUNK_BYTES, state
+from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
 
 RUN = "main"
 
@@ -31,6 +32,8 @@ class Scenario:
         open: Opens the store, or makes it; the first that happens with faults. May be called again.
         act: What is tried. May be called again after it failed, and then has to succeed.
         uncertain: After an error of the act nobody knows whether it happened. A save does know.
+        hit: Below which directory calls fail, given that of the store.
+        inspect: Says what is wrong beside the store; its second argument tells whether the act reported success.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Scenario:
     open: Callable[[Path, Journal], Store]
     act: Callable[[Store, Journal], None]
     uncertain: bool = False
+    hit: Callable[[Path], Path] = lambda store: store
+    inspect: Callable[[Path, bool], list[str]] = lambda store, done: []
 
 
 def _init(path: Path, journal: Journal) -> Store:
@@ -132,6 +137,72 @@ def _collecting_beside_a_reader(store: Store, journal: Journal) -> None:
     store.gc()
 
 
+def _with_files(path: Path, journal: Journal) -> None:
+    """A store with a commit, and beside it the files of another one, and the place for checkouts."""
+    with _init(path, journal) as store:
+        write_files("files-1", path.parent / "files-1")
+        write_files("files-2", path.parent / "files-2")
+        (path.parent / "place").mkdir()
+        _committing(1, "files-1")(store, journal)
+
+
+def _committing(step: int, name: str) -> Callable[[Store, Journal], None]:
+    def act(store: Store, journal: Journal) -> None:
+        journal.begin((RUN, step), name)
+        store.commit(store.path.parent / name, step=step, run=RUN)
+        journal.done((RUN, step), name)
+
+    return act
+
+
+def _prepared_export(path: Path, journal: Journal) -> None:
+    (path.parent / "place").mkdir()
+    _saved("first")(path, journal)
+
+
+def _place(store: Path) -> Path:
+    return store.parent / "place"
+
+
+def _writing(write: str) -> Callable[[Store, Journal], None]:
+    """Check out, or export, step 1; an attempt that failed after its rename left a whole tree."""
+
+    def act(store: Store, journal: Journal) -> None:
+        out = _place(store.path) / "out"
+        if out.exists():
+            shutil.rmtree(out)
+        getattr(store, write)(f"{RUN}@1", out)
+
+    return act
+
+
+def _inspect_checkout(store: Path, done: bool) -> list[str]:
+    return _inspect(store, done, "checkout", lambda found: fingerprint(found) == expected("files-1"))
+
+
+def _inspect_export(store: Path, done: bool) -> list[str]:
+    return _inspect(store, done, "export_safetensors", lambda found: set(found) == {"model.safetensors", "state.json"})
+
+
+def _inspect(store: Path, done: bool, write: str, is_whole: Callable[[dict[str, bytes]], bool]) -> list[str]:
+    """Return what is wrong at the destination: it is all there or not at all, and the next one works and cleans up."""
+    out, wrong = _place(store) / "out", []
+    before = read_files(out) if out.exists() else None
+    if before is not None:
+        if not is_whole(before):
+            wrong.append(f"the destination is there, not as it should be: {sorted(before)}")
+        shutil.rmtree(out)
+    elif done:
+        wrong.append("it was acknowledged, and there is no destination")
+    getattr(Store.open(store), write)(f"{RUN}@1", out)
+    again = read_files(out)
+    if not is_whole(again) or (before is not None and again != before):
+        wrong.append(f"the next one wrote something else: {sorted(again)}")
+    if os.listdir(_place(store)) != ["out"]:
+        wrong.append(f"the next one left {os.listdir(_place(store))}")
+    return wrong
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -143,6 +214,11 @@ SCENARIOS = {
         Scenario("gc", _dropped, _open_as_found, _collecting),
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
+        Scenario("commit", _with_files, _open, _committing(2, "files-2")),
+        Scenario("checkout", _with_files, _open, _writing("checkout"), hit=_place, inspect=_inspect_checkout),
+        Scenario(
+            "export", _prepared_export, _open, _writing("export_safetensors"), hit=_place, inspect=_inspect_export
+        ),
     )
 }
 

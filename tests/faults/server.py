@@ -102,7 +102,8 @@ class Server:
                 "kept": str(files.folder),
             }
         acted = self._child(files, lambda: self._act(files, scenario, fault))
-        checked = self._child(files, lambda: self._check(files, fault))
+        done = acted["ended"] == "well" and not acted.get("error")
+        checked = self._child(files, lambda: self._check(files, scenario, fault, done=done))
         violations = list(acted.pop("violations", []))
         killing = fault.mode in ("kill-before", "kill-after")
         if acted["ended"] != "well" and not (killing and acted["ended"] == "signal 9"):
@@ -124,10 +125,11 @@ class Server:
         scenario.prepare(files.store, Journal(files.journal))
         return {}
 
-    def _check(self, files: Files, fault: Fault) -> dict[str, Any]:
+    def _check(self, files: Files, scenario: Scenario, fault: Fault, *, done: bool) -> dict[str, Any]:
         unreadable = bool(fault.families & (Family.READ | Family.OPEN))
         promised = read_journal(files.journal)
-        return {"violations": check_store(files.store, promised, catalog_was_unreadable=unreadable)}
+        wrong = check_store(files.store, promised, catalog_was_unreadable=unreadable)
+        return {"violations": wrong + scenario.inspect(files.store, done)}
 
     def _act(self, files: Files, scenario: Scenario, fault: Fault) -> dict[str, Any]:
         journal = Journal(files.journal)
@@ -170,7 +172,7 @@ class Act:
 
     def run(self, fault: Fault) -> dict[str, Any]:
         """Act; after an error say whether it was a good one, and act again without faults."""
-        self._shim.arm(fault, self._files.store, self._files.log)
+        self._shim.arm(fault, self._scenario.hit(self._files.store), self._files.log)
         error = self._attempt()
         self._shim.disarm()
         answer = {"hits": self._shim.hits, "count": self._shim.count, "error": "", "violations": []}
@@ -182,7 +184,7 @@ class Act:
             wrong += self._after(error)
         if self._store is not None:
             self._store.close()
-        left = open_below(self._files.store)
+        left = {**open_below(self._files.store), **open_below(self._files.folder / "place")}
         wrong += [f"the process left open: {name}" for name in left.values()]
         return {**answer, "violations": wrong}
 

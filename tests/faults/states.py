@@ -6,8 +6,10 @@ They are compared by a fingerprint that owes nothing to ckstore.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,35 @@ def _small(versions: Callable[[int], int], count: int = _SMALL_COUNT) -> dict[st
     return {f"layer{i}": one(i) for i in range(count)}
 
 
+def _files(seed: int) -> dict[str, bytes]:
+    """A small checkpoint directory: a safetensors file with a tensor of more than a chunk, and others; as bytes."""
+    large, small = _noise(seed, 2**18 + 2**12).tobytes(), _noise(seed + 1, 500).tobytes()
+    entries = {
+        "large": {"dtype": "F32", "shape": [len(large) // 4], "data_offsets": [0, len(large)]},
+        "small": {"dtype": "F32", "shape": [500], "data_offsets": [len(large), len(large) + len(small)]},
+    }
+    header = json.dumps(entries).encode()
+    return {
+        "config.json": b'{"seed": %d}' % seed,
+        "model.safetensors": len(header).to_bytes(8, "little") + header + large + small,
+        "sub/empty": b"",
+        "sub/rng": bytes(range(256)) * 10,
+    }
+
+
+def write_files(name: str, folder: Path) -> None:
+    """Write the files that are the state of that name."""
+    for path, data in state(name).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the files below a directory, as they are a state."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 _BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "first": lambda: _mixed(1),
     "second": lambda: _mixed(1, changed=1),
@@ -63,6 +94,8 @@ _BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "small-1": lambda: _small(lambda i: int(i % 100 == 0)),
     # Three tenths of "small-0": its pack is mostly dead then, and the pieces are written again.
     "small-sparse": lambda: _small(lambda i: 0 if i % 10 < 3 else 2),
+    "files-1": lambda: _files(11),
+    "files-2": lambda: {**_files(11), "config.json": b"{}"},
 }
 NAMES = tuple(_BUILDERS)
 

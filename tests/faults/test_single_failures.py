@@ -51,6 +51,10 @@ WAYS = {
 }
 
 
+NOTHING_TO_HIT = {("checkout", "reading")}
+"""A checkout reads in the store, and is hit where it writes."""
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_call_that_fails_does_no_harm(
@@ -71,4 +75,5 @@ def test_a_call_that_fails_does_no_harm(
             tally.add(at, run(how.errors[at % len(how.errors)], at))
 
     whole(tally)
-    assert tally.refused + tally.survived == tally.points > 0
+    assert tally.refused + tally.survived == tally.points
+    assert tally.points > 0 or (scenario, way) in NOTHING_TO_HIT

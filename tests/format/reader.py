@@ -179,11 +179,13 @@ class Checkpoint:
 
     def content(self) -> str:
         """Return what the member `content` should be."""
-        held = {
+        held: dict[str, Any] = {
             "leaves": self.manifest["leaves"],
             "state": self.manifest["state"],
             "storages": [[size, [[e[0], e[3]] for e in extents]] for size, extents in self.manifest["storages"]],
         }
+        if self.manifest.get("files"):
+            held["files"] = [{k: v for k, v in file.items() if k != "mtime"} for file in self.manifest["files"]]
         canonical = json.dumps(held, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return digest_of(canonical.encode("ascii"), self.id)
 
@@ -233,6 +235,25 @@ class Checkpoint:
             offsets = [offset + size * i * stride for offset in offsets for i in range(count)]
         check(min(offsets) >= 0 and max(offsets) + size <= len(data), "elements outside their storage")
         return b"".join(data[offset : offset + size] for offset in offsets)
+
+    # -------------------------------------------------------------- Files
+
+    def files(self) -> dict[str, tuple[str, int | None, bytes]]:
+        """Return for each path of a committed file its kind, its mode, and its content or where a symlink points."""
+        found: dict[str, tuple[str, int | None, bytes]] = {}
+        for file in self.manifest.get("files", []):
+            path, kind = file["path"], file["kind"]
+            for name in path.split("/"):
+                check(name not in ("", ".", "..") and len(os.fsencode(name)) <= 255, f"a path that leads away: {path}")
+                check(all(ord(c) >= 32 and ord(c) != 127 for c in name), "a control character")
+            parent = path.rpartition("/")[0]
+            check(path not in found, f"twice: {path}")
+            check(not parent or found.get(parent, ("",))[0] == "directory", f"no directory for {path}")
+            data = b"".join(self.storage(i) for i in file.get("storages", []))
+            if kind == "symlink":
+                data = os.fsencode(file["target"])
+            found[path] = (kind, file.get("mode"), data)
+        return found
 
     # -------------------------------------------------------------- Nodes
 

@@ -10,9 +10,11 @@ from ckstore.model.manifest import (
     BlobRecord,
     Description,
     Extent,
+    FileRecord,
     LeafRecord,
     Manifest,
     StorageRecord,
+    file_json,
     leaf_json,
     render,
 )
@@ -51,6 +53,7 @@ def a_manifest() -> Manifest:
         storages=(StorageRecord(8, (Extent(digest, 0, 0, 8),)),),
         leaves=(LeafRecord("", "torch", "float32", (1,), 0, 4, (1,)),),
         state=["leaf", 0],
+        files=(FileRecord("a", "file", 0o644, (0,), mtime_ns=1), FileRecord("b", "symlink", target="a")),
     )
 
 
@@ -79,6 +82,12 @@ def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
 
 def test_the_table_of_leaves_names_exactly_what_is_written() -> None:
     assert first_column(section("Leaves")) == set(leaf_json(a_manifest().leaves[0]))
+
+
+def test_the_table_of_files_names_exactly_what_is_written() -> None:
+    written = {name for file in a_manifest().files for name in file_json(file)}
+
+    assert first_column(section("Files")) == written
 
 
 def test_the_frame_of_a_manifest_is_that_of_the_page() -> None:

@@ -22,6 +22,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors.torch import save_file
 
 import ckstore
 from tests.format import reader
@@ -298,6 +299,33 @@ def test_a_pack_is_its_pieces_with_zero_bytes_between_them(path: Path) -> None:
 
 
 # ------------------------------------------------------------------ the store around them
+
+
+def test_the_reader_gets_the_files_that_were_committed(store: ckstore.Store, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "sub").mkdir(parents=True)
+    weights = {"w": torch.arange(2**19, dtype=torch.float32), "b": torch.ones(3)}
+    save_file(weights, folder / "model.safetensors")
+    torch.save(weights, folder / "sub" / "model.pt")
+    (folder / os.fsdecode(b"bytes-\xff")).write_bytes(b"not UTF-8")
+    (folder / "empty").touch(mode=0o600)
+    (folder / "link").symlink_to("sub/model.pt")
+
+    info = store.commit(folder)
+
+    checkpoint = reader.Checkpoint(store.directory_of(info))
+    found = checkpoint.files()
+    assert set(found) == {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    for path, (kind, mode, data) in found.items():
+        file = folder / path
+        if kind == "symlink":
+            assert os.fsencode(os.readlink(file)) == data
+            continue
+        assert mode == file.stat().st_mode & 0o777
+        assert data == (file.read_bytes() if file.is_file() else b"")
+    state = checkpoint.state()
+    assert state["model.safetensors"]["w"].data == state["sub/model.pt"]["w"].data == weights["w"].numpy().tobytes()
+    assert checkpoint.content() == info.content
 
 
 def test_checkpoints_tags_and_the_latest_are_found(store: ckstore.Store) -> None:

@@ -92,7 +92,7 @@ def test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name(
 def test_writes_that_torch_does_not_count_are_found_by_hashing_the_copy(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = np.zeros(2 * MIB, dtype=np.uint8)
+    array = np.random.default_rng(0).integers(0, 200, 2 * MIB, dtype=np.uint8)  # two chunks that differ
     claim = Staging.claim
 
     def change_after_the_hash(self: Staging, digest: str, nbytes: int) -> bool:

@@ -5,6 +5,7 @@ that a promise is no longer tried, so `CKSTORE_CI=1` (set by `.ci/run`) turns ea
 failure. A GPU is the one exception: ckstore builds and passes without.
 """
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -45,6 +46,12 @@ def require_program(name: str) -> Path:
 def require_c_compiler() -> Path:
     """Return the system's C compiler; else skip or fail."""
     return require_program("cc")
+
+
+def require_transformers() -> None:
+    """Go on where transformers and accelerate are installed; else skip or fail."""
+    found = all(importlib.util.find_spec(name) is not None for name in ("transformers", "accelerate"))
+    require(found, "needs transformers and accelerate: pip install -c constraints.txt transformers accelerate")
 
 
 def require_cuda() -> None:

@@ -1,9 +1,11 @@
-"""``ckstore ls``: the tensors and other leaves of one checkpoint."""
+"""``ckstore ls``: the files, tensors and other leaves of one checkpoint."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,9 @@ from ckstore_cli._format import columns, printable, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
+if TYPE_CHECKING:
+    from ckstore.ops.open_checkpoint import FileSummary, LeafSummary
+
 
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
@@ -21,7 +26,7 @@ from ckstore_cli._refs import complete_ref
 @json_option
 @pass_frame
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
-    """List the tensors and other leaves of the checkpoint REF.
+    """List the files, tensors and other leaves of the checkpoint REF.
 
     With GLOB only those whose whole name fits: * stands for any characters, ?
     for one. Brackets stand for themselves, since names have them: layers[0].weight.
@@ -42,44 +47,62 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     out = frame.output()
     with frame.reading() as store:
         info = store.info(ref)
-        leaves = store.leaves(info)
-    shown = [leaf for leaf in leaves if glob is None or fits(leaf.name, glob) or fits(plain(leaf.name), glob)]
-    written = Counter(plain(leaf.name) for leaf in leaves)
+        rows = [*map(_of_file, store.files(info)), *map(_of_leaf, store.leaves(info))]
+    shown = [row for row in rows if glob is None or fits(row.name, glob) or fits(row.plain_name, glob)]
     if glob is not None and not shown:
         raise NoSuchRef(
-            f"no name of the {len(leaves)} leaves of {info.name} fits {glob!r}",
+            f"none of the {len(rows)} names in {info.name} fits {glob!r}",
             hint=f"see them all: ckstore ls {info.name}",
         )
     if out.as_json:
-        for leaf in shown:
+        for row in shown:
             out.document(
                 {
-                    "name": leaf.name,
-                    "kind": leaf.kind,
-                    "dtype": leaf.dtype or None,
-                    "shape": list(leaf.shape) if leaf.dtype else None,
-                    "nbytes": leaf.nbytes,
+                    "name": row.name,
+                    "kind": row.kind,
+                    "dtype": row.dtype or None,
+                    "shape": list(row.shape) if row.dtype else None,
+                    "nbytes": row.nbytes,
                 }
             )
         return
-    rows = [("DTYPE", "SHAPE", "SIZE", "NAME")]
-    rows.extend(
+    # The escapes keep {"a": {"b": t}} and {"a.b": t} apart; people want them only where both are there.
+    written = Counter(row.plain_name for row in rows)
+    table = [("DTYPE", "SHAPE", "SIZE", "NAME")]
+    table.extend(
         (
-            leaf.dtype or leaf.kind,
-            f"[{', '.join(map(str, leaf.shape))}]" if leaf.dtype else "",
-            size_text(leaf.nbytes),
-            # The escapes keep {"a": {"b": t}} and {"a.b": t} apart; people want them only where both are there.
-            printable(plain(leaf.name) if written[plain(leaf.name)] == 1 else leaf.name) or "(the state itself)",
+            row.dtype or row.kind,
+            f"[{', '.join(map(str, row.shape))}]" if row.dtype else "",
+            size_text(row.nbytes) if row.kind not in ("directory", "symlink") else "",
+            printable(row.plain_name if written[row.plain_name] == 1 else row.name) or "(the state itself)",
         )
-        for leaf in shown
+        for row in shown
     )
-    head, *lines = columns(rows, "<<><")
+    head, *lines = columns(table, "<<><")
     if shown:
         out.line(out.style(head, "dim"))
     for line in lines:
         out.line(line)
-    if not leaves:
+    if not rows:
         out.note(f"{info.name} holds no tensors, arrays, bytes or strings kept as bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    plain_name: str
+    kind: str
+    nbytes: int
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+def _of_file(file: FileSummary) -> _Row:
+    return _Row(file.path, file.path, file.kind, file.nbytes)
+
+
+def _of_leaf(leaf: LeafSummary) -> _Row:
+    return _Row(leaf.name, plain(leaf.name), leaf.kind, leaf.nbytes, leaf.dtype, leaf.shape)
 
 
 def fits(name: str, glob: str) -> bool:

@@ -1,0 +1,135 @@
+"""Cut a file where its tensors and records begin and end, so that equal tensors are equal bytes in whatever file.
+
+A file is read with no trust: nothing in it is unpickled, decompressed or called, and what is read and kept of it is
+bounded. A file that is not what it looks like is one segment of opaque bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckstore.containers.safetensors_file import Entry, looks_like_safetensors, read_entries
+from ckstore.containers.torch_zip import Span, archive_name, name_tensors
+from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
+from ckstore.containers.zip_directory import looks_like_zip, read_records
+from ckstore.model.document import shown
+
+__all__ = ["Cut", "FileTensor", "RandomAccess", "cut"]
+
+_SUFFIXES = {
+    "safetensors": (".safetensors",),
+    "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
+}
+_TORCH_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "I64": "int64",
+    "U64": "uint64",
+    "F64": "float64",
+}
+
+
+def cut(file: RandomAccess, name: str) -> Cut:
+    """Return where `file` is cut and which tensors it holds.
+
+    Args:
+        file: Must not change meanwhile; what its `read` raises is passed on, and nothing else is raised.
+        name: Its name. What the file is its first bytes say; the name decides whether it is worth a warning that
+            the file is not that.
+    """
+    if looks_like_safetensors(file):
+        kind, read = "safetensors", _cut_safetensors
+    elif looks_like_zip(file):
+        kind, read = "zip", _cut_zip
+    else:
+        return _opaque(file, name, "safetensors", "it does not begin as one")
+    try:
+        return read(file, name)
+    except Refused as error:
+        return _opaque(file, name, kind, str(error))
+
+
+def _opaque(file: RandomAccess, name: str, kind: str, why: str) -> Cut:
+    """Return one segment, with a warning if the file is named as one of `kind`."""
+    claims = name.lower().endswith(_SUFFIXES[kind])
+    warnings = (f"{shown(name)} is stored as opaque bytes, it is no valid {kind} file: {why}",) if claims else ()
+    return Cut("", _segments((), file.nbytes)[0], (), warnings)
+
+
+def _segments(
+    spans: Iterable[tuple[int, int]], nbytes: int
+) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
+    """Return the segments that `spans` and what lies between them make, and the index of each span.
+
+    Args:
+        spans: Ascending, not overlapping, inside the file; those without a byte are left out.
+        nbytes: Length of the file.
+    """
+    segments: list[tuple[int, int]] = []
+    index: dict[tuple[int, int], int] = {}
+    end = 0
+    for start, stop in spans:
+        if start == stop:
+            continue
+        if end < start:
+            segments.append((end, start))
+        index[start, stop] = len(segments)
+        segments.append((start, stop))
+        end = stop
+    if end < nbytes:
+        segments.append((end, nbytes))
+    return tuple(segments), index
+
+
+def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
+    entries = read_entries(file)
+    segments, index = _segments(((entry.start, entry.stop) for entry in entries), file.nbytes)
+    tensors: list[FileTensor] = []
+    nameless: set[str] = set()
+    for entry in entries:
+        named = _torch_layout(entry)
+        if named is None:
+            nameless.add(entry.dtype)
+        else:
+            tensors.append(FileTensor(entry.name, *named, index.get((entry.start, entry.stop), 0)))
+    warnings: tuple[str, ...] = ()
+    if nameless:
+        dtypes, count = ", ".join(sorted(nameless)), len(entries) - len(tensors)
+        warnings = (f"{count} tensors of {shown(name)} are stored without their names: torch has no such {dtypes}",)
+    return Cut("safetensors", segments, tuple(tensors), warnings)
+
+
+def _cut_zip(file: RandomAccess, name: str) -> Cut:
+    records = read_records(file)
+    cuts = [record for record in records if record.stored and record.start < record.stop]
+    segments, index = _segments(((record.start, record.stop) for record in cuts), file.nbytes)
+    spans = {record.name: Span(record.start, record.stop, index[record.start, record.stop]) for record in cuts}
+    folder = archive_name({record.name for record in records}) if spans else None
+    if folder is None:
+        return Cut("zip" if spans else "", segments, (), ())
+    named = name_tensors(file, folder, spans)
+    return Cut("torch-zip", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+
+
+def _torch_layout(entry: Entry) -> tuple[str, tuple[int, ...]] | None:
+    """Return dtype and shape as torch has them, or None if it has no such tensor."""
+    if entry.dtype == "F4":  # torch packs two along the last dimension
+        if not entry.shape or entry.shape[-1] % 2:
+            return None
+        return "float4_e2m1fn_x2", (*entry.shape[:-1], entry.shape[-1] // 2)
+    dtype = _TORCH_DTYPES.get(entry.dtype)
+    return None if dtype is None else (dtype, entry.shape)

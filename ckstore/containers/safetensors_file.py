@@ -1,0 +1,193 @@
+"""The header of a safetensors file, read with less trust than the library has; no tensor data is read.
+
+What is accepted here the library accepts, and reads alike. The other way round some files are refused that say a
+thing twice or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a
+million digits or an array of a million sizes is refused where it begins, so that what a header costs is bounded by
+its length. Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, elements, refuse
+from ckstore.model.document import shown
+
+MAX_HEADER_BYTES = 100_000_000
+"""What the library reads."""
+
+_LENGTH_BYTES = 8
+_BITS = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "C64 I64 U64 F64",
+}
+DTYPE_BITS = {name: bits for bits, names in _BITS.items() for name in names.split()}
+"""All dtypes of safetensors 0.8."""
+
+_SPACE = rb"[ \t\n\r]*"
+_NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
+_MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
+_QUOTE_PATTERN = re.compile(_SPACE + rb'"')
+# A thousand at a time: for each turn of a group the matcher remembers where it could go back to.
+_TEXT_PATTERN = re.compile(rb'(?:[^"\\\x00-\x1f]+|\\[^\x00-\x1f]){1,1000}')
+_SIZES_PATTERN = re.compile(
+    _SPACE + rb"\[%b((?:%b(?:,%b%b){0,%d})?)\]" % (_SPACE, _NUMBER, _SPACE, _NUMBER, MAX_DIMENSIONS - 1)
+)
+_END_PATTERN = re.compile(_SPACE + rb"\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor as the header says, checked: `start` and `stop` are bytes of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def looks_like_safetensors(file: RandomAccess) -> bool:
+    """Whether the file begins with a length that it can have, and an opening brace as the format demands."""
+    if file.nbytes <= _LENGTH_BYTES:
+        return False
+    head = file.read(0, _LENGTH_BYTES + 1)
+    return head[_LENGTH_BYTES:] == b"{" and _header_bytes(head) <= min(MAX_HEADER_BYTES, file.nbytes - _LENGTH_BYTES)
+
+
+def read_entries(file: RandomAccess) -> list[Entry]:
+    """Return the tensors of a file that looks like safetensors, in the order of their bytes.
+
+    They cover everything after the header.
+
+    Raises:
+        Refused: It is no valid safetensors file.
+    """
+    length = _header_bytes(file.read(0, _LENGTH_BYTES))
+    start = _LENGTH_BYTES + length
+    entries = sorted(
+        _Header(file.read(_LENGTH_BYTES, length)).entries(start), key=lambda entry: (entry.start, entry.stop)
+    )
+    for entry in entries:
+        if entry.start != start:
+            refuse(f"data_offsets of {shown(entry.name)}", f"a start at byte {start} of the file", entry.start)
+        start = entry.stop
+    if start != file.nbytes:
+        refuse("the last tensor", f"an end at the end of the file, byte {file.nbytes}", start)
+    return entries
+
+
+def _header_bytes(head: bytes) -> int:
+    return int.from_bytes(head[:_LENGTH_BYTES], "little")
+
+
+class _Header:
+    """A reader that goes through the header once."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+        self._tensor: str | None = None
+
+    def entries(self, data_start: int) -> Iterator[Entry]:
+        """Yield the tensors in the order of the header, each checked for itself."""
+        for name in self._members():
+            if name == "__metadata__":
+                for _ in self._members():
+                    self._string()
+            else:
+                self._tensor = name
+                yield self._entry(name, data_start)
+                self._tensor = None
+        if _END_PATTERN.match(self._data, self._at) is None:
+            self._refuse("spaces after the object")
+
+    def _entry(self, name: str, data_start: int) -> Entry:
+        dtype = ""
+        arrays: dict[str, tuple[int, ...]] = {}
+        for key in self._members():
+            if key == "dtype":
+                dtype = self._string()
+            elif key in ("shape", "data_offsets"):
+                arrays[key] = self._sizes()
+            else:
+                self._refuse("the members dtype, shape and data_offsets", shown(key))
+        shape, offsets = arrays.get("shape"), arrays.get("data_offsets")
+        if not dtype or shape is None or offsets is None:
+            self._refuse("the members dtype, shape and data_offsets", "that one is missing")
+        bits = DTYPE_BITS.get(dtype)
+        if bits is None:
+            self._refuse("a dtype of safetensors 0.8", shown(dtype))
+        count = elements(shape)
+        if count is None or len(offsets) != 2 or count * bits != 8 * (offsets[1] - offsets[0]):
+            self._refuse(f"start and end of {shown(shape)} times {dtype}", f"data_offsets {shown(offsets)}")
+        return Entry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
+
+    def _members(self) -> Iterator[str]:
+        """Yield the names in an object; whoever iterates reads the value before the next name."""
+        self._expect(b"{")
+        seen: set[str] = set()
+        if self._next_is(b"}"):
+            return
+        while True:
+            name = self._string()
+            if name in seen:
+                self._refuse("each name once", f"{shown(name)} twice")
+            seen.add(name)
+            if len(seen) > MAX_TENSORS:
+                self._refuse(f"at most {MAX_TENSORS} names", "more")
+            self._expect(b":")
+            yield name
+            if self._next_is(b"}"):
+                return
+            self._expect(b",")
+
+    def _next_is(self, mark: bytes) -> bool:
+        match = _MARK_PATTERN.match(self._data, self._at)
+        if match is None or match[1] != mark:
+            return False
+        self._at = match.end()
+        return True
+
+    def _expect(self, mark: bytes) -> None:
+        if not self._next_is(mark):
+            self._refuse(mark.decode())
+
+    def _string(self) -> str:
+        quote = _QUOTE_PATTERN.match(self._data, self._at)
+        if quote is None:
+            self._refuse("a string")
+        end = quote.end()
+        while (text := _TEXT_PATTERN.match(self._data, end)) is not None:
+            end = text.end()
+        if self._data[end : end + 1] != b'"':
+            self._refuse("a string with an end")
+        try:
+            value = str(self._data[quote.end() : end], "utf-8")
+            if "\\" in value:
+                value = str(json.loads(f'"{value}"'))
+                value.encode()  # half of a surrogate pair passes json.loads
+        except ValueError:
+            self._refuse("a string in UTF-8")
+        self._at = end + 1
+        return value
+
+    def _sizes(self) -> tuple[int, ...]:
+        match = _SIZES_PATTERN.match(self._data, self._at)
+        if match is None:
+            self._refuse(f"an array of at most {MAX_DIMENSIONS} sizes")
+        self._at = match.end()
+        return tuple(map(int, match[1].split(b","))) if match[1] else ()
+
+    def _refuse(self, wanted: str, found: str = "") -> NoReturn:
+        what = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"
+        here = f"{self._data[self._at : self._at + 20]!r} at byte {_LENGTH_BYTES + self._at}"
+        refuse(what, wanted, found or here)

@@ -1,0 +1,165 @@
+"""The other direction: headers, shards and the index of safetensors files that are to be written; no I/O.
+
+For the same tensors and metadata the files are, to the byte, those that safetensors 0.8 writes, except that it has no
+order for metadata. Shards are cut as huggingface_hub cuts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckstore.errors import BadInput
+
+MAX_HEADER_BYTES = 100_000_000
+"""What the library reads."""
+METADATA_KEY = "__metadata__"
+INDEX_NAME = "model.safetensors.index.json"
+
+# In the order of the library, which puts the last of these first: so every tensor is aligned to its own size.
+_DTYPES = (
+    ("BOOL", "bool", "|b1"),
+    ("F4", "float4_e2m1fn_x2", ""),
+    ("U8", "uint8", "|u1"),
+    ("I8", "int8", "|i1"),
+    ("F8_E5M2", "float8_e5m2", ""),
+    ("F8_E4M3", "float8_e4m3fn", ""),
+    ("F8_E8M0", "float8_e8m0fnu", ""),
+    ("F8_E4M3FNUZ", "float8_e4m3fnuz", ""),
+    ("F8_E5M2FNUZ", "float8_e5m2fnuz", ""),
+    ("I16", "int16", "<i2"),
+    ("U16", "uint16", "<u2"),
+    ("F16", "float16", "<f2"),
+    ("BF16", "bfloat16", ""),
+    ("I32", "int32", "<i4"),
+    ("U32", "uint32", "<u4"),
+    ("F32", "float32", "<f4"),
+    ("C64", "complex64", "<c8"),
+    ("F64", "float64", "<f8"),
+    ("I64", "int64", "<i8"),
+    ("U64", "uint64", "<u8"),
+)
+_RANK = {name: rank for rank, (name, _, _) in enumerate(_DTYPES)}
+_OF_TORCH = {torch: name for name, torch, _ in _DTYPES}
+_OF_NUMPY = {numpy: name for name, _, numpy in _DTYPES if numpy}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorToWrite:
+    """A tensor of a file that is to be written.
+
+    Attributes:
+        name: As it will stand in the file.
+        dtype, shape: As safetensors has them (`dtype_and_shape`).
+        nbytes: Of its elements, row-major, little-endian.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What a file will look like.
+
+    Attributes:
+        head: Its first bytes, before the tensors.
+        starts: For each tensor, in the order in which they were given, its first byte in the file.
+        nbytes: Size of the file.
+    """
+
+    head: bytes
+    starts: tuple[int, ...]
+    nbytes: int
+
+
+def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+    """Return dtype and shape as safetensors has them; None if it cannot hold such a tensor.
+
+    Args:
+        kind: ``torch`` or ``numpy``; nothing else is held.
+        dtype: Its name there, ``float32`` or ``<f4``.
+        shape: Sizes, outermost first.
+    """
+    name = {"torch": _OF_TORCH, "numpy": _OF_NUMPY}.get(kind, {}).get(dtype)
+    if name is None:
+        return None
+    if name != "F4":
+        return name, shape
+    # Two numbers in a byte: torch counts bytes, safetensors numbers.
+    return (name, (*shape[:-1], 2 * shape[-1])) if shape else None
+
+
+def can_be_name(name: str) -> bool:
+    """Whether a tensor in a safetensors file can have that name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return name != METADATA_KEY
+
+
+def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
+    """Return where everything goes in a file with these tensors and this metadata, which is not empty.
+
+    Raises:
+        BadInput: The header would be longer than what the library reads.
+    """
+    order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
+    header: dict[str, object] = {METADATA_KEY: dict(metadata)}
+    starts = [0] * len(tensors)
+    at = 0
+    for i in order:
+        tensor = tensors[i]
+        starts[i] = at
+        at += tensor.nbytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (starts[i], at)}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        msg = f"the header of {len(tensors)} tensors has {len(text)} bytes, safetensors reads {MAX_HEADER_BYTES}"
+        raise BadInput(msg, hint="export smaller shards, or select a part")
+    head = len(text).to_bytes(8, "little") + text
+    return FileLayout(head, tuple(len(head) + start for start in starts), len(head) + at)
+
+
+def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
+    """Return the tensors, by their index, of each shard; in a shard they keep their order.
+
+    A shard has at most `most_bytes` of tensors, or one tensor that is larger by itself.
+    """
+    shards: list[list[int]] = []
+    current: list[int] = []
+    current_bytes = 0
+    for i, nbytes in enumerate(sizes):
+        if nbytes > most_bytes:
+            shards.append([i])
+            continue
+        if current_bytes + nbytes > most_bytes:
+            shards.append(current)
+            current, current_bytes = [], 0
+        current.append(i)
+        current_bytes += nbytes
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def shard_name(number: int, count: int) -> str:
+    """Return the name of file `number`, from 1, of `count`."""
+    return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def render_index(weight_map: Mapping[str, str], total_bytes: int, tied: Mapping[str, str]) -> bytes:
+    """Return the content of the index of a model in several files.
+
+    Args:
+        weight_map: Name of each tensor -> name of its file.
+        total_bytes: Of all tensors.
+        tied: Name that was left out -> name of the tensor that it is tied to.
+    """
+    index = {"metadata": {"total_size": total_bytes, **tied}, "weight_map": dict(weight_map)}
+    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,234 @@
+"""The records of a zip archive and where their bytes lie; nothing is decompressed.
+
+Stricter than zipfile, which takes bytes before the first record, records on top of each other and sizes that the
+records deny: an archive whose parts do not lie one after another is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckstore.containers.values import MAX_TENSORS, RandomAccess, refuse
+
+MAX_DIRECTORY_BYTES = 128 * 2**20
+"""What a million records with names of a hundred bytes take."""
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_CENTRAL_MAGIC = b"PK\x01\x02"
+_END = struct.Struct("<4s4H2LH")
+_END_MAGIC = b"PK\x05\x06"
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_END64_MAGIC = b"PK\x06\x06"
+_LOCATOR = struct.Struct("<4sLQL")
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_MAX_COMMENT_BYTES = 2**16 - 1
+_EXTRA = struct.Struct("<2H")
+_EXTRA64 = 1
+_FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
+"""What a field holds whose value is in the zip64 part."""
+_ENCRYPTED = 0x2041
+"""The record itself, with a strong cipher, or its header."""
+_SIZES_FOLLOW = 0x8
+_STORED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: `start` and `stop` are the bytes of the file that its data take, `stored` whether they are plain."""
+
+    name: bytes
+    start: int
+    stop: int
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    offset: int
+    nbytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the directory says of a record; `header` is where its local header is."""
+
+    name: bytes
+    flags: int
+    method: int
+    packed_bytes: int
+    nbytes: int
+    header: int
+
+
+def looks_like_zip(file: RandomAccess) -> bool:
+    """Whether the file begins with a record."""
+    return file.nbytes >= _LOCAL.size and file.read(0, len(_LOCAL_MAGIC)) == _LOCAL_MAGIC
+
+
+def read_records(file: RandomAccess) -> list[Record]:
+    """Return the records of a file that looks like a zip archive, in the order of their bytes.
+
+    Raises:
+        Refused: It is no archive, or parts of it do not lie one after another, or a name is there twice.
+    """
+    directory = _find_directory(file)
+    entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
+    if len({entry.name for entry in entries}) < len(entries):
+        refuse("the zip directory", "each name once", "one twice")
+    records = []
+    end = 0
+    for entry in entries:
+        if entry.header < end:
+            refuse(f"the zip record at byte {entry.header}", f"a start after byte {end}", "an overlap")
+        record = _record(file, entry, directory.offset)
+        end = record.stop
+        records.append(record)
+    return records
+
+
+def _find_directory(file: RandomAccess) -> _Directory:
+    nbytes = min(file.nbytes, _END.size + _MAX_COMMENT_BYTES)
+    tail = file.read(file.nbytes - nbytes, nbytes)
+    at = tail.rfind(_END_MAGIC)
+    # A comment may hold the magic as well: what counts is that the comment ends with the file.
+    while at >= 0 and not (at + _END.size <= nbytes and _comment_bytes(tail, at) == nbytes - at - _END.size):
+        at = tail.rfind(_END_MAGIC, 0, at)
+    if at < 0:
+        refuse("the zip archive", "a directory at its end", "none")
+    _, disk, first_disk, here, count, size, offset, _ = _END.unpack_from(tail, at)
+    end = file.nbytes - nbytes + at
+    classic = (disk, first_disk, here, count, size, offset)
+    wide = _read_end64(file, end)
+    if wide is not None:
+        end, *values = wide
+        full = (_FULL16, _FULL16, _FULL16, _FULL16, _FULL32, _FULL32)
+        if any(c not in (v, most) for c, v, most in zip(classic, values, full, strict=True)):
+            refuse("the end of the zip directory", "the values of its zip64 part", "others")
+        disk, first_disk, here, count, size, offset = values
+    if disk or first_disk or here != count:
+        refuse("the zip archive", "one file", "one of several")
+    if size > MAX_DIRECTORY_BYTES or count > MAX_TENSORS:
+        refuse(
+            "the zip directory", f"at most {MAX_DIRECTORY_BYTES} bytes for {MAX_TENSORS} records", f"{size}, {count}"
+        )
+    if offset + size != end or count * _CENTRAL.size > size:
+        refuse("the zip directory", f"{count} records and an end at byte {end}", f"{size} bytes at {offset}")
+    return _Directory(offset, size, count)
+
+
+def _comment_bytes(tail: bytes, at: int) -> int:
+    return int(_END.unpack_from(tail, at)[-1])
+
+
+def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
+    """Return where the zip64 part begins that lies before byte `end`, and its values; None if there is none."""
+    at = end - _LOCATOR.size
+    if at < _END64.size:
+        return None
+    magic, disk, start, disks = _LOCATOR.unpack(file.read(at, _LOCATOR.size))
+    if magic != _LOCATOR_MAGIC:
+        return None
+    if disk or disks > 1 or start > at - _END64.size:
+        refuse("the zip64 locator", f"a place before byte {at}", start)
+    magic, nbytes, _, _, *values = _END64.unpack(file.read(start, _END64.size))
+    if magic != _END64_MAGIC or start + 12 + nbytes != at:  # the size leaves out the magic and itself
+        refuse(f"the zip64 end of the directory at byte {start}", f"an end at byte {at}", "something else")
+    return start, *values
+
+
+def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
+    data = file.read(directory.offset, directory.nbytes)
+    at = 0
+    for _ in range(directory.count):
+        if at + _CENTRAL.size > len(data):
+            refuse("the zip directory", f"{directory.count} records", "an end before")
+        fields = _CENTRAL.unpack_from(data, at)
+        (
+            magic,
+            _,
+            _,
+            flags,
+            method,
+            _,
+            _,
+            _,
+            packed,
+            nbytes,
+            name_bytes,
+            extra_bytes,
+            comment_bytes,
+            disk,
+            _,
+            _,
+            header,
+        ) = fields
+        name_at = at + _CENTRAL.size
+        extra_at = name_at + name_bytes
+        at = extra_at + extra_bytes + comment_bytes
+        if magic != _CENTRAL_MAGIC or at > len(data):
+            refuse("the zip directory", f"{directory.count} records", "something else")
+        extra = data[extra_at : extra_at + extra_bytes]
+        nbytes, packed, header, disk = _widened(extra, nbytes, packed, header, disk)
+        if disk:
+            refuse("the zip archive", "one file", "one of several")
+        yield _Entry(data[name_at:extra_at], flags, method, packed, nbytes, header)
+    if at != len(data):
+        refuse("the zip directory", f"{directory.count} records", f"{len(data) - at} bytes after them")
+
+
+def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
+    """Return the values, those that do not fit the directory from the zip64 field in `extra`, in this order."""
+    values = [nbytes, packed, header, disk]
+    full = [_FULL32, _FULL32, _FULL32, _FULL16]
+    if all(value != most for value, most in zip(values, full, strict=True)):
+        return nbytes, packed, header, disk
+    wide = _extra64(extra)
+    at = 0
+    for i, width in enumerate((8, 8, 8, 4)):
+        if values[i] == full[i] and at + width <= len(wide):
+            values[i] = int.from_bytes(wide[at : at + width], "little")
+            at += width
+    return values[0], values[1], values[2], values[3]
+
+
+def _extra64(extra: bytes) -> bytes:
+    at = 0
+    while at + _EXTRA.size <= len(extra):
+        kind, length = _EXTRA.unpack_from(extra, at)
+        at += _EXTRA.size
+        if kind == _EXTRA64:
+            return extra[at : at + length]
+        at += length
+    return b""
+
+
+def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
+    """Return the record, which lies before byte `end` with its header, as the local header says too."""
+    where = f"the zip record at byte {entry.header}"
+    data_at = entry.header + _LOCAL.size + len(entry.name)
+    if data_at > end:
+        refuse(where, f"a header before byte {end}", "none")
+    header = file.read(entry.header, _LOCAL.size + len(entry.name))
+    magic, _, flags, method, _, _, _, packed, _, name_bytes, extra_bytes = _LOCAL.unpack_from(header)
+    if (
+        magic != _LOCAL_MAGIC
+        or name_bytes != len(entry.name)
+        or header[_LOCAL.size :] != entry.name
+        or method != entry.method
+        or (flags ^ entry.flags) & _ENCRYPTED
+        or not (flags & _SIZES_FOLLOW or packed in (entry.packed_bytes, _FULL32))
+    ):
+        refuse(where, "the header that the directory tells of", "another")
+    start = data_at + extra_bytes
+    stop = start + entry.packed_bytes
+    if stop > end:
+        refuse(where, f"an end before byte {end}", stop)
+    stored = entry.method == _STORED and not flags & _ENCRYPTED
+    if stored and entry.packed_bytes != entry.nbytes:
+        refuse(where, f"{entry.nbytes} bytes as they are", entry.packed_bytes)
+    return Record(entry.name, start, stop, stored)

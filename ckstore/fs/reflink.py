@@ -1,0 +1,34 @@
+"""Share blocks between files (``FICLONERANGE``): XFS and btrfs can; both files go on as if they were copies."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+
+_FICLONERANGE = 0x4020940D
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+BLOCK_BYTES = 4096
+"""Offsets must be multiples of the filesystem's block; lengths too, but where the source ends."""
+
+
+def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:
+    """Let a range of the file `target` share the blocks of a range of the file `source`; False if that cannot be.
+
+    Args:
+        source: Descriptor that is open for reading.
+        source_offset: Where the range begins.
+        nbytes: How long it is.
+        target: Descriptor that is open for writing.
+        target_offset: Where it goes.
+
+    Raises:
+        OSError: As for a write: EIO, ENOSPC, …
+    """
+    try:
+        fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, nbytes, target_offset))
+    except OSError as error:
+        if error.errno in _CANNOT:
+            return False
+        raise
+    return True

@@ -1,0 +1,129 @@
+"""Look at files of others: what is below a directory, without following a symlink, and whether it is still the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckstore.errors import CannotStore, StateChanged
+from ckstore.fs import files
+
+Kind = Literal["file", "directory", "symlink"]
+
+_SPECIAL = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, directory or symlink as it was when it was looked at.
+
+    Attributes:
+        path: Relative to where it is kept, with slashes.
+        where: Where it is.
+        kind: ``file``, ``directory`` or ``symlink``.
+        mode: Permission bits.
+        nbytes: Size of a file.
+        mtime_ns, ctime_ns, inode, device: Of its status; a change of any of them says that it was touched.
+        target: What a symlink holds.
+    """
+
+    path: str
+    where: Path
+    kind: Kind
+    mode: int
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+    target: str = ""
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Read bytes of the file.
+
+        Raises:
+            StateChanged: It is not the file any more that was looked at.
+            OSError: It cannot be read.
+        """
+        try:
+            with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+                if not _same(self, os.fstat(fd)):
+                    raise changed(self.path)
+                done = 0
+                while done < len(out):
+                    count = os.preadv(fd, [out[done:]], offset + done)
+                    if count == 0:
+                        raise changed(self.path)
+                    done += count
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # gone, or a symlink in its place
+                raise changed(self.path) from error
+            raise
+
+
+def changed(path: str) -> StateChanged:
+    """Return the error for a file that somebody writes while it is read."""
+    msg = f"{path} was changed while it was being read; nothing was published"
+    return StateChanged(msg, hint="wait until whoever writes there is done, then commit again")
+
+
+def look_at(where: Path, path: str) -> Entry:
+    """Return what is at `where`, to be kept as `path`.
+
+    Raises:
+        CannotStore: It is neither a file, nor a directory, nor a symlink.
+        FileNotFoundError: There is nothing.
+    """
+    status = os.stat(where, follow_symlinks=False)
+    kind: Kind
+    target = ""
+    if stat.S_ISREG(status.st_mode):
+        kind = "file"
+    elif stat.S_ISDIR(status.st_mode):
+        kind = "directory"
+    elif stat.S_ISLNK(status.st_mode):
+        kind, target = "symlink", os.readlink(where)
+    else:
+        what = _SPECIAL.get(stat.S_IFMT(status.st_mode), "neither a file nor a directory")
+        raise CannotStore(path, f"it is {what}", hint="remove it, or commit the other files by their names")
+    return Entry(
+        path=path,
+        where=where,
+        kind=kind,
+        mode=status.st_mode & 0o777,
+        nbytes=status.st_size if kind == "file" else 0,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        inode=status.st_ino,
+        device=status.st_dev,
+        target=target,
+    )
+
+
+def walk(where: Path, path: str = "") -> Iterator[Entry]:
+    """Return everything below the directory `where`, each directory before what is in it, in the order of names.
+
+    Raises:
+        CannotStore: There is something that is neither a file, nor a directory, nor a symlink.
+        OSError: Something cannot be read.
+    """
+    for name in sorted(os.listdir(where)):
+        entry = look_at(where / name, f"{path}/{name}" if path else name)
+        yield entry
+        if entry.kind == "directory":
+            yield from walk(entry.where, entry.path)
+
+
+def _same(entry: Entry, status: os.stat_result) -> bool:
+    now = (status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return now == (entry.inode, entry.device, entry.nbytes, entry.mtime_ns, entry.ctime_ns)

@@ -1,0 +1,126 @@
+"""Bring the elements of a strided tensor together in row-major order, a block at a time. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.errors import BadInput
+
+_WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A box of elements of a tensor.
+
+    Attributes:
+        starts, stops: Its indexes in each dimension.
+        low, high: The bytes of the storage that its elements lie in.
+        first: Byte of the storage at which its first element lies.
+    """
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    low: int
+    high: int
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements in each dimension."""
+        return tuple(stop - start for start, stop in zip(self.starts, self.stops, strict=True))
+
+
+def blocks(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
+) -> Iterator[Block]:
+    """Cut a tensor with elements into boxes of at most `most_bytes`, in the storage and gathered, but one element.
+
+    Where elements of one box do not lie between those of another, the boxes come by rising `low`.
+    """
+    todo = [((0,) * len(shape), shape)]
+    while todo:
+        starts, stops = todo.pop()
+        sizes = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        reaches = [(size - 1) * abs(stride) for size, stride in zip(sizes, strides, strict=True)]
+        span_bytes = item_bytes * (1 + sum(reaches))
+        if span_bytes > most_bytes and any(reaches):
+            at = max((i for i, reach in enumerate(reaches) if reach), key=lambda i: abs(strides[i]))
+            room = most_bytes - (span_bytes - item_bytes * reaches[at])
+            step = 1 + max(0, room) // (item_bytes * abs(strides[at]))
+        elif item_bytes * math.prod(sizes) > most_bytes and max(sizes, default=1) > 1:
+            at = next(i for i, size in enumerate(sizes) if size > 1)
+            step = max(1, most_bytes // (item_bytes * math.prod(sizes[at + 1 :])))
+        else:
+            yield _block(starts, stops, strides, offset, item_bytes)
+            continue
+        cuts = range(starts[at], stops[at], min(step, sizes[at] - 1))
+        for cut in reversed(cuts) if strides[at] >= 0 else cuts:  # the last is taken first
+            until = min(cut + cuts.step, stops[at])
+            todo.append(((*starts[:at], cut, *starts[at + 1 :]), (*stops[:at], until, *stops[at + 1 :])))
+
+
+def _block(
+    starts: tuple[int, ...], stops: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int
+) -> Block:
+    first = offset + item_bytes * sum(start * stride for start, stride in zip(starts, strides, strict=True))
+    ends = [(stop - start - 1) * stride for start, stop, stride in zip(starts, stops, strides, strict=True)]
+    low = first + item_bytes * sum(end for end in ends if end < 0)
+    high = first + item_bytes * (1 + sum(end for end in ends if end > 0))
+    return Block(starts, stops, low, high, first)
+
+
+def gather(block: Block, strides: tuple[int, ...], item_bytes: int, data: memoryview) -> memoryview:
+    """Return the elements of a block in row-major order; `data` holds the bytes `low` to `high` of the storage.
+
+    Raises:
+        BadInput: NumPy is not installed.
+    """
+    try:
+        import numpy as np
+    except ImportError as error:
+        msg = "a tensor that is not contiguous is gathered with NumPy, which is not installed"
+        raise BadInput(msg, hint="pip install 'ckstore[torch]'") from error
+    steps = tuple(item_bytes * stride for stride in strides)
+    dtype = np.dtype(_WHOLE.get(item_bytes, f"V{item_bytes}"))
+    spread = np.ndarray(block.shape, dtype, data, block.first - block.low, steps)
+    flat: Any = np.ascontiguousarray(spread).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Where the elements of a block go in the row-major tensor: rows of bytes without a gap.
+
+    Attributes:
+        starts: First byte of each, relative to the tensor, one range for each dimension: their sums.
+        nbytes: Length of each.
+    """
+
+    starts: tuple[range, ...]
+    nbytes: int
+
+    def __iter__(self) -> Iterator[int]:
+        return map(sum, itertools.product(*self.starts))
+
+
+def runs_of(block: Block, shape: tuple[int, ...], item_bytes: int) -> Runs:
+    """Return where a block goes in a tensor of that shape."""
+    run_bytes = item_bytes
+    at = len(shape)
+    while at and (block.starts[at - 1], block.stops[at - 1]) == (0, shape[at - 1]):
+        at -= 1
+        run_bytes *= shape[at]
+    inner = run_bytes
+    if at:
+        run_bytes *= block.stops[at - 1] - block.starts[at - 1]
+    ranges = []
+    for i in reversed(range(at)):
+        start, stop = block.starts[i] * inner, block.stops[i] * inner
+        ranges.append(range(start, start + 1) if i == at - 1 else range(start, stop, inner))
+        inner *= shape[i]
+    return Runs(tuple(reversed(ranges)), run_bytes)

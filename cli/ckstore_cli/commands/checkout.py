@@ -1,0 +1,77 @@
+"""``ckstore checkout``: write the files of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ckstore_cli._format import printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._progress import Progress
+from ckstore_cli._refs import complete_ref
+
+
+@click.command()
+@click.argument("ref", shell_complete=complete_ref)
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option("--only", "only", metavar="GLOB", multiple=True, help="Only these files; * also stands for slashes.")
+@click.option(
+    "--link",
+    type=click.Choice(["auto", "reflink", "hardlink", "copy"]),
+    default="auto",
+    show_default=True,
+    help="How bytes get there; see above.",
+)
+@store_option
+@json_option
+@pass_frame
+def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: str) -> None:
+    """Write the files of the checkpoint REF to the new directory DEST.
+
+    Every byte is checked. DEST appears at once when all of it is durable; it
+    must not exist yet, or be empty. A saved state is exported as safetensors.
+
+    \b
+    --link auto      shares blocks with the store where the filesystem can, else copies
+    --link hardlink  files become names of the store's own blobs, where one blob is the
+                     whole file. Read-only, and for good: who writes into one all the
+                     same (root can, torch.save does) damages every checkpoint with it.
+
+    \b
+    Example:
+      ckstore checkout 500 restored
+      ckstore checkout latest weights --only '*.safetensors'
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage: DEST is not empty, or cannot be made
+      3  some bytes are damaged; nothing was written
+      4  there is no such store, checkpoint or file, or several fit
+      6  the disk is full; nothing was left there
+    """
+    out = frame.output()
+    with frame.reading() as store, Progress("checking out", quiet=out.as_json) as shown:
+
+        def progress(done_bytes: int, all_bytes: int) -> None:
+            shown.total_bytes = all_bytes
+            shown.advance(done_bytes - shown.done_bytes)
+
+        report = store.checkout(ref, dest, link=link, only=only or None, progress=progress)  # type: ignore[arg-type]
+    out.document(
+        {
+            "destination": str(report.destination),
+            "paths": list(report.paths),
+            "nbytes": report.nbytes,
+            "shared_bytes": report.shared_bytes,
+            "hardlinked": list(report.hardlinked),
+        }
+    )
+    count = "1 file" if len(report.paths) == 1 else f"{len(report.paths)} files"
+    shared = f", {size_text(report.shared_bytes)} of them shared with the store" if report.shared_bytes else ""
+    out.line(f"wrote {count}, {size_text(report.nbytes)}{shared}, to {printable(str(report.destination))}")
+    if report.hardlinked:
+        out.line(
+            "names of the store's own blobs, never to be written into: " + ", ".join(map(printable, report.hardlinked))
+        )

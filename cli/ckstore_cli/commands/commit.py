@@ -1,0 +1,108 @@
+"""``ckstore commit``: put files into the store as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore_cli._documents import checkpoint_document
+from ckstore_cli._format import printable, share_text, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._refs import complete_run
+
+if TYPE_CHECKING:
+    from ckstore.model.info import CheckpointInfo
+
+
+def _metrics(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    """Return what ``loss=2.1`` and the like say."""
+    metrics: dict[str, float] = {}
+    for value in values:
+        name, equals, number = value.partition("=")
+        try:
+            metrics[name] = float(number) if not number.lstrip("+-").isdigit() else int(number)
+        except ValueError:
+            equals = ""
+        if not name or not equals:
+            raise click.BadParameter(f"wanted NAME=NUMBER such as loss=2.1, got {value!r}")
+    return metrics
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=0), help="Default: as in checkpoint-500, else the next of the run.")
+@click.option("--run", metavar="RUN", default="main", show_default=True, shell_complete=complete_run, help="The run.")
+@click.option("--metric", "metrics", metavar="NAME=NUMBER", multiple=True, callback=_metrics, help="Repeatable.")
+@click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
+@click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for it; repeatable.")
+@click.option(
+    "--if-exists",
+    type=click.Choice(["error", "replace", "keep"]),
+    default="error",
+    show_default=True,
+    help="When the run has another checkpoint at that step.",
+)
+@click.option("--times", is_flag=True, help="Keep modification times, too.")
+@click.option("--allow-incomplete", is_flag=True, help="Take files that say that they are unfinished.")
+@store_option
+@json_option
+@pass_frame
+def commit(
+    frame: Frame,
+    *,
+    paths: tuple[Path, ...],
+    step: int | None,
+    run: str,
+    metrics: dict[str, float],
+    message: str,
+    tags: tuple[str, ...],
+    if_exists: str,
+    times: bool,
+    allow_incomplete: bool,
+) -> None:
+    """Put the files at PATHS into the store: a checkpoint directory of any trainer, or anything else.
+
+    They come back byte for byte (ckstore checkout). Nothing is unpickled.
+    Tensors in safetensors and torch files are stored once, whatever file they
+    are in. One directory is kept as it is, several paths under their names.
+
+    \b
+    Example:
+      ckstore commit out/checkpoint-500
+      ckstore commit model.safetensors config.json --step 3 --metric loss=2.1
+
+    \b
+    Exit status:
+      0  done: the files survive a power cut now
+      1  the step exists, a file was changed meanwhile, or cannot be stored
+      2  wrong usage: no such path, or a checkpoint that is not complete
+      4  there is no such store
+      6  the disk is full
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        info = store.commit(
+            paths,
+            step,
+            run,
+            metrics=metrics,
+            message=message,
+            tags=tags,
+            if_exists=if_exists,  # type: ignore[arg-type]  # click has checked it
+            times=times,
+            allow_incomplete=allow_incomplete,
+        )
+    for warning in info.warnings:
+        out.warning(warning)
+    out.document({**checkpoint_document(info), "warnings": list(info.warnings)})
+    out.line(_line(info))
+
+
+def _line(info: CheckpointInfo) -> str:
+    share = f" ({share_text(info.new_bytes, info.logical_bytes)})" if info.logical_bytes else ""
+    return (
+        f"committed {printable(info.name)} {info.id.partition('-')[2][:10]}: {size_text(info.logical_bytes)}, "
+        f"{size_text(info.new_bytes)} new{share}"
+    )

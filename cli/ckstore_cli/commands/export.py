@@ -1,0 +1,129 @@
+"""``ckstore export``: a saved state as safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore.model.names import plain
+from ckstore.model.sizes import parse_size
+from ckstore_cli._format import printable, size_text
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._progress import Progress
+from ckstore_cli._refs import complete_ref
+
+if TYPE_CHECKING:
+    from ckstore.model.export_report import ExportReport
+
+_SHOWN = 8
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
+    return parse_size(value)
+
+
+@click.command()
+@click.argument("ref", shell_complete=complete_ref)
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--max-shard",
+    "max_shard_bytes",
+    metavar="SIZE",
+    default="50GB",
+    show_default=True,
+    callback=_size,
+    help="Most bytes of tensors in one file.",
+)
+@click.option("--select", metavar="NAME", multiple=True, help="Only this name, what is below it, or what fits a glob.")
+@click.option("--strip-prefix", is_flag=True, help="Leave the path that --select names out of the tensors' names.")
+@store_option
+@json_option
+@pass_frame
+def export(
+    frame: Frame,
+    ref: str,
+    destination: Path,
+    *,
+    max_shard_bytes: int,
+    select: tuple[str, ...],
+    strip_prefix: bool,
+) -> None:
+    """Write the tensors of the saved state REF as safetensors files.
+
+    They go to the new directory DEST: model.safetensors, or shards with
+    model.safetensors.index.json. What safetensors cannot hold, such as a learning
+    rate, goes into state.json beside them. Every byte is checked, made durable and
+    read back before DEST appears.
+
+    \b
+    Example:
+      ckstore export latest out/
+      ckstore export best out/ --select model --strip-prefix
+      ckstore export main@1200 out/ --max-shard 5GB
+
+    \b
+    Exit status:
+      0  done
+      1  failed
+      2  wrong usage, DEST is not empty, or this state cannot be exported so
+      3  it is damaged
+      4  there is no such store or checkpoint, several fit, or no name fits
+      6  not enough space
+    """
+    out = frame.output()
+    with frame.writing() as store, Progress("exporting", quiet=out.as_json) as shown:
+
+        def progress(done_bytes: int, all_bytes: int) -> None:
+            shown.total_bytes = all_bytes
+            shown.advance(done_bytes - shown.done_bytes)
+
+        report = store.export_safetensors(
+            ref,
+            destination,
+            max_shard_bytes=max_shard_bytes,
+            select=list(select) or None,
+            strip_prefix=strip_prefix,
+            progress=progress,
+        )
+    out.document(_document(report))
+    for line in _lines(report, destination):
+        out.line(line)
+
+
+def _lines(report: ExportReport, destination: Path) -> Iterator[str]:
+    if report.tied:
+        pairs = [f"{printable(name)} is {printable(kept)}" for name, kept in report.tied.items()]
+        yield f"tied, written once: {_listed(pairs)}"
+    if report.state_names:
+        names = [printable(plain(name)) or "(the state itself)" for name in report.state_names]
+        yield f"not for safetensors, in state.json: {_listed(names)}"
+    if report.left_out:
+        yield f"left out: {_listed([printable(what) for what in report.left_out])}"
+    files = f"{len(report.files)} {'file' if len(report.files) == 1 else 'files'}"
+    tensors = f"{report.tensor_count} {'tensor' if report.tensor_count == 1 else 'tensors'}"
+    where = printable(str(destination))
+    yield f"exported {report.checkpoint} to {where}: {tensors}, {files}, {size_text(report.nbytes)}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _document(report: ExportReport) -> dict[str, Any]:
+    return {
+        "checkpoint": report.checkpoint,
+        "id": report.checkpoint_id,
+        "destination": str(report.destination),
+        "nbytes": report.nbytes,
+        "tensor_count": report.tensor_count,
+        "files": [
+            {"name": file.name, "nbytes": file.nbytes, "tensor_count": file.tensor_count} for file in report.files
+        ],
+        "tied": dict(report.tied),
+        "state_names": list(report.state_names),
+        "left_out": list(report.left_out),
+    }

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from ckstore import Store
+from tests.cli.conftest import Run, environment, on_terminal
+from tests.support.damage import MIB, blobs_by_size, flip
+
+
+def test_a_state_is_exported_and_what_is_no_tensor_is_listed(run: Run, saved: Path) -> None:
+    shown = run("export", "best", "out", "--store", saved)
+
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines() == [
+        "not for safetensors, in state.json: blob, lr",
+        f"exported main@200 to out: 2 tensors, 2 files, {shown.stdout.split(', ')[-1].strip()}",
+    ]
+    assert set(load_file("out/model.safetensors")) == {"layers[0].weight", "layers[0].a.b"}
+    assert json.loads(Path("out/state.json").read_bytes())["values"]["lr"] == 0.1
+
+
+def test_json_lists_files_and_names(run: Run, saved: Path) -> None:
+    shown = run("export", "best", "out", "--max-shard", "100B", "--json", "--store", saved)
+
+    document = json.loads(shown.stdout)
+    assert [file["name"] for file in document["files"]] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "state.json",
+    ]
+    assert document["state_names"] == ["blob", "lr"]
+    assert document["destination"] == str(Path("out").absolute())
+    assert document["nbytes"] == sum(path.stat().st_size for path in Path("out").iterdir())
+
+
+def test_a_part_is_selected_and_its_prefix_stripped(run: Run, saved: Path) -> None:
+    shown = run("export", "best", "out", "--select", "layers[0]", "--strip-prefix", "--store", saved)
+
+    assert shown.exit_code == 0
+    assert os.listdir("out") == ["model.safetensors"]
+    assert set(load_file("out/model.safetensors")) == {"weight", "a.b"}
+
+
+def test_wrong_usage_is_refused_with_what_to_do(run: Run, saved: Path) -> None:
+    Path("full").mkdir()
+    Path("full/x").touch()
+
+    for words, status in [
+        (("best", "out.safetensors"), 2),
+        (("best", "full"), 2),
+        (("best", "out", "--strip-prefix"), 2),
+        (("best", "out", "--max-shard", "some"), 2),
+        (("best", "out", "--select", "nothing"), 4),
+        (("none", "out"), 4),
+    ]:
+        shown = run("export", *words, "--store", saved)
+
+        assert shown.exit_code == status, shown.stderr
+        assert shown.stderr.startswith("error: ")
+        assert not Path("out").exists()
+
+
+def test_damage_has_its_own_status(run: Run, tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.save({"w": np.arange(MIB)})
+        flip(blobs_by_size(store, 0)[-1], keep_time=True)
+
+    shown = run("export", "latest", "out", "--store", tmp_path / "store")
+
+    assert shown.exit_code == 3
+    assert "w of main@0 is damaged" in shown.stderr
+    assert not Path("out").exists()
+
+
+def test_a_terminal_sees_how_far_it_is(saved: Path) -> None:
+    status, shown = on_terminal("export", "best", "out", "--store", saved)
+
+    assert status == 0
+    assert "exporting  " in shown
+
+
+def test_arrays_without_gaps_need_neither_torch_nor_numpy(saved: Path) -> None:
+    code = (
+        "import sys; from ckstore import Store; "
+        "Store.open(sys.argv[1], readonly=True).export_safetensors('best', 'out'); "
+        "print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, saved], env=environment(), capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "set()\n"

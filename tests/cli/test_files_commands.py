@@ -1,0 +1,136 @@
+"""``commit`` and ``checkout``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ckstore import Store
+from tests.cli.conftest import Run
+from tests.support.trees import look
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "out" / "checkpoint-500"
+    folder.mkdir(parents=True)
+    save_file({"w": np.arange(1000, dtype=np.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    (folder / "config.json").chmod(0o640)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    Store.init(tmp_path / "s").close()
+    return tmp_path / "s"
+
+
+def test_files_go_in_and_come_back(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
+    done = run(
+        "commit", files, "--metric", "loss=2.5", "--metric", "n=3", "-m", "mine", "--tag", "best", "--store", store
+    )
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("committed main@500 ")
+    assert "new" in done.stdout
+
+    with Store.open(store) as opened:
+        info = opened.info("best")
+    assert (info.metrics, info.message) == ({"loss": 2.5, "n": 3}, "mine")
+    listed = run("ls", "best", "--store", store).stdout.split()
+    assert {"config.json", "model.safetensors", "model.safetensors.w"} <= set(listed)
+
+    done = run("checkout", "best", tmp_path / "back", "--store", store)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"wrote 2 files, 4.0 KiB, to {tmp_path / 'back'}\n"
+    assert look(tmp_path / "back") == look(files)
+
+
+def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
+    done = json.loads(run("commit", files, "--json", "--store", store).stdout)
+    assert (done["run"], done["step"], done["warnings"]) == ("main", 500, [])
+
+    done = json.loads(run("checkout", "500", tmp_path / "b", "--only", "*.json", "--json", "--store", store).stdout)
+    assert done == {
+        "v": 1,
+        "destination": str(tmp_path / "b"),
+        "paths": ["config.json"],
+        "nbytes": 2,
+        "shared_bytes": 0,
+        "hardlinked": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        (("commit",), 2, "Missing argument"),
+        (("commit", "nothing"), 2, "there is no nothing"),
+        (("commit", "{files}", "--metric", "loss"), 2, "wanted NAME=NUMBER"),
+        (("commit", "{files}", "--metric", "loss=x"), 2, "wanted NAME=NUMBER"),
+        (("commit", "{files}", "--run", "a/b"), 2, "a run name"),
+        (("commit", "{files}", "--step", "100"), 1, "another checkpoint at step 100"),
+        (("commit", "{store}"), 2, "overlap"),
+        (("checkout", "100"), 2, "Missing argument"),
+        (("checkout", "999", "x"), 4, "999"),
+        (("checkout", "100", "{files}"), 2, "not empty"),
+        (("checkout", "100", "x", "--only", "*.bin"), 4, "no file that fits"),
+        (("checkout", "100", "x", "--link", "soft"), 2, "soft"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_one_line(  # noqa: PLR0917 - a case has three
+    run: Run, store: Path, files: Path, words: tuple[str, ...], status: int, said: str
+) -> None:
+    (files.parent / "other").write_text("x")
+    with Store.open(store) as opened:
+        opened.commit(files.parent / "other", step=100)
+
+    done = run(*(word.format(files=files, store=store) for word in words), "--store", store)
+
+    assert done.exit_code == status, done.stderr
+    assert said in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert not Path("x").exists()
+
+
+def test_an_unfinished_checkpoint_is_refused_with_what_to_do(run: Run, store: Path, files: Path) -> None:
+    (files / "checkpoint-is-incomplete.txt").touch()
+
+    done = run("commit", files, "--store", store)
+    assert done.exit_code == 2
+    assert "--allow-incomplete" in done.stderr
+    assert run("commit", files, "--allow-incomplete", "--store", store).exit_code == 0
+
+
+def test_a_warning_goes_to_stderr(run: Run, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+
+    done = run("commit", tmp_path / "model.safetensors", "--store", store)
+
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: ")
+    assert "model.safetensors" in done.stderr
+
+
+def test_neither_command_imports_torch_or_numpy(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from ckstore import Store; s = Store.open(sys.argv[1]); s.commit(sys.argv[2]);"
+        "s.checkout(500, sys.argv[3]); print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(store), str(files), str(tmp_path / "o")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "[]\n"
+    assert sorted(os.listdir(tmp_path / "o")) == ["config.json", "model.safetensors"]

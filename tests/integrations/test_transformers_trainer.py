@@ -1,0 +1,126 @@
+"""What the Trainer of transformers writes goes in and comes back, and training goes on from what came back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckstore import Store
+from tests.support.requirements import require_transformers
+from tests.support.stores import disk_bytes
+from tests.support.trees import look
+
+MIB = 2**20
+STEPS, SAVE_EVERY = 6, 2
+
+
+def model(*, frozen: bool) -> Any:
+    """A small GPT-2 from its config; `frozen`: only the head is trained, which is tied to nothing."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    config = GPT2Config(
+        n_layer=3, n_embd=192, n_head=4, vocab_size=600, n_positions=64, tie_word_embeddings=not frozen
+    )
+    made = GPT2LMHeadModel(config)
+    if frozen:
+        made.transformer.requires_grad_(False)
+    return made
+
+
+def trainer(folder: Path, *, frozen: bool) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    generator = torch.Generator().manual_seed(2)
+    rows = [torch.randint(0, 600, (32,), generator=generator) for _ in range(64)]
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=STEPS,
+        save_steps=SAVE_EVERY,
+        per_device_train_batch_size=4,
+        logging_steps=2,
+        report_to=[],
+        use_cpu=True,
+        seed=3,
+        disable_tqdm=True,
+    )
+    return Trainer(
+        model=model(frozen=frozen),
+        args=arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(autouse=True)
+def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_transformers()
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "1")
+    torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.filterwarnings("default")  # those of transformers are not ours
+@pytest.mark.parametrize("frozen", [False, True], ids=["full", "frozen"])
+def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path, frozen: bool) -> None:
+    source = tmp_path / "trained"
+    whole = trainer(source, frozen=frozen)
+    whole.train()
+    directories = sorted(source.glob("checkpoint-*"))
+    assert [path.name for path in directories] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+
+    infos = [store.commit(path) for path in directories]
+
+    assert [info.step for info in infos] == [2, 4, 6]
+    for info, path in zip(infos, directories, strict=True):
+        store.checkout(info, tmp_path / "back" / path.name) if (tmp_path / "back").exists() else None
+        (tmp_path / "back").mkdir(exist_ok=True)
+        if not (tmp_path / "back" / path.name).exists():
+            store.checkout(info, tmp_path / "back" / path.name)
+        assert look(tmp_path / "back" / path.name) == look(path)
+
+    again = trainer(tmp_path / "again", frozen=frozen)
+    again.train(resume_from_checkpoint=str(tmp_path / "back" / "checkpoint-4"))
+
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+    last = store.load(6)
+    resumed = store.load(store.commit(tmp_path / "again" / "checkpoint-6", run="again"))
+    for file in ("model.safetensors", "optimizer.pt"):
+        assert last[file].keys() == resumed[file].keys()
+        assert all(torch.equal(tensor, resumed[file][name]) for name, tensor in last[file].items()), file
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.filterwarnings("default")
+def test_what_is_frozen_is_stored_once_whatever_file_it_is_in(tmp_path: Path) -> None:
+    source = tmp_path / "trained"
+    training = trainer(source, frozen=True)
+    training.train()
+    state = training.model.state_dict()
+    frozen = {name: tensor for name, tensor in state.items() if name.startswith("transformer.")}
+    frozen_bytes = sum(tensor.nbytes for tensor in frozen.values())
+    trained_bytes = sum(tensor.nbytes for tensor in state.values()) - frozen_bytes
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+
+    store.commit(source / "checkpoint-2")
+    torch.save(state, tmp_path / "model.pt")
+    as_pt = store.commit(tmp_path / "model.pt")
+    as_state = store.save({"model": training.model})
+    for step in (4, 6):
+        store.commit(source / f"checkpoint-{step}")
+
+    # The head of three steps, with two moments of AdamW each, and what else a trainer writes (its arguments, logs).
+    assert disk_bytes(store.path) <= 1.02 * (frozen_bytes + 3 * 3 * trained_bytes) + 100_000
+    assert as_pt.new_bytes <= trained_bytes + 0.02 * frozen_bytes
+    assert as_state.new_bytes <= 0.02 * frozen_bytes
+    loaded = store.load(4)["model.safetensors"]
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in frozen.items())
+    assert os.listdir(store.path / "staging") == []

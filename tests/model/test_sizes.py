@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore.model.sizes import parse_size
+
+
+@given(count=st.integers(0, 10**6), unit=st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
+def test_a_size_with_a_unit_is_read(count: int, unit: str) -> None:
+    factor = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+
+    for written in (unit, unit.lower(), unit[0], f" {unit}"):
+        assert parse_size(f"{count}{written}") == count * factor
+    assert parse_size(f"{count}.5{unit}") == count * factor + factor // 2
+
+
+def test_a_size_without_a_unit_is_bytes_and_decimal_units_are_decimal() -> None:
+    assert parse_size("33554432") == 33554432
+    assert parse_size("12B") == 12
+    assert parse_size("32MB") == 32_000_000
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1 XiB", "1e6", "0x10", "1.5B", "1 MiB x"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(repr(text))):
+        parse_size(text)
