@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch==2.13.0
 	@echo "installing ckstore with its development tools"
 	@$(PIP) install -qq -c constraints.txt hatchling editables
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich,integrations]'
 	@touch $@
 
 system-packages:

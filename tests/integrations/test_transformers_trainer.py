@@ -23,9 +23,7 @@ def model(*, frozen: bool) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
-    config = GPT2Config(
-        n_layer=3, n_embd=192, n_head=4, vocab_size=600, n_positions=64, tie_word_embeddings=not frozen
-    )
+    config = GPT2Config(n_layer=3, n_embd=192, n_head=4, vocab_size=600, n_positions=64, tie_word_embeddings=not frozen)
     made = GPT2LMHeadModel(config)
     if frozen:
         made.transformer.requires_grad_(False)
@@ -51,7 +49,7 @@ def trainer(folder: Path, *, frozen: bool) -> Any:
     return Trainer(
         model=model(frozen=frozen),
         args=arguments,
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],  # type: ignore[arg-type]
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
     )
 
 
@@ -78,15 +76,14 @@ def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path,
     infos = [store.commit(path) for path in directories]
 
     assert [info.step for info in infos] == [2, 4, 6]
+    back = tmp_path / "back"
+    back.mkdir()
     for info, path in zip(infos, directories, strict=True):
-        store.checkout(info, tmp_path / "back" / path.name) if (tmp_path / "back").exists() else None
-        (tmp_path / "back").mkdir(exist_ok=True)
-        if not (tmp_path / "back" / path.name).exists():
-            store.checkout(info, tmp_path / "back" / path.name)
-        assert look(tmp_path / "back" / path.name) == look(path)
+        store.checkout(info, back / path.name)
+        assert look(back / path.name) == look(path)
 
     again = trainer(tmp_path / "again", frozen=frozen)
-    again.train(resume_from_checkpoint=str(tmp_path / "back" / "checkpoint-4"))
+    again.train(resume_from_checkpoint=str(back / "checkpoint-4"))
 
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name]), name
@@ -112,8 +109,8 @@ def test_what_is_frozen_is_stored_once_whatever_file_it_is_in(tmp_path: Path) ->
 
     store.commit(source / "checkpoint-2")
     torch.save(state, tmp_path / "model.pt")
-    as_pt = store.commit(tmp_path / "model.pt")
-    as_state = store.save({"model": training.model})
+    as_pt = store.commit(tmp_path / "model.pt", run="pt")
+    as_state = store.save({"model": training.model}, run="state")
     for step in (4, 6):
         store.commit(source / f"checkpoint-{step}")
 
