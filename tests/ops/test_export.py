@@ -316,7 +316,9 @@ def test_the_prefix_that_select_names_is_stripped(select: Any, names: set[str], 
     assert set(tensors_in(tmp_path / "out")) == names
 
 
-@pytest.mark.parametrize("select", [None, ["a", "b"], "*", "m*", lambda name: name == "a"], ids=str)
+@pytest.mark.parametrize(
+    "select", [None, ["a", "b"], "*", "m*", lambda name: name == "a"], ids=["none", "two", "star", "glob", "function"]
+)
 def test_a_prefix_that_is_none_is_refused(select: Any, store: Store, tmp_path: Path) -> None:
     store.save({"a": np.zeros(1), "b": np.zeros(1), "model": {"c": np.zeros(1)}})
 

@@ -40,13 +40,13 @@ class Corpus:
     sha256: str
 
 
-def read_corpus(limit_bytes: int = CORPUS_BYTES) -> Corpus:
-    """Read the modules at the top of the standard library, by name, up to `limit_bytes`.
+def read_corpus(package: str = "", limit_bytes: int = CORPUS_BYTES) -> Corpus:
+    """Read the modules of a package of the standard library, or at its top, by name, up to `limit_bytes`.
 
     Raises:
         BadInput: This Python came without its sources.
     """
-    folder = Path(sysconfig.get_paths()["stdlib"])
+    folder = Path(sysconfig.get_paths()["stdlib"], package)
     text, files = bytearray(), 0
     for path in sorted(folder.glob("*.py")):
         if len(text) >= limit_bytes:

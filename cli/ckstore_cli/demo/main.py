@@ -1,4 +1,4 @@
-"""The story that the demo tells: train, kill -9 in a save, open the store, resume, rotate, prove."""
+"""The story that the demo tells: train, kill -9 in a save, resume, rotate, fine-tune, files out and in, prove."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from ckstore import Store
-from ckstore.errors import BadInput, CkstoreError
-from ckstore_cli._format import columns, share_text, size_text
-from ckstore_cli.commands.gc import HELD
+from ckstore.errors import BadInput
+from ckstore_cli._format import share_text, size_text
 from ckstore_cli.demo.cut import Leftover, published, saves_in_flight
-from ckstore_cli.demo.programs import Watch, ckstore_command, reader, run_trainer
+from ckstore_cli.demo.files import SAVE_EVERY, SAVES, fine_tune, send_out, take_in
+from ckstore_cli.demo.programs import Watch, ckstore_command, run_trainer
 from ckstore_cli.demo.proof import digests
+from ckstore_cli.demo.rotation import rotate
+from ckstore_cli.demo.telling import DemoFailed, say, say_heading, say_rows, steps_text
 
 RUN = "gpt"
 REFERENCE_RUN = "uninterrupted"
@@ -30,12 +32,7 @@ PARTS = {
     "rng": "generators",
     "data": "order of the data",
 }
-KEPT = 3
 _DIGITS_SHOWN = 32
-
-
-class DemoFailed(CkstoreError):
-    """The demo could not show what it is to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +74,16 @@ def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: F
     """
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
-        _say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
+        say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
         kept = keep or directory is not None
-        _say_rows(
+        say_rows(
             [
                 ("in", f"{place} ({'kept' if kept else 'removed at the end; --keep keeps it'})"),
                 ("with", f"Python {platform.python_version()}, torch {version('torch')}, 1 thread"),
             ]
         )
         Demo(place, QUICK if quick else FULL).tell()
-        _say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
+        say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
     return 0
 
 
@@ -106,26 +103,33 @@ class Demo:
         """
         with Store.init(self.store) as store:
             told = [warning.replace(str(store.path), "this place") for warning in store.warnings]
-        _say_rows([("note", warning) for warning in told])
+        say_rows([("note", warning) for warning in told])
         every, steps = self.scale.save_every, self.scale.steps
-        _say_heading(f"1. Train {steps} steps, save every {every}, kill -9 in the middle of a save")
+        say_heading(f"1. Train {steps} steps, save every {every}, kill -9 in the middle of a save")
         cut, step = self.train_until_cut()
-        _say(f"step {step:>4}   KILLED with kill -9 while it was being saved")
-        _say_heading("2. What the kill left behind")
+        say(f"step {step:>4}   KILLED with kill -9 while it was being saved")
+        say_heading("2. What the kill left behind")
         self.show_leftover(cut, step)
-        _say_heading("3. Open the store")
+        say_heading("3. Open the store")
         self.show_whole(step)
-        _say_heading("4. Resume: the same command again")
+        say_heading("4. Resume: the same command again")
         resumed = self.train(RUN, every)
-        _say_heading("5. The same training without interruption, saved once at its end")
+        say_heading("5. The same training without interruption, saved once at its end")
         reference = self.train(REFERENCE_RUN, 0)
-        _say_heading("6. The log")
-        _say(ckstore_command(["log", "--store", str(self.store)]))
-        _say_heading("7. What each save cost")
+        say_heading("6. The log")
+        say(ckstore_command(["log", "--store", str(self.store)]))
+        say_heading("7. What each save cost")
         self.show_costs()
-        _say_heading("8. Keep the last three and the best, while somebody still reads an old one")
-        self.rotate()
-        _say_heading("9. Proof: is everything the same after the last step, bit for bit?")
+        say_heading("8. Keep the last three and the best, while somebody still reads an old one")
+        rotate(self.store, RUN)
+        say_heading("9. Fine-tune with LoRA: the base stays as it is")
+        files = self.place / "trainer" / f"checkpoint-{SAVES * SAVE_EVERY}"
+        fine_tuned = fine_tune(self.store, f"{RUN}@{self.scale.steps}", self.scale.layers, files)
+        say_heading("10. Out: the fine-tuned model as safetensors")
+        send_out(self.store, fine_tuned, self.place / "exported")
+        say_heading("11. In: the files that the trainer itself has written")
+        take_in(self.store, files, self.place / "checked-out")
+        say_heading("12. Proof: is everything the same after the last step, bit for bit?")
         self.prove(resumed, reference)
 
     def train(self, run: str, save_every: int) -> dict[str, str]:
@@ -152,7 +156,7 @@ class Demo:
             done, left = published(self.store, RUN), saves_in_flight(self.store)
             if status is None and left:
                 return left[0], done[-1] + every
-            _say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
+            say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
             peaceful = max(peaceful + 1, len(done))
         raise DemoFailed(
             "every save was published before the kill came, so none could be shown cut",
@@ -166,9 +170,9 @@ class Demo:
         told = f"{blobs} ({cut.unfinished} unfinished), {size_text(cut.blob_bytes)}, {missing}"
         rows = [
             ("in staging/", f"{cut.name}: {told}"),
-            ("in checkpoints/", f"{_steps(published(self.store, RUN))}; no step {cut_step}"),
+            ("in checkpoints/", f"{steps_text(published(self.store, RUN))}; no step {cut_step}"),
         ]
-        _say_rows(rows)
+        say_rows(rows)
 
     def show_whole(self, cut_step: int) -> None:
         """Open the store and load everything that it lists."""
@@ -179,9 +183,9 @@ class Demo:
         if cut_step in listed:
             raise DemoFailed(f"step {cut_step} should not be listed, since its save was cut")
         left = ", ".join(save.name for save in saves_in_flight(self.store))
-        _say_rows(
+        say_rows(
             [
-                ("it lists", f"{_steps(listed)}: whole checkpoints only"),
+                ("it lists", f"{steps_text(listed)}: whole checkpoints only"),
                 ("it loads", "each of them, every byte compared with its digest"),
                 ("in staging/", left or "nothing any more"),
             ]
@@ -199,30 +203,7 @@ class Demo:
             for name, each in zip([*(info.name for info in infos), "all"], sizes, strict=True)
         ]
         head = ("CHECKPOINT", "HOLDS", "NEW", "REUSED", "NEW SHARE")
-        _say_rows([head, *rows], "<>>>>")
-
-    def rotate(self) -> None:
-        """Pin the best of what would go, keep the last three, and let gc meet a reader of the oldest.
-
-        Raises:
-            DemoFailed: The pinned one is gone, or what the reader had was not freed after it.
-        """
-        with Store.open(self.store) as store:
-            oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
-        best = min(others, key=lambda info: info.metrics["loss"])
-        where = ["--store", str(self.store)]
-        _say(ckstore_command(["pin", best.name, "--reason", "best of the early ones", *where]))
-        with reader(self.store, oldest.name) as pid:
-            _say(f"\nprocess {pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
-            _say(ckstore_command(["gc", "--keep-last", str(KEPT), *where], status=HELD))
-        _say(f"\nprocess {pid} is done:\n")
-        _say(ckstore_command(["gc", *where]))
-        with Store.open(self.store) as store:
-            left = [info.step for info in store.checkpoints(run=RUN)]
-            unused = store.plan_gc()
-        if best.step not in left or len(left) != KEPT + 1 or unused.blobs or unused.held:
-            raise DemoFailed(f"{best.name} and the last {KEPT} should be left and nothing else, left are {left}")
-        _say(f"\nleft of {RUN}: {_steps(sorted(left))}")
+        say_rows([head, *rows], "<>>>>")
 
     def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
         """Compare the last states: as they were in memory, and as the store gives them back.
@@ -233,19 +214,19 @@ class Demo:
         with Store.open(self.store) as store:
             last = self.scale.steps
             stored = [digests(store.load(f"{run}@{last}")) for run in (RUN, REFERENCE_RUN)]
-        _say("SHA-256 of names, types, shapes and bits of what was in the memory of the trainers")
-        _say(f"(compared in full, the first {_DIGITS_SHOWN} digits shown):\n")
+        say("SHA-256 of names, types, shapes and bits of what was in the memory of the trainers")
+        say(f"(compared in full, the first {_DIGITS_SHOWN} digits shown):\n")
         rows = [("", "KILLED AND RESUMED", "UNINTERRUPTED", "")]
         for part, said in PARTS.items():
             mine, other = resumed[part], reference[part]
             verdict = "equal" if mine == other else "DIFFERENT"
             rows.append((said, mine[:_DIGITS_SHOWN], other[:_DIGITS_SHOWN], verdict))
-        _say_rows(rows)
+        say_rows(rows)
         as_loaded = stored == [resumed, reference]
-        _say(f"\nThe store gives back both as they were in memory: {'yes' if as_loaded else 'NO'}")
+        say(f"\nThe store gives back both as they were in memory: {'yes' if as_loaded else 'NO'}")
         if resumed != reference or not as_loaded:
             raise DemoFailed("the resumed run should end like the uninterrupted one, it did not")
-        _say("PROVEN: the kill has cost nothing but time.")
+        say("PROVEN: the kill has cost nothing but time.")
 
     def _arguments(self, run: str, save_every: int) -> list[str]:
         options = {
@@ -273,21 +254,3 @@ def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(temporary)
-
-
-def _steps(steps: list[int]) -> str:
-    return f"steps {' '.join(map(str, steps))}"
-
-
-def _say_heading(text: str) -> None:
-    _say(f"\n{text}\n{'-' * len(text)}")
-
-
-def _say_rows(rows: Sequence[Sequence[str]], align: str = "") -> None:
-    if rows:
-        for line in columns(rows, align or "<" * len(rows[0])):
-            _say(line.rstrip())
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # before a trainer writes to the same place

@@ -1,4 +1,4 @@
-"""The other programs of the demo: the trainer, a reader, and the command line itself."""
+"""The other programs of the demo: the trainers, a reader, and the command line itself."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Watch:
     after_saves: int
 
 
-def run_trainer(arguments: list[str], watch: Watch | None = None) -> int | None:
-    """Run the trainer to its end, or until `watch` has it killed with kill -9.
+def run_trainer(arguments: list[str], watch: Watch | None = None, *, program: str = "trainer") -> int | None:
+    """Run the trainer, or another program of this package, until it ends or `watch` has it killed with kill -9.
 
     It prints where this process prints. When this returns or raises it is no longer there.
 
@@ -40,24 +40,24 @@ def run_trainer(arguments: list[str], watch: Watch | None = None) -> int | None:
         TimeoutError: It took longer than `DEADLINE_S`.
     """
     deadline_s = time.monotonic() + DEADLINE_S
-    program = subprocess.Popen(
-        [sys.executable, "-m", "ckstore_cli.demo.trainer", *arguments],
+    running = subprocess.Popen(
+        [sys.executable, "-m", f"ckstore_cli.demo.{program}", *arguments],
         stdin=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C reaches this process alone, which then ends the trainer
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
     )
     try:
         if watch is not None and kill_in_a_save(
-            program, watch.store, watch.run, after_saves=watch.after_saves, deadline_s=deadline_s
+            running, watch.store, watch.run, after_saves=watch.after_saves, deadline_s=deadline_s
         ):
             return None
-        return program.wait(max(0.0, deadline_s - time.monotonic()))
+        return running.wait(max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the trainer should end within {DEADLINE_S:.0f} s") from None
+        raise TimeoutError(f"the {program} should end within {DEADLINE_S:.0f} s") from None
     finally:
-        if program.poll() is None:
-            program.kill()
-            program.wait(_STOP_WITHIN_S)
+        if running.poll() is None:
+            running.kill()
+            running.wait(_STOP_WITHIN_S)
 
 
 @contextmanager
