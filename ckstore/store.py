@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.diff import Diff
     from ckstore.model.export_report import ExportReport
+    from ckstore.model.files import FileSummary
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
     from ckstore.model.manifest import Description
     from ckstore.model.pins import Pin
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
     from ckstore.ops.checkout import CheckoutReport, LinkMode
     from ckstore.ops.load import LoadReport, Select
-    from ckstore.ops.open_checkpoint import FileSummary, LeafSummary, OpenCheckpoint
+    from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
     from ckstore.ops.save import Request
 
 RefLike = str | int | CheckpointInfo

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckstore.model.dtypes import itemsize
+from ckstore.model.files import FileChange, file_changes
 from ckstore.model.manifest import LeafRecord, Manifest, Node
 from ckstore.model.names import join_index, join_key
 from ckstore.model.nodes import bytes_of_text, decode_key, decode_scalar
@@ -102,6 +103,7 @@ class Diff:
         added, removed: Tensors that only one of them has.
         changed: Tensors that differ.
         plain: Other values that differ.
+        files: Committed files that differ.
         unchanged_count: Tensors that are the same in both.
         same_content: Whether both hold the same, bit for bit, in the same structure and order.
     """
@@ -112,6 +114,7 @@ class Diff:
     removed: tuple[DiffLeaf, ...] = ()
     changed: tuple[LeafChange, ...] = ()
     plain: tuple[PlainChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
     unchanged_count: int = 0
     same_content: bool = field(default=False)
 
@@ -122,7 +125,7 @@ class Diff:
 
     def __bool__(self) -> bool:
         """Whether anything differs that is listed."""
-        return bool(self.added or self.removed or self.changed or self.plain)
+        return bool(self.added or self.removed or self.changed or self.plain or self.files)
 
 
 def diff_manifests(before: Manifest, after: Manifest) -> Diff:
@@ -146,6 +149,7 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
         removed=tuple(_summary(before, leaf) for name, leaf in old.items() if name not in new),
         changed=tuple(changed),
         plain=tuple(_plain_changes(before.state, after.state)),
+        files=file_changes(before, after),
         unchanged_count=unchanged_count,
         same_content=before.content == after.content,
     )

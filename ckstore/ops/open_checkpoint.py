@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.model.dtypes import itemsize
+from ckstore.model.files import FileSummary, summaries
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import plain
 from ckstore.objects.annotations import read_annotations
@@ -41,23 +42,6 @@ class LeafSummary:
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileSummary:
-    """One committed file, directory or symlink.
-
-    Attributes:
-        path: Relative, as it is checked out.
-        kind: ``file``, ``directory`` or ``symlink``.
-        mode: Permission bits; 0 for a symlink.
-        nbytes: Size of a file; 0 for the others.
-    """
-
-    path: str
-    kind: str
-    mode: int
     nbytes: int
 
 
@@ -115,11 +99,7 @@ class OpenCheckpoint:
 
     def file_summary(self) -> list[FileSummary]:
         """Return path, kind, mode and size of everything that was committed, without reading data."""
-        storages = self._directory.manifest.storages
-        return [
-            FileSummary(file.path, file.kind, file.mode, sum(storages[i].nbytes for i in file.storages))
-            for file in self._directory.manifest.files
-        ]
+        return summaries(self._directory.manifest)
 
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
         """Return the state; as `ckstore.Store.load`."""

@@ -23,6 +23,7 @@ from ckstore_cli.demo.cut import kill_in_a_save, published, saves_in_flight
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
 from ckstore_cli.demo.programs import Watch
 from ckstore_cli.demo.proof import digest, digests
+from ckstore_cli.demo.telling import DemoFailed
 
 SAVER = """
 import os, sys, time
@@ -96,7 +97,7 @@ def test_a_trainer_that_fails_fails_the_demo_and_leaves_no_directory(
     monkeypatch.setattr(main, "run_trainer", lambda *_: 3)
     before = set(tmp_path.iterdir())
 
-    with pytest.raises(main.DemoFailed, match="exited with 3"):
+    with pytest.raises(DemoFailed, match="exited with 3"):
         main.run_demo(None, keep=False, quick=True)
     assert set(tmp_path.iterdir()) == before
 
@@ -135,7 +136,7 @@ def test_a_kill_that_came_too_late_is_done_again_in_a_later_save(
 def test_a_demo_that_never_cut_a_save_does_not_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "run_trainer", trainer_that_is_killed([False] * 9))
 
-    with pytest.raises(main.DemoFailed, match="none could be shown cut"):
+    with pytest.raises(DemoFailed, match="none could be shown cut"):
         main.Demo(tmp_path, main.QUICK).train_until_cut()
 
 
@@ -175,9 +176,9 @@ def test_the_proof_fails_when_one_part_differs(
     demo, told = both_saved
     other = told | {part: "0" * 64}
 
-    with pytest.raises(main.DemoFailed):
+    with pytest.raises(DemoFailed):
         demo.prove(told, other)
-    with pytest.raises(main.DemoFailed):  # the runs agree, but not with what the store gives back
+    with pytest.raises(DemoFailed):  # the runs agree, but not with what the store gives back
         demo.prove(other, other)
     assert "PROVEN" not in capsys.readouterr().out
 

@@ -134,3 +134,36 @@ def test_neither_command_imports_torch_or_numpy(run: Run, store: Path, files: Pa
     )
     assert done.stdout == "[]\n"
     assert sorted(os.listdir(tmp_path / "o")) == ["config.json", "model.safetensors"]
+
+
+def test_a_diff_names_the_files(run: Run, store: Path, files: Path) -> None:
+    run("commit", files, "--store", store)
+    (files / "config.json").write_text('{"a": 1}')
+    (files / "config.json").chmod(0o600)
+    (files / "new.txt").write_text("new")
+    (files / "model.safetensors").unlink()
+    run("commit", files, "--step", "501", "--store", store)
+
+    lines = run("diff", "500", "501", "--store", store).stdout.splitlines()
+    told = json.loads(run("diff", "500", "501", "--store", store, "--json").stdout)["files"]
+
+    assert [" ".join(line.split()) for line in lines[1:4]] == [
+        "changed file 640 -> file 600 8 B 8 B config.json",
+        "removed file 4.0 KiB model.safetensors",
+        "added file 3 B new.txt",
+    ]
+    assert lines[-1].startswith("from main@500 to main@501: files: 1 changed, 1 added, 1 removed; tensors: 1 removed")
+    assert [(one["path"], one["kind"]) for one in told] == [
+        ("config.json", "changed"),
+        ("model.safetensors", "removed"),
+        ("new.txt", "added"),
+    ]
+    assert told[0]["before"] == {"kind": "file", "mode": "0640", "nbytes": 2}
+    assert (told[1]["after"], told[2]["before"]) == (None, None)
+
+
+def test_show_counts_the_files(run: Run, store: Path, files: Path) -> None:
+    run("commit", files, "--store", store)
+
+    assert "in 2 files with 1 leaf" in run("show", "500", "--store", store).stdout
+    assert json.loads(run("show", "500", "--store", store, "--json").stdout)["file_count"] == 2

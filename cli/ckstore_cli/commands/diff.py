@@ -16,6 +16,7 @@ from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
     from ckstore.model.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
+    from ckstore.model.files import FileSummary
 
 
 @click.command()
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @json_option
 @pass_frame
 def diff(frame: Frame, before: str, after: str, values: bool) -> None:  # noqa: FBT001 - click's
-    """List the tensors and values that differ from checkpoint A to checkpoint B.
+    """List the files, tensors and values that differ from checkpoint A to checkpoint B.
 
     Without --values no data is read.
 
@@ -72,15 +73,26 @@ def _summary(found: Diff) -> str:
         return f"{pair} hold the same"
     if not found:
         return f"{pair} hold the same values in another order or with other strides"
-    counts = [(len(found.changed), "changed"), (len(found.added), "added"), (len(found.removed), "removed")]
-    tensors = ", ".join(f"{count} {word}" for count, word in counts if count)
+    tensors = _counts(len(found.changed), len(found.added), len(found.removed))
     told = f"{tensors}, {found.unchanged_count} the same" if tensors else f"all {found.unchanged_count} the same"
     size = f", {size_text(found.changed_bytes)} of bytes changed" if found.changed else ""
-    return f"from {found.before} to {found.after}: tensors: {told}{size}"
+    kinds = [file.kind for file in found.files]
+    files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
+    return f"from {found.before} to {found.after}: {files}tensors: {told}{size}"
+
+
+def _counts(changed: int, added: int, removed: int) -> str:
+    counts = [(changed, "changed"), (added, "added"), (removed, "removed")]
+    return ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
 def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
     blank = ("", "") if values else ()
+    for file in found.files:
+        one = file.after or file.before
+        size = size_text(one.nbytes) if one else ""
+        changed = size_text(file.changed_bytes) if file.kind == "changed" else ""
+        yield file.kind, _file_type(file.before, file.after), size, changed, *blank, printable(file.path)
     for word, leaves in (("added", found.added), ("removed", found.removed)):
         for leaf in leaves:
             yield word, _type(leaf), size_text(leaf.nbytes), "", *blank, _name(leaf.name)
@@ -88,6 +100,13 @@ def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
         changed = size_text(change.changed_bytes)
         apart = _apart(change.difference) if values else ()
         yield "changed", _types(change), size_text(change.after.nbytes), changed, *apart, _name(change.name)
+
+
+def _file_type(old: FileSummary | None, new: FileSummary | None) -> str:
+    if old is None or new is None or (old.kind, old.mode) == (new.kind, new.mode):
+        one = old or new
+        return one.kind if one else ""
+    return f"{old.kind} {old.mode:o} -> {new.kind} {new.mode:o}"
 
 
 def _type(leaf: DiffLeaf) -> str:
@@ -132,7 +151,21 @@ def _document(found: Diff) -> dict[str, Any]:
             {"name": one.name, "kind": one.kind, "before": _value(one.before), "after": _value(one.after)}
             for one in found.plain
         ],
+        "files": [
+            {
+                "path": one.path,
+                "kind": one.kind,
+                "before": _file(one.before),
+                "after": _file(one.after),
+                "changed_bytes": one.changed_bytes,
+            }
+            for one in found.files
+        ],
     }
+
+
+def _file(file: FileSummary | None) -> dict[str, Any] | None:
+    return None if file is None else {"kind": file.kind, "mode": f"{file.mode:04o}", "nbytes": file.nbytes}
 
 
 def _leaf(leaf: DiffLeaf) -> dict[str, Any]:

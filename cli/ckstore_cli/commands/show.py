@@ -46,10 +46,13 @@ def show(frame: Frame, ref: str) -> None:
     with frame.reading() as store:
         info = store.info(ref)
         directory = store.directory_of(info)
+        file_count = sum(file.kind != "directory" for file in store.files(info))
         parent = "" if out.as_json else _parent(store, info)
     share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
-    out.document({**checkpoint_document(info), "reused_share": share, "directory": str(directory)})
-    for label, text in _lines(info, parent, directory):
+    out.document(
+        {**checkpoint_document(info), "reused_share": share, "directory": str(directory), "file_count": file_count}
+    )
+    for label, text in _lines(info, parent, directory, file_count):
         out.line(f"{out.style(f'{label:{_LABEL_WIDTH}}', 'dim')}{text}".rstrip())
 
 
@@ -63,7 +66,7 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
         return f"{info.parent} (no longer in the store)"
 
 
-def _lines(info: CheckpointInfo, parent: str, directory: Path) -> Iterator[tuple[str, str]]:
+def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) -> Iterator[tuple[str, str]]:
     """Give labels and texts; an empty label continues the one above."""
     yield "checkpoint", info.name
     yield "id", info.id
@@ -79,7 +82,9 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path) -> Iterator[tuple
     if info.metadata:
         text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))
-    yield "holds", f"{size_text(info.logical_bytes)} in {info.leaf_count} leaves"
+    files = f"{file_count} file{'s' if file_count != 1 else ''} with " if file_count else ""
+    leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"
+    yield "holds", f"{size_text(info.logical_bytes)} in {files}{leaves}"
     yield "new", f"{size_text(info.new_bytes)} were written by its save"
     if info.logical_bytes:
         share = share_text(info.reused_bytes, info.logical_bytes)
