@@ -231,7 +231,7 @@ class Store:
             What was committed; `warnings` names files that look like containers and are not.
 
         Raises:
-            BadInput: A path is not there, cannot be read, is incomplete, or overlaps with the store.
+            BadInput: A path is not there, is empty, cannot be read, is incomplete, or overlaps with the store.
             CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
             StateChanged: A file was changed while it was read.
             StepExists, InsufficientSpace, SaveFailed: As in `save`.

@@ -48,6 +48,9 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
         entries = gather(paths)
         check_apart(entries, paths, context.layout.root)
         _check_complete(entries, paths, options)
+        if not entries:
+            msg = f"{paths[0]} is empty: there is nothing to commit"
+            raise BadInput(msg, hint="name the directory that has the files of the checkpoint")
         captured, warnings = _capture(entries, paths, options)
     except OSError as error:
         msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"

@@ -78,6 +78,29 @@ def test_a_disk_that_fills_during_the_save_is_left_as_it_was(
 
 
 @pytest.mark.root
+def test_a_commit_that_cannot_fit_is_refused_with_numbers_and_leaves_nothing(
+    make_filesystem: Callable[[str, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(make_filesystem("ext4", 64) / "store", chunk_bytes=MIB)
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(drawn(10 * MIB, 1))
+    large.write_bytes(drawn(80 * MIB, 2))
+    store.commit(small)
+    free = free_bytes(store.path)
+
+    with pytest.raises(InsufficientSpace, match=r"the save needs \d+ bytes, \d+ are free"):
+        store.commit(large)
+    monkeypatch.setattr(save_module, "check_space", lambda *_: None)  # as if others filled it after the check
+    with pytest.raises(InsufficientSpace, match="No space left on device"):
+        store.commit(large)
+
+    assert free - free_bytes(store.path) < MIB
+    assert os.listdir(store.path / "staging") == []
+    store.commit(small, 7)
+    check_store(store.path)
+
+
+@pytest.mark.root
 def test_a_filesystem_without_inodes_refuses_early(make_filesystem: Callable[[str, int], Path]) -> None:
     place = make_filesystem("ext4", 64)
     store = Store.init(place / "store", chunk_bytes=MIB)
