@@ -62,7 +62,8 @@ format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff format
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
-	CKSTORE_CRASH=full $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
+	@mkdir -p build && rm -f build/crash.jsonl
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seconds each (longer: SOAK_S=3600)

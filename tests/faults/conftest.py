@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.faults.harness import Faults, Tally
+from tests.support.coverage import covered
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,9 @@ def whole(capfd: pytest.CaptureFixture[str]) -> Callable[[Tally], None]:
     """Print the counts of a tally, also when the test passes, and fail if anything was violated."""
 
     def check(tally: Tally) -> None:
+        counts = {"points": tally.points, "killed": tally.killed, "refused": tally.refused, "survived": tally.survived}
+        lane = "kill points" if tally.killed else "single failures"
+        covered(lane, tally.what, violations=len(tally.violations), **counts)
         with capfd.disabled():
             print(f"\n{tally}", file=sys.stderr, flush=True)
         if tally.violations:
