@@ -31,6 +31,7 @@ def recover(context: Context) -> list[str]:
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
+    _make_store_durable(context)
     if trash.sweep_staging(context.layout):
         # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
         renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
@@ -46,6 +47,19 @@ def recover(context: Context) -> list[str]:
     reclaim.give_back(context)
     reserve.fill(context.layout)
     return notes
+
+
+def _make_store_durable(context: Context) -> None:
+    """Make the names in the store durable, whoever made them: a checkpoint is no more durable than they are (rule F).
+
+    Raises:
+        OSError: That did not work; this process must not write to the store.
+    """
+    try:
+        files.sync_directory(context.layout.root)
+    except OSError as error:
+        context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
+        raise
 
 
 def catch_up(context: Context) -> list[str]:
