@@ -32,11 +32,7 @@ def recover(context: Context) -> list[str]:
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
     _make_store_durable(context)
-    if trash.sweep_staging(context.layout):
-        # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
-        renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
-        for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
-            files.sync_directory(path)
+    trash.sweep_staging(context.layout)  # who takes apart what was swept makes it durable first (rule F)
     try:
         notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)

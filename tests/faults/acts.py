@@ -165,6 +165,17 @@ def _damaged(path: Path, journal: Journal) -> None:
     blob.chmod(0o444)
 
 
+def _marked(path: Path, journal: Journal) -> None:
+    _damaged(path, journal)
+    with Store.open(path) as store:
+        _found_damaged(store, journal)
+
+
+def _pruning(store: Store, journal: Journal) -> None:
+    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
+
+
 def _saving_more(store: Store, journal: Journal) -> None:
     save(store, journal, 2, "first")
 
@@ -196,11 +207,13 @@ ACTS = SCENARIOS | {
         Scenario("save_touched", _touched, _open, _saving_more),
         Scenario("save_heals", _damaged, _open, _saving_more),
         Scenario("save_offers_again", _without_a_name, _open, _saving_more),
+        Scenario("save_heals_what_is_marked", _marked, _open, _saving_more),
         Scenario("load_marks", _damaged, _open, _found_damaged),
         Scenario("tag", SCENARIOS["replace"].prepare, _open, _tagging),
         Scenario("pin", _SAVED, _open, _pinning),
         Scenario("annotate", _SAVED, _open, _annotating),
         Scenario("set_retention", _SAVED, _open, _setting_retention),
+        Scenario("prune", SCENARIOS["replace"].prepare, _open, _pruning),
         Scenario("rotate", _rotated, _open, _rotating),
         Scenario("open_after_half_a_save", _killed_at(1, files, "sync_directory", _replacing), _open, _nothing_more),
         Scenario(

@@ -22,8 +22,9 @@ LAWS = {
     "N2": "what is acknowledged has its name after a power cut, whatever others have made durable",
     "N3": "what is acknowledged has one name only",
     "N4": "of a rename the new parent is made durable first",
-    "T1": "nothing is unlinked outside of trash, but in a staging of one's own and what is named",
+    "T1": "nothing is unlinked outside of trash but claims and temporary files in one's own staging, and what is named",
     "T2": "trash is made durable before anything below it is unlinked",
+    "H1": "a mark of damage goes only when the names in the checkpoint are durable",
     "K1": "a last link in trash goes only after the kernel granted a lease on it there",
     "L1": "who moves a directory to trash has it locked, and who empties trash has both locked",
     "L2": "who publishes, tags, annotates or marks a checkpoint has it locked",
@@ -38,7 +39,7 @@ _PUBLISHED = ("store", "checkpoints")
 _TEMPORARY = re.compile(r"\..*|store\.json\.[0-9a-f]{12}")
 _CATALOG = re.compile(r"catalog\.db.*")
 _BLOB = re.compile(r"[a-z0-9]+-[0-9a-f]{32,}(\..*)?")
-_MADE_AGAIN = re.compile(r"reserve/space-\d")
+_IN_OWN_STAGING = re.compile(r"new-\d+|blobs/[a-z0-9]+-[0-9a-f]{32,}")
 _SMALL = {"config.json", "annotations.json"}
 _NAMED_EXCEPTIONS = re.compile(
     r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/\d+/damaged\.json",
@@ -189,12 +190,17 @@ class Laws:
 
     def _unlink(self, node: Node, path: Path, call: Call) -> None:
         where = "/".join(path)
+        if path[:2] == _PUBLISHED and path[-1] == "damaged.json":
+            blobs = self._tree.lookup(*path[:-1], "blobs")
+            if isinstance(blobs, Directory) and not all(blobs.is_certain(name) for name in blobs.past):
+                self._tell("H1", f"{where} is unlinked", call)
         if path[:2] == ("store", "trash"):
             self._unlink_in_trash(node, path, call)
         elif path[:2] == ("store", "staging"):
             own = self._tree.lookup(*path[:3])
-            if (own is None or own.act != self._tree.act) and not _TEMPORARY.fullmatch(path[2]):
-                self._tell("T1", f"{where} is unlinked in a staging of somebody else", call)
+            is_own = own is not None and own.act == self._tree.act and _IN_OWN_STAGING.fullmatch("/".join(path[3:]))
+            if not is_own and not _TEMPORARY.fullmatch(path[2]):
+                self._tell("T1", f"{where} is unlinked", call)
         elif path[:1] == ("store",) and not (
             _TEMPORARY.fullmatch(path[-1]) or _NAMED_EXCEPTIONS.fullmatch("/".join(path[1:]))
         ):
@@ -271,7 +277,7 @@ class Laws:
         at: Directory = self._tree.root
         for depth, name in enumerate(path):
             node = at.now(name)
-            if node is None or (depth and not at.is_certain(name)):
+            if node is None or ((depth or name == "store") and not at.is_certain(name)):
                 self._tell(
                     "N2", f"{'/'.join(path)} is acknowledged, and {'/'.join(path[: depth + 1])} may vanish", None
                 )

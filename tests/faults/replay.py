@@ -85,8 +85,7 @@ class Replay:
     def _marked(self, said: Any) -> None:
         if "failed_sync" in said and (opening := self.tree.openings.get(said["failed_sync"])):
             self._watcher.syncing(opening)
-            if opening.node.kind == "file":
-                opening.node.lost = True
+            opening.node.fail()
         self._watcher.marked(said)
 
     def _begin(self, call: Call) -> None:
@@ -167,8 +166,11 @@ class Replay:
 
     def _open(self, call: Call) -> None:
         self.tree.openings.pop(call.result, None)
-        place = self._place(call, 1 if call.name == "openat" else 0)
+        index = 1 if call.name == "openat" else 0
+        place = self._place(call, index)
         if place is None:
+            if call.text(index) == self.tree.path:
+                self.tree.open(call.result, self.tree.root, ())
             return
         flags = "O_CREAT|O_TRUNC" if call.name == "creat" else call.arguments[2 if call.name == "openat" else 1]
         node = place[0].now(place[1])

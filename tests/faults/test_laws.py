@@ -16,7 +16,7 @@ from tests.faults.weakfs import Directory, Node, Tree
 BLOB = "xxh3-0123456789abcdef0123456789abcdef"
 FOLDERS = ("", "/checkpoints", "/checkpoints/main", "/staging", "/trash", "/refs", "/pins", "/blobs", "/blobs/ab")
 
-MAKE = [f"mkdir {folder}" for folder in FOLDERS] + [f"sync {folder}" for folder in FOLDERS]
+MAKE = [f"mkdir {folder}" for folder in FOLDERS] + ["sync //"] + [f"sync {folder}" for folder in FOLDERS]
 
 SAVE = f"""
 mkdir /staging/x
@@ -89,6 +89,19 @@ lease 9 /trash/{BLOB}.0
 unlink /trash/{BLOB}.0
 """.strip().splitlines()
 
+FORGET = (
+    """
+lock 6 /checkpoints/main/1 LOCK_SH
+link /blobs/ab/{BLOB} /staging/new-0
+rename /staging/new-0 /checkpoints/main/1/blobs/{BLOB}
+sync /checkpoints/main/1/blobs
+unlink /checkpoints/main/1/damaged.json
+sync /checkpoints/main/1
+""".strip()
+    .replace("{BLOB}", BLOB)
+    .splitlines()
+)
+
 EXPORT = """
 mkdir //place
 mkdir //place/.out.new
@@ -107,7 +120,7 @@ def call(name: str, *arguments: str, result: int = 0) -> Call:
 
 
 def full(path: str) -> str:
-    return f'"/root{path[1:]}"' if path.startswith("//") else f'"/root/store{path}"'
+    return '"' + (f"/root{path[1:]}" if path.startswith("//") else f"/root/store{path}").rstrip("/") + '"'
 
 
 def told(line: str) -> Iterator[Moment]:
@@ -254,8 +267,18 @@ def test_an_export_without_an_fsync_breaks_a_law(script: list[str], laws: set[st
     assert broken(MAKE, script) == laws
 
 
+def test_a_mark_that_goes_before_what_heals_is_durable_breaks_a_law() -> None:
+    mark = [line.replace("annotations", "damaged") for line in ANNOTATE]
+    another = [f"unlink /blobs/ab/{BLOB}", *(line.replace("/staging/x/", "/staging/") for line in SAVE[3:8])]
+    another[1] = f"create 4 /staging/{BLOB}"
+    another[-1] = f"link /staging/{BLOB} /blobs/ab/{BLOB}"
+
+    assert broken(MAKE, SAVE, mark, another, FORGET, before=4) == set()
+    assert broken(MAKE, SAVE, mark, another, without(FORGET, "sync /checkpoints/main/1/blobs"), before=4) == {"H1"}
+
+
 def test_every_law_can_be_broken() -> None:
-    seen = set().union(*(laws for _, laws in SAVES), {"R1", "L1", "L3", "T2", "K1"})
+    seen = set().union(*(laws for _, laws in SAVES), {"R1", "L1", "L3", "T2", "K1", "H1"})
 
     assert seen == LAWS.keys()
 

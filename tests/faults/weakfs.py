@@ -45,6 +45,10 @@ class Node:
     links: int = 0
     text: str = ""
 
+    def fail(self) -> None:
+        """Let an fsync fail: what was not durable is lost."""
+        self.lost = self.lost or bool(self.writers)
+
     @property
     def is_durable(self) -> bool:
         """Whether its bytes survive a power cut, if a name of it does."""
@@ -136,7 +140,7 @@ class Tree:
         self.root = Directory("directory", 0, "")
         self.openings: dict[int, Opening] = {}
         self.act = ""
-        self._path = root.rstrip("/")
+        self.path = root.rstrip("/")
         self._made = 0
 
     def make(self, kind: Kind) -> Node:
@@ -169,9 +173,9 @@ class Tree:
             NotUnderstoodError: The directory is not there.
         """
         if path.startswith("/"):
-            if not path.startswith(f"{self._path}/"):
+            if not path.startswith(f"{self.path}/"):
                 return None
-            at, path = self.root, path.removeprefix(f"{self._path}/")
+            at, path = self.root, path.removeprefix(f"{self.path}/")
         else:
             base = self.base(directory)
             if base is None:
@@ -225,7 +229,7 @@ def sync(opening: Opening, call: Call) -> Ending:
 
     def end() -> None:
         if call.failed:
-            node.lost = True
+            node.fail()
             return
         node.writers.discard(opening.number)
         node.described = False
