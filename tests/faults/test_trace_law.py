@@ -7,6 +7,7 @@ and judged twice: as it is, and as if those who were there before had died befor
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -17,20 +18,26 @@ from tests.faults.harness import evenly
 from tests.faults.laws import LAWS
 from tests.faults.tracing import Request, Traced, trace
 from tests.support.coverage import covered
+from tests.support.once import once
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if CRASH_FULL else 300)]
 
 ROOT = Path(__file__).parents[2]
-_FAILING_SYNCS = 10
+_SAMPLED = ("first_save", "replace", "rotate")
+_FAILING_SYNCS = 8
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Traced]:
-    """What the acts did that were asked for; one strace for all."""
-    wanted = [item.callspec.params["act"] for item in request.session.items if hasattr(item, "callspec")]
-    names = [name for name in ACTS if name in wanted] if not CRASH_FULL else list(ACTS)
-    found = trace(tmp_path_factory.mktemp("trace"), [Request(name) for name in names])
+    """What the acts did that were asked for, and those that fail in a sample; one strace for all, and all workers."""
+    wanted = {item.callspec.params.get("act") for item in request.session.items if hasattr(item, "callspec")}
+    requests = [Request(name) for name in ACTS if CRASH_FULL or name in wanted or name in _SAMPLED]
+
+    def make(folder: Path) -> None:
+        (folder / "traced").write_bytes(pickle.dumps(trace(folder, requests)))
+
+    found: list[Traced] = pickle.loads((once(tmp_path_factory, "trace-law", make) / "traced").read_bytes())
     return {case.request.act: case for case in found}
 
 
@@ -51,19 +58,16 @@ def test_an_act_keeps_every_law(traced: dict[str, Traced], capfd: pytest.Capture
 
 
 def test_an_act_of_which_an_fsync_fails_keeps_every_law(
-    tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+    traced: dict[str, Traced], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole = trace(tmp_path_factory.mktemp("whole"), [Request(name) for name in (ACTS if CRASH_FULL else _SAMPLED)])
+    whole = list(traced.values()) if CRASH_FULL else [traced[name] for name in _SAMPLED]
     every = [Request(case.request.act, at) for case in whole for at in range(1, case.syncs + 1)]
     chosen = every if CRASH_FULL else [every[i] for i in evenly(range(len(every)), _FAILING_SYNCS)]
 
-    cases = trace(tmp_path_factory.mktemp("failing"), chosen)
+    cases = trace(tmp_path, chosen)
 
     assert tell(capfd, "one fsync fails", cases) == []
     assert len(cases) == len(chosen) > 0
-
-
-_SAMPLED = ("first_save", "replace", "rotate")
 
 
 def test_every_law_is_written_down() -> None:

@@ -265,12 +265,12 @@ DURABILITY = [
         "H1 (",
     ),
     Mutant(
-        "fsync of an exported file",
-        "exported-file-not-synced",
+        "fsync of a checked out file",
+        "checked-out-file-not-synced",
         "fs/new_tree.py",
         "            os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)\n            os.fsync(fd)\n",
         "            os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)\n",
-        law("export"),
+        law("checkout"),
         "N1 (",
     ),
     Mutant(

@@ -113,3 +113,18 @@ def test_a_tag_that_could_not_be_made_durable_is_not_acknowledged(
     info = store.save(drawn(1), step=1, tags=("best",))
 
     assert info.tags == ()
+
+
+def test_a_hit_that_is_too_short_is_healed_though_its_time_is_right(store: Store) -> None:
+    store.save(drawn(1), step=1)
+    blob = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
+    before_ns = blob.stat().st_mtime_ns
+    blob.chmod(0o644)
+    os.truncate(blob, 5)
+    blob.chmod(0o444)
+    os.utime(blob, ns=(before_ns, before_ns))
+
+    store.save(drawn(1), step=2)
+
+    assert np.array_equal(store.load(2)["w"], drawn(1)["w"])
+    assert np.array_equal(store.load(1)["w"], drawn(1)["w"])
