@@ -45,8 +45,8 @@ def make_kept_durable(context: Context, run: str) -> None:
     Raises:
         OSError: Nothing of the run may be dropped.
     """
-    files.sync_directory(context.layout.checkpoints / run)
-    files.sync_directory(context.layout.checkpoints)
+    for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
+        files.sync_directory(parent)
 
 
 def drop(context: Context, info: CheckpointInfo) -> Dropped:

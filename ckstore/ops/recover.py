@@ -31,11 +31,8 @@ def recover(context: Context) -> list[str]:
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
-    if trash.sweep_staging(context.layout):
-        # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
-        renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
-        for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
-            files.sync_directory(path)
+    _make_store_durable(context)
+    trash.sweep_staging(context.layout)  # who takes apart what was swept makes it durable first (rule F)
     try:
         notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
@@ -46,6 +43,19 @@ def recover(context: Context) -> list[str]:
     reclaim.give_back(context)
     reserve.fill(context.layout)
     return notes
+
+
+def _make_store_durable(context: Context) -> None:
+    """Make the names in the store durable, whoever made them: a checkpoint is no more durable than they are (rule F).
+
+    Raises:
+        OSError: That did not work; this process must not write to the store.
+    """
+    try:
+        files.sync_directory(context.layout.root)
+    except OSError as error:
+        context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
+        raise
 
 
 def catch_up(context: Context) -> list[str]:

@@ -33,6 +33,7 @@ from ckstore.ops import reclaim, retain
 from ckstore.ops.admission import check_space
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.failing import describe_os_error
+from ckstore.ops.hold import held
 from ckstore.ops.packing import state_changed
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, store_sources
@@ -101,7 +102,10 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     else:
         mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
     try:
-        tags = _write_tags(context, manifest, request.tags)
+        if outcome.existing is None:  # locked by its staging
+            tags = _write_tags(context, manifest, request.tags)
+        else:
+            tags = _tag_existing(context, outcome.existing, request.tags)
         catalogued = _catalogue(context, manifest.run, manifest.step, mine)
     finally:
         if outcome.existing is not None:
@@ -173,15 +177,31 @@ def _manifest(context: Context, captured: Captured, stored: Stored, request: Req
 
 
 def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Point the tags to the committed checkpoint as far as that works; return those that it has."""
+    """Point the tags to the committed checkpoint as far as that works; return those that it has.
+
+    The caller holds its directory locked. A tag that could not be made durable is not among those returned.
+    """
+    failed = set()
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
         except OSError:  # the returned info says which tags there are
-            continue
+            failed.add(tag)
     try:
-        return tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+        there = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     except OSError:  # they cannot be read now
+        return ()
+    return tuple(tag for tag in there if tag not in failed)
+
+
+def _tag_existing(context: Context, there: Published, tags: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_write_tags`, for a checkpoint that was there before: it is locked, so that nobody drops it meanwhile."""
+    if not tags:
+        return _write_tags(context, there.manifest, ())
+    try:
+        with held(context, CheckpointInfo.of(there.manifest, there.manifest_id)):
+            return _write_tags(context, there.manifest, tags)
+    except (CkstoreError, OSError):  # it is being dropped at this moment: a tag would name nothing
         return ()
 
 
