@@ -214,7 +214,8 @@ class Catalog:
         """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
 
         None: there is no catalog, or it is well; another process may have been faster. `force`
-        renames it whatever it is.
+        renames it to ``catalog.db.old-N`` whatever it is, unless a newer ckstore made it
+        (`NewerFormat`). The three newest of each kind are kept.
         """
         from ckstore.catalog import upkeep
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
+from typing import Literal
 
 from ckstore.catalog import connection as connections
 from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.errors import CkstoreError
-from ckstore.fs import links
+from ckstore.errors import CkstoreError, NewerFormat
+from ckstore.fs import files, links
 from ckstore_migrations import APPLICATION_ID, VERSION
 
-_SUFFIXES = ("-wal", "-shm", "")
+SET_ASIDE_KEPT = 3
+"""How many catalogs that were set aside stay, of each kind; the oldest go."""
+
+Aside = Literal["damaged", "old"]
+
+_LOGS = ("-wal", "-shm")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
@@ -49,18 +57,31 @@ def set_aside(path: Path, *, timeout_s: float, force: bool = False) -> Path | No
     """Move a damaged catalog out of the way; return its new path, or None if there was no need.
 
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
-    `force` moves it without looking.
+    `force` moves it whatever it is, unless a newer ckstore made it.
 
     Raises:
         InUse: The lock was not had within `timeout_s` seconds.
+        NewerFormat: A newer ckstore made it.
         CatalogUnavailable: It cannot be moved.
     """
     with connections.locked(path, timeout_s=timeout_s):
         if not os.path.lexists(path):
             return None
-        if not force and not problems(path, thorough=True):
+        if force:
+            _refuse_newer(path)
+            return _move_aside(path, "old")
+        if not problems(path, thorough=True):
             return None
-        return _move_aside(path)
+        return _move_aside(path, "damaged")
+
+
+def _refuse_newer(path: Path) -> None:
+    try:
+        with connections.reading(path):
+            return
+    except CatalogUnavailable as error:
+        if error.why == "newer":
+            raise NewerFormat(error.message, hint=error.hint) from error
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
@@ -92,8 +113,8 @@ def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
     # What is left of a catalog that somebody removed must not be taken for part of the new one.
-    if any(os.path.lexists(f"{path}{suffix}") for suffix in _SUFFIXES):
-        _move_aside(path)
+    if any(os.path.lexists(f"{path}{suffix}") for suffix in _LOGS):
+        _move_aside(path, "old")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -114,18 +135,29 @@ def _apply(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while os.path.lexists(path.with_name(f"{path.name}.damaged-{number}")):
-        number += 1
-    aside = path.with_name(f"{path.name}.damaged-{number}")
-    # The database last: a WAL that stays behind would be played into the next one.
-    for suffix in _SUFFIXES:
-        try:
-            links.rename(Path(f"{path}{suffix}"), Path(f"{aside}{suffix}"))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            found = f"cannot be moved: {error.strerror}"
-            raise connections.unavailable(path, found, "unreadable") from error
+def _move_aside(path: Path, kind: Aside) -> Path:
+    """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held.
+
+    The database goes first: whoever dies before the log follows leaves a log without a database, which `_make_file`
+    never takes for part of the next one. A database without its log might look sound, and be half of a change.
+    """
+    try:
+        there = _numbers_aside(path, kind)
+        aside = path.with_name(f"{path.name}.{kind}-{max(there, default=0) + 1}")
+        for suffix in ("", *_LOGS):
+            with contextlib.suppress(FileNotFoundError):
+                links.rename(f"{path}{suffix}", f"{aside}{suffix}")
+        files.sync_directory(path.parent)
+        for number in sorted(there, reverse=True)[SET_ASIDE_KEPT - 1 :]:
+            for suffix in ("", *_LOGS):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
+    except OSError as error:
+        raise connections.unavailable(path, f"cannot be set aside: {error.strerror}", "unreadable") from error
     return aside
+
+
+def _numbers_aside(path: Path, kind: Aside) -> set[int]:
+    pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm)?")
+    matches = (pattern.fullmatch(name) for name in os.listdir(path.parent))
+    return {int(match[1]) for match in matches if match}

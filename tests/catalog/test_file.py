@@ -127,7 +127,7 @@ def test_a_log_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path
     assert old.listing() == {}
     assert old.events() == []
     assert old.check() == []
-    assert Path(f"{old.path}.damaged-1-wal").exists()
+    assert Path(f"{old.path}.old-1-wal").exists()
 
 
 def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_good_catalog_is_not_set_aside_unless_forced(tmp_path: Path) -> None:
 
     assert kept is None
     assert len(listed) == 50
-    assert forced == [tmp_path / "catalog.db.damaged-1", tmp_path / "catalog.db.damaged-2"]
+    assert forced == [tmp_path / "catalog.db.old-1", tmp_path / "catalog.db.old-2"]
     assert catalog.set_aside(timeout_s=SOON_S) is None
     assert why(catalog) == "missing"
 
