@@ -22,7 +22,7 @@ _BATCH_S = 0.5
 
 
 def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -> None:
-    """Make the rows of checkpoints equal to their directories, one transaction after another; then the tags.
+    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
     A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. Whoever dies
     in between leaves a catalog that is behind, which the next opener makes right.
@@ -47,8 +47,7 @@ def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -
 
     waiting = deque(places)
     while waiting:
-        context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S)
-    context.catalog.replace_tags(context.layout.tags, timeout_s=TIMEOUT_S)
+        context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S, tags=context.layout.tags)
 
 
 def _batch(waiting: deque[Place]) -> Iterator[Place]:

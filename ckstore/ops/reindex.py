@@ -33,7 +33,6 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that were read and those that are to be read."""
 
 _MARGIN_BYTES = 2**20
-_EVENT = "reindexed"
 
 
 def reindex(context: Context, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
@@ -61,8 +60,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
     note_listed(context, len(census.orphans), timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
-    context.catalog.record_event(_EVENT, _event(report), timeout_s=TIMEOUT_S)
-    recover(context)
+    recover(context)  # also the tags, where there is no checkpoint
     return report
 
 
@@ -169,11 +167,3 @@ def _bad_annotations(context: Context, places: set[Place]) -> list[str]:
                 problems.append(f"what was added to {run}@{step} cannot be read: {error}")
     return problems
 
-
-def _event(report: ReindexReport) -> dict[str, int]:
-    return {
-        "checkpoint_count": report.checkpoint_count,
-        "incomplete_count": len(report.incomplete),
-        "orphan_count": report.orphan_count,
-        "restored_count": report.restored_count,
-    }

@@ -178,9 +178,8 @@ def _writing(write: str) -> Callable[[Store, Journal], None]:
 
 def _to_reindex(path: Path, journal: Journal) -> None:
     """A store with as many old catalogs as are kept, and a blob that has lost its canonical name."""
-    _saved("first", "second", "other")(path, journal)
+    _saved("first", "second")(path, journal)
     with _open(path, journal) as store:
-        store.tag("best", f"{RUN}@1")
         for _ in range(3):
             store.reindex()
     _used_blobs(path)[0].unlink()
@@ -188,7 +187,7 @@ def _to_reindex(path: Path, journal: Journal) -> None:
 
 def _copied(path: Path, journal: Journal) -> None:
     """A store that was copied with times and without hardlinks; one blob has lost its canonical name."""
-    _saved("first", "second", "other")(path, journal)
+    _saved("first", "second")(path, journal)
     for file in sorted(path.glob("checkpoints/*/*/blobs/*")):
         copy = path.parent / "copy"
         shutil.copy2(file, copy)
@@ -201,9 +200,13 @@ def _used_blobs(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("blobs/*/*") if file.name in used)
 
 
+def _open_unrecovered(path: Path, journal: Journal) -> Store:
+    return Store.open(path, recover=False)
+
+
 def _open_to_reindex(path: Path, journal: Journal) -> Store:
     entering._BATCH_MOST = 1  # a transaction for each checkpoint; this process does nothing else
-    return Store.open(path, recover=False)
+    return _open_unrecovered(path, journal)
 
 
 def _reindexing(store: Store, journal: Journal) -> None:
@@ -279,7 +282,7 @@ SCENARIOS = {
             "export", _prepared_export, _open, _writing("export_safetensors"), hit=_place, inspect=_inspect_export
         ),
         Scenario("reindex", _to_reindex, _open_to_reindex, _reindexing, inspect=_inspect_reindex),
-        Scenario("relink", _copied, _open_to_reindex, _relinking, inspect=_inspect_relink),
+        Scenario("relink", _copied, _open_unrecovered, _relinking, inspect=_inspect_relink),
     )
 }
 
