@@ -25,8 +25,8 @@ _LOGS = ("-wal", "-shm")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
-def create_or_migrate(path: Path, *, timeout_s: float) -> None:
-    """Make the catalog, or bring its schema up to date; nothing to do is the usual case, and fast.
+def create_or_migrate(path: Path, *, timeout_s: float) -> bool:
+    """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast.
 
     Raises:
         InUse: A lock was not had within `timeout_s` seconds.
@@ -34,43 +34,67 @@ def create_or_migrate(path: Path, *, timeout_s: float) -> None:
         CatalogUnavailable: It is damaged, or cannot be made here.
     """
     if _is_current(path):
-        return
+        return False
+    _check_sqlite()
+    deadline = time.monotonic() + timeout_s
+    with connections.locked(path, timeout_s=timeout_s):
+        return _create_or_migrate(path, deadline)
+
+
+def replace(path: Path, *, timeout_s: float) -> Path | None:
+    """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
+
+    Raises:
+        InUse: A lock was not had within `timeout_s` seconds.
+        NewerFormat: A newer ckstore made it; nothing was changed.
+        CatalogUnavailable: It cannot be moved, or there is no new one: then the next opener makes it.
+    """
+    _check_sqlite()
+    deadline = time.monotonic() + timeout_s
+    with connections.locked(path, timeout_s=timeout_s):
+        aside = None
+        if os.path.lexists(path):
+            _refuse_newer(path)
+            aside = _move_aside(path, "old")
+        _create_or_migrate(path, deadline)
+        return aside
+
+
+def _check_sqlite() -> None:
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         wanted = ".".join(map(str, _OLDEST_SQLITE))
         msg = f"the catalog needs SQLite {wanted} or later, found {sqlite3.sqlite_version}"
         raise CatalogUnavailable(msg, why="unreadable", hint="use a Python with a newer SQLite")
-    deadline = time.monotonic() + timeout_s
-    with connections.locked(path, timeout_s=timeout_s):
-        _make_file(path)
-        with connections.opened_for_writing(path, deadline) as connection:
-            application, version = connections.header(connection)
-            if application != APPLICATION_ID and not connections.is_empty(connection):
-                connections.check_header(connection, path, for_writing=True)
-            if version > VERSION:
-                connections.refuse_newer(path, version, for_writing=True)
-            connections.set_journal(connection)
-            with connections.transaction(connection):
-                _apply(connection)
 
 
-def set_aside(path: Path, *, timeout_s: float, force: bool = False) -> Path | None:
+def _create_or_migrate(path: Path, deadline: float) -> bool:
+    """As `create_or_migrate`; the flock is held."""
+    _make_file(path)
+    with connections.opened_for_writing(path, deadline) as connection:
+        application, version = connections.header(connection)
+        if (application, version) == (APPLICATION_ID, VERSION):  # another process was faster
+            return False
+        if application != APPLICATION_ID and not connections.is_empty(connection):
+            connections.check_header(connection, path, for_writing=True)
+        if version > VERSION:
+            connections.refuse_newer(path, version, for_writing=True)
+        connections.set_journal(connection)
+        with connections.transaction(connection):
+            _apply(connection)
+    return True
+
+
+def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     """Move a damaged catalog out of the way; return its new path, or None if there was no need.
 
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
-    `force` moves it whatever it is, unless a newer ckstore made it.
 
     Raises:
         InUse: The lock was not had within `timeout_s` seconds.
-        NewerFormat: A newer ckstore made it.
         CatalogUnavailable: It cannot be moved.
     """
     with connections.locked(path, timeout_s=timeout_s):
-        if not os.path.lexists(path):
-            return None
-        if force:
-            _refuse_newer(path)
-            return _move_aside(path, "old")
-        if not problems(path, thorough=True):
+        if not os.path.lexists(path) or not problems(path, thorough=True):
             return None
         return _move_aside(path, "damaged")
 
@@ -159,5 +183,5 @@ def _move_aside(path: Path, kind: Aside) -> Path:
 
 def _numbers_aside(path: Path, kind: Aside) -> set[int]:
     pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm)?")
-    matches = (pattern.fullmatch(name) for name in os.listdir(path.parent))
+    matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())
     return {int(match[1]) for match in matches if match}

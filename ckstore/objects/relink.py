@@ -179,7 +179,7 @@ class Relinker:
         return True
 
     def _link_of(self, path: Path, right: Inode) -> Path | None:
-        """Return a new name in the staging directory for the right file; None if `path` is another, or it has too many."""
+        """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
             links.link(path, fresh)

@@ -71,7 +71,9 @@ def catch_up(context: Context) -> list[str]:
 def _make_usable(context: Context, error: CatalogUnavailable) -> str:
     """Mend what is wrong with the file of the catalog; return what the user should know, empty for a new store."""
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
-    context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    if not made:  # another process was faster, or it is being made anew at this moment
+        return ""
     if error.why == "damaged":
         where = f"; the old one is {aside}" if aside else ""
         return f"the catalog was damaged and is made anew from the directories{where}"

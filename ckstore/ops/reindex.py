@@ -45,8 +45,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     places = sorted((run, step) for run, step, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
     relinked = relink_all(context, shown.blob_bytes) if relink else None
-    old = context.catalog.set_aside(timeout_s=TIMEOUT_S, force=True)
-    context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = Census(layout)
 
     def seen(run: str, step: int, found: Found) -> None:
@@ -166,4 +165,3 @@ def _bad_annotations(context: Context, places: set[Place]) -> list[str]:
             except (CkstoreError, OSError) as error:
                 problems.append(f"what was added to {run}@{step} cannot be read: {error}")
     return problems
-

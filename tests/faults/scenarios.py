@@ -219,13 +219,14 @@ def _relinking(store: Store, journal: Journal) -> None:
 
 def _inspect_reindex(store: Path, done: bool) -> list[str]:
     wrong = []
-    old = sorted(path.name for path in store.glob("catalog.db.old-*") if path.name.rpartition("-")[2].isdigit())
-    if len(old) > 3:
-        wrong.append(f"old catalogs are not bounded: {old}")
     used = {name.name for name in store.glob("checkpoints/*/*/blobs/*")}
     lost = used - {name.name for name in _used_blobs(store)}
     if done and lost:
         wrong.append(f"it was acknowledged, and these have no canonical name: {sorted(lost)}")
+    Store.open(store).reindex()
+    old = sorted(path.name for path in store.glob("catalog.db.old-*") if path.name.rpartition("-")[2].isdigit())
+    if len(old) > 3:
+        wrong.append(f"old catalogs are not bounded: {old}")
     return wrong
 
 
