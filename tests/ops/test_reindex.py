@@ -26,6 +26,7 @@ from ckstore.ops import entering
 from ckstore.ops import reindex as reindexing
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
+from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, references_of_catalog, references_of_manifests
 
 MIB = 2**20
@@ -114,7 +115,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
 
 
 @pytest.mark.property
-@settings(max_examples=int(os.environ.get("CKX", "25")))
+@settings(max_examples=100 if CRASH_FULL else 20)
 @given(acts=st.lists(ACTS, max_size=14), policy=POLICIES, how=st.sampled_from(["removed", "kept", "damaged"]))
 def test_after_a_reindex_a_store_says_what_it_said_before(
     acts: list[tuple[Any, ...]], policy: RetentionPolicy, how: str
