@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ckstore.model.export_report import ExportedFile, ExportReport
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
+    from ckstore.model.reindex_report import Incomplete, ReindexReport, RelinkReport
     from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
     from ckstore.model.tag import Tag
@@ -33,9 +34,12 @@ __all__ = [
     "Diff",
     "ExportReport",
     "ExportedFile",
+    "Incomplete",
     "LoadReport",
     "OpenCheckpoint",
     "Pin",
+    "ReindexReport",
+    "RelinkReport",
     "RetentionPlan",
     "RetentionPolicy",
     "RetentionReport",
@@ -57,9 +61,12 @@ _HOMES = {
     "Diff": "ckstore.model.diff",
     "ExportReport": "ckstore.model.export_report",
     "ExportedFile": "ckstore.model.export_report",
+    "Incomplete": "ckstore.model.reindex_report",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
     "Pin": "ckstore.model.pins",
+    "ReindexReport": "ckstore.model.reindex_report",
+    "RelinkReport": "ckstore.model.reindex_report",
     "RetentionPlan": "ckstore.model.retention",
     "RetentionPolicy": "ckstore.model.retention",
     "RetentionReport": "ckstore.model.retention_report",

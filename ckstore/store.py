@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
     from ckstore.model.manifest import Description
     from ckstore.model.pins import Pin
+    from ckstore.model.reindex_report import ReindexReport
     from ckstore.model.retention import RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
     from ckstore.model.settings import StoreSettings
@@ -48,7 +49,7 @@ class Store:
     """
 
     @only_ckstore_errors
-    def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False, recover: bool = True) -> None:
         from ckstore.catalog import Catalog
         from ckstore.objects.layout import Layout
         from ckstore.ops.context import Context
@@ -60,9 +61,9 @@ class Store:
             layout=Layout(self.path), settings=settings, catalog=Catalog(self.path), readonly=readonly
         )
         self._notes: tuple[str, ...] = ()
-        self._examine()
+        self._examine(recover=recover)
 
-    def _examine(self) -> None:
+    def _examine(self, *, recover: bool) -> None:
         from ckstore.fs.place import examine
 
         place = examine(self.path)
@@ -71,7 +72,7 @@ class Store:
         if not self._context.readonly and not os.access(self.path, os.W_OK):
             self._context.readonly = True
             self._notes += (f"{self.path} cannot be written by this user: opened for reading only",)
-        if not self._context.readonly:
+        if recover and not self._context.readonly:
             from ckstore.ops.recover import try_recover
 
             self._notes += tuple(try_recover(self._context))
@@ -98,14 +99,21 @@ class Store:
         return cls._create(path, hash, chunk_bytes, exist_ok=False)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, readonly: bool = False) -> Store:
+    def open(cls, path: str | os.PathLike[str], *, readonly: bool = False, recover: bool = True) -> Store:
         """Open the store at `path`; the same as ``Store(path)``.
+
+        A catalog that is missing, damaged or of an older ckstore is made right, with a `CkstoreWarning`.
+
+        Args:
+            path: Its directory.
+            readonly: Change nothing, now and later.
+            recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
 
         Raises:
             StoreNotFound: There is none.
             NewerFormat: It was made by a newer ckstore.
         """
-        return cls(path, readonly=readonly)
+        return cls(path, readonly=readonly, recover=recover)
 
     @classmethod
     def open_or_init(
@@ -491,6 +499,30 @@ class Store:
         from ckstore.ops.verify import verify
 
         return verify(self._context, ref, sample=sample, progress=progress)
+
+    @only_ckstore_errors
+    def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
+        """Build the catalog anew from the directories, keep the old one aside, and say what was found.
+
+        Only the log of past events is not in the directories. The old catalog becomes ``catalog.db.old-N``; the three
+        newest are kept. Others may work in the store meanwhile. Blobs that lost their name in ``blobs/`` get it again,
+        and those that no checkpoint needs are found by the next gc.
+
+        Args:
+            relink: Make files that hold the same blob one again, in a store that was copied without its hardlinks.
+                Each file that is kept for others is read whole first.
+            progress: Called now and then with the bytes that were read and those to be read.
+
+        Raises:
+            InUse: Others hold the lock of the catalog all the time.
+            InsufficientSpace: There is no room for a second catalog; nothing was changed.
+            NewerFormat: A newer ckstore made the catalog; nothing was changed.
+            CatalogUnavailable: The catalog cannot be written. The checkpoints are as they were, and the next opening
+                goes on.
+        """
+        from ckstore.ops.reindex import reindex
+
+        return reindex(self._context, relink=relink, progress=progress)
 
     @only_ckstore_errors
     def diff(self, before: RefLike, after: RefLike = "latest", *, values: bool = False) -> Diff:

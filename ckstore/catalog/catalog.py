@@ -204,21 +204,31 @@ class Catalog:
 
     # --------------------------------------------------------------------------------------- upkeep
 
-    def create_or_migrate(self, *, timeout_s: float) -> None:
-        """Make the catalog or bring its schema up to date; harmless when nothing is to do."""
+    def create_or_migrate(self, *, timeout_s: float) -> bool:
+        """Make the catalog or bring its schema up to date; False when there was nothing to do."""
         from ckstore.catalog import upkeep
 
-        upkeep.create_or_migrate(self.path, timeout_s=timeout_s)
+        return upkeep.create_or_migrate(self.path, timeout_s=timeout_s)
 
-    def set_aside(self, *, timeout_s: float, force: bool = False) -> Path | None:
+    def set_aside(self, *, timeout_s: float) -> Path | None:
         """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
 
-        None: there is no catalog, or it is well; another process may have been faster. `force`
-        renames it whatever it is.
+        None: there is no catalog, or it is well; another process may have been faster. The three
+        newest of them are kept.
         """
         from ckstore.catalog import upkeep
 
-        return upkeep.set_aside(self.path, timeout_s=timeout_s, force=force)
+        return upkeep.set_aside(self.path, timeout_s=timeout_s)
+
+    def replace(self, *, timeout_s: float) -> Path | None:
+        """Put an empty catalog in the place of what is there; return its new path, ``catalog.db.old-N``.
+
+        None: there was none. The three newest of them are kept. Nobody writes to the old one any
+        more: a writer opens the catalog by its name, under the lock that is held meanwhile.
+        """
+        from ckstore.catalog import upkeep
+
+        return upkeep.replace(self.path, timeout_s=timeout_s)
 
     def check(self) -> list[str]:
         """Return what is wrong with the catalog, one sentence each; raises for none of it."""

@@ -224,6 +224,10 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
             yield connection
         finally:
             connection.close()
+        # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
+        # written to a file that somebody removed is in no catalog.
+        if _identity(path) != there:
+            raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
         _open.discard(token)
 

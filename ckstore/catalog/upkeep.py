@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
+from typing import Literal
 
 from ckstore.catalog import connection as connections
 from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.errors import CkstoreError
-from ckstore.fs import links
+from ckstore.errors import CkstoreError, NewerFormat
+from ckstore.fs import files, links
 from ckstore_migrations import APPLICATION_ID, VERSION
 
-_SUFFIXES = ("-wal", "-shm", "")
+SET_ASIDE_KEPT = 3
+"""How many catalogs that were set aside stay, of each kind; the oldest go."""
+
+Aside = Literal["damaged", "old"]
+
+_LOGS = ("-wal", "-shm")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
-def create_or_migrate(path: Path, *, timeout_s: float) -> None:
-    """Make the catalog, or bring its schema up to date; nothing to do is the usual case, and fast.
+def create_or_migrate(path: Path, *, timeout_s: float) -> bool:
+    """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast.
 
     Raises:
         InUse: A lock was not had within `timeout_s` seconds.
@@ -26,41 +34,78 @@ def create_or_migrate(path: Path, *, timeout_s: float) -> None:
         CatalogUnavailable: It is damaged, or cannot be made here.
     """
     if _is_current(path):
-        return
+        return False
+    _check_sqlite()
+    deadline = time.monotonic() + timeout_s
+    with connections.locked(path, timeout_s=timeout_s):
+        return _create_or_migrate(path, deadline)
+
+
+def replace(path: Path, *, timeout_s: float) -> Path | None:
+    """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
+
+    Raises:
+        InUse: A lock was not had within `timeout_s` seconds.
+        NewerFormat: A newer ckstore made it; nothing was changed.
+        CatalogUnavailable: It cannot be moved, or there is no new one: then the next opener makes it.
+    """
+    _check_sqlite()
+    deadline = time.monotonic() + timeout_s
+    with connections.locked(path, timeout_s=timeout_s):
+        aside = None
+        if os.path.lexists(path):
+            _refuse_newer(path)
+            aside = _move_aside(path, "old")
+        _create_or_migrate(path, deadline)
+        return aside
+
+
+def _check_sqlite() -> None:
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         wanted = ".".join(map(str, _OLDEST_SQLITE))
         msg = f"the catalog needs SQLite {wanted} or later, found {sqlite3.sqlite_version}"
         raise CatalogUnavailable(msg, why="unreadable", hint="use a Python with a newer SQLite")
-    deadline = time.monotonic() + timeout_s
-    with connections.locked(path, timeout_s=timeout_s):
-        _make_file(path)
-        with connections.opened_for_writing(path, deadline) as connection:
-            application, version = connections.header(connection)
-            if application != APPLICATION_ID and not connections.is_empty(connection):
-                connections.check_header(connection, path, for_writing=True)
-            if version > VERSION:
-                connections.refuse_newer(path, version, for_writing=True)
-            connections.set_journal(connection)
-            with connections.transaction(connection):
-                _apply(connection)
 
 
-def set_aside(path: Path, *, timeout_s: float, force: bool = False) -> Path | None:
+def _create_or_migrate(path: Path, deadline: float) -> bool:
+    """As `create_or_migrate`; the flock is held."""
+    _make_file(path)
+    with connections.opened_for_writing(path, deadline) as connection:
+        application, version = connections.header(connection)
+        if (application, version) == (APPLICATION_ID, VERSION):  # another process was faster
+            return False
+        if application != APPLICATION_ID and not connections.is_empty(connection):
+            connections.check_header(connection, path, for_writing=True)
+        if version > VERSION:
+            connections.refuse_newer(path, version, for_writing=True)
+        connections.set_journal(connection)
+        with connections.transaction(connection):
+            _apply(connection)
+    return True
+
+
+def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     """Move a damaged catalog out of the way; return its new path, or None if there was no need.
 
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
-    `force` moves it without looking.
 
     Raises:
         InUse: The lock was not had within `timeout_s` seconds.
         CatalogUnavailable: It cannot be moved.
     """
     with connections.locked(path, timeout_s=timeout_s):
-        if not os.path.lexists(path):
+        if not os.path.lexists(path) or not problems(path, thorough=True):
             return None
-        if not force and not problems(path, thorough=True):
-            return None
-        return _move_aside(path)
+        return _move_aside(path, "damaged")
+
+
+def _refuse_newer(path: Path) -> None:
+    try:
+        with connections.reading(path):
+            return
+    except CatalogUnavailable as error:
+        if error.why == "newer":
+            raise NewerFormat(error.message, hint=error.hint) from error
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
@@ -92,8 +137,8 @@ def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
     # What is left of a catalog that somebody removed must not be taken for part of the new one.
-    if any(os.path.lexists(f"{path}{suffix}") for suffix in _SUFFIXES):
-        _move_aside(path)
+    if any(os.path.lexists(f"{path}{suffix}") for suffix in _LOGS):
+        _move_aside(path, "old")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -114,18 +159,29 @@ def _apply(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while os.path.lexists(path.with_name(f"{path.name}.damaged-{number}")):
-        number += 1
-    aside = path.with_name(f"{path.name}.damaged-{number}")
-    # The database last: a WAL that stays behind would be played into the next one.
-    for suffix in _SUFFIXES:
-        try:
-            links.rename(Path(f"{path}{suffix}"), Path(f"{aside}{suffix}"))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            found = f"cannot be moved: {error.strerror}"
-            raise connections.unavailable(path, found, "unreadable") from error
+def _move_aside(path: Path, kind: Aside) -> Path:
+    """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held.
+
+    The database goes first: whoever dies before the log follows leaves a log without a database, which `_make_file`
+    never takes for part of the next one. A database without its log might look sound, and be half of a change.
+    """
+    try:
+        there = _numbers_aside(path, kind)
+        aside = path.with_name(f"{path.name}.{kind}-{max(there, default=0) + 1}")
+        for suffix in ("", *_LOGS):
+            with contextlib.suppress(FileNotFoundError):
+                links.rename(f"{path}{suffix}", f"{aside}{suffix}")
+        files.sync_directory(path.parent)
+        for number in sorted(there, reverse=True)[SET_ASIDE_KEPT - 1 :]:
+            for suffix in ("", *_LOGS):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
+    except OSError as error:
+        raise connections.unavailable(path, f"cannot be set aside: {error.strerror}", "unreadable") from error
     return aside
+
+
+def _numbers_aside(path: Path, kind: Aside) -> set[int]:
+    pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm)?")
+    matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())
+    return {int(match[1]) for match in matches if match}

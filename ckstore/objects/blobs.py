@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -62,6 +63,48 @@ def _is_right(path: Path, digest: str) -> bool:
     return True
 
 
+def verified(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
+    """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
+
+    What is right is durable then, read-only, and has the fixed time; what is wrong loses that time, so that no save
+    relies on it. What the page cache has of it is dropped first: a copy may be right in memory only.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        OSError: It could not be made durable, or is another user's; it is not relied on.
+    """
+    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        before = os.fstat(fd)
+        if not has_size(before, nbytes):
+            return None
+        untouched = looks_untouched(before, nbytes)
+        if not untouched:  # it is suspect until it was read, also for whoever comes after a kill
+            os.utime(fd, ns=(_SUSPECT_NS, _SUSPECT_NS))
+        os.fsync(fd)
+        with contextlib.suppress(OSError):  # a filesystem that cannot drop pages: then they are read as they are
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if _digest_or_unreadable(fd, digest) != digest:
+            os.utime(fd, ns=(_SUSPECT_NS, _SUSPECT_NS))
+            return None
+        now_ns = os.fstat(fd).st_mtime_ns
+        if now_ns != files.BLOB_MTIME_NS and (untouched or now_ns != _SUSPECT_NS):  # somebody wrote into it meanwhile
+            return None
+        if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
+            os.fchmod(fd, files.BLOB_MODE)
+        if not untouched:
+            os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+        return os.fstat(fd)
+
+
+def _digest_or_unreadable(fd: int, like: str) -> str:
+    try:
+        return _digest_of(fd, like)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"unreadable: {error.strerror}"
+
+
 def has_bytes(path: Path, data: memoryview) -> bool:
     """Whether the content of the file is `data`, byte by byte."""
     buffer = bytearray(_READ_BYTES)
@@ -86,10 +129,14 @@ def distrust(name: str, *, dir_fd: int) -> None:
 
 def digest_of_file(path: Path, like: str) -> str:
     """Return the digest of a file's content, with the algorithm of the digest `like`."""
+    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        return _digest_of(fd, like)
+
+
+def _digest_of(fd: int, like: str) -> str:
     algorithm = algorithm_of(like)
     running = algorithm.start()
     buffer = memoryview(bytearray(_READ_BYTES))
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
-        while count := os.readv(fd, [buffer]):
-            running.update(buffer[:count])
+    while count := os.readv(fd, [buffer]):
+        running.update(buffer[:count])
     return algorithm.digest_of_parts(running)

@@ -11,10 +11,13 @@ from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects.annotations import read_annotations
 from ckstore.ops.seen import ManifestsSeen
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.layout import Layout
+
+_CATALOG = "catalog"
 
 
 @dataclass
@@ -110,6 +113,18 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     if found is None:
         return info
     return info.with_annotations(found.metrics, found.notes)
+
+
+def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
+    """Warn, once for an open store, that the directories are read because the catalog cannot be used.
+
+    Not where this user cannot open it, or another process replaces it at this moment: then nothing is to be done.
+    """
+    if error.why == "unreadable" or _CATALOG in context.problems:
+        return
+    hint = f"; {error.hint}" if error.hint else ""
+    context.problems[_CATALOG] = f"{error.message}: the directories are read instead, which takes longer{hint}"
+    warn(context.problems[_CATALOG])
 
 
 def annotation_problem(info: CheckpointInfo) -> str:

@@ -12,7 +12,7 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.layout import ANNOTATIONS, MANIFEST
-from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint
+from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint, tell_unavailable
 
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -35,8 +35,10 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
     try:
         listing = context.catalog.listing()
         rows = {(info.run, info.step): info for info in context.catalog.infos(run, durable=context.durable)}
-    except CatalogUnavailable:
+    except CatalogUnavailable as error:
         listing, rows = {}, {}
+        if published:
+            tell_unavailable(context, error)
     found = []
     root = str(context.layout.checkpoints)
     for name, step, inode in published:

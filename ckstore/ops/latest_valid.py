@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.refs import newest_first, parse_ref
 from ckstore.objects import marks
@@ -16,6 +14,7 @@ from ckstore.ops import find as finding
 from ckstore.ops.marking import open_checked, remember_damage
 from ckstore.ops.validity import glance, judge_blobs
 from ckstore.ops.verify import Checker
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -78,7 +77,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             msg = f"latest-valid is {info.name}, since newer checkpoints are damaged: {_listed(passed)}"
-            warnings.warn(msg, CkstoreWarning, stacklevel=_levels_to_caller())
+            warn(msg)
         return taken
     raise _none_left(context, run, passed)
 
@@ -138,14 +137,6 @@ def _current(info: CheckpointInfo, directory: CheckpointDirectory) -> Checkpoint
     if info.id == directory.manifest_id:
         return info
     return CheckpointInfo.of(directory.manifest, directory.manifest_id)  # replaced since it was listed
-
-
-def _levels_to_caller() -> int:
-    """Return the `stacklevel` at which a warning points to whoever called the store."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
-        level, frame = level + 1, frame.f_back
-    return level - 1
 
 
 def _candidates(context: Context, run: str | None) -> list[CheckpointInfo]:

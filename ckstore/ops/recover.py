@@ -8,15 +8,13 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.objects import reserve, trash
-from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
+from ckstore.ops.entering import TIMEOUT_S, enter
 from ckstore.ops.relist import list_blobs_after_boot
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
-    from ckstore.model.published import Published
     from ckstore.ops.context import Context
-
-_TIMEOUT_S = 30.0
 
 
 def recover(context: Context) -> list[str]:
@@ -33,16 +31,19 @@ def recover(context: Context) -> list[str]:
         links.make_directory(directory)
     _make_store_durable(context)
     trash.sweep_staging(context.layout)  # who takes apart what was swept makes it durable first (rule F)
+    said: list[str] = []
     try:
-        notes += catch_up(context)
-        list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
+        said = catch_up(context)
+        list_blobs_after_boot(context, timeout_s=TIMEOUT_S)
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
         notes.append(f"the catalog is left aside for now: {error.message}")
     reclaim.give_back(context)
     reserve.fill(context.layout)
-    return notes
+    for note in said:
+        warn(note)
+    return said + notes
 
 
 def _make_store_durable(context: Context) -> None:
@@ -59,7 +60,7 @@ def _make_store_durable(context: Context) -> None:
 
 
 def catch_up(context: Context) -> list[str]:
-    """Make the catalog equal to the directories; a damaged one is set aside and made anew.
+    """Make the catalog equal to the directories; one that is missing or damaged is made anew from them.
 
     Returns:
         What the user should know.
@@ -71,31 +72,36 @@ def catch_up(context: Context) -> list[str]:
     try:
         _reconcile(context)
     except CatalogUnavailable as error:
-        if error.why != "damaged":
-            raise
-        aside = context.catalog.set_aside(timeout_s=_TIMEOUT_S)
+        note = _make_usable(context, error)
         _reconcile(context)
-        where = f"; the old one is {aside}" if aside else ""
-        return [f"the catalog was damaged and is made anew from the directories{where}"]
+        return [note] if note else []
     return []
 
 
+def _make_usable(context: Context, error: CatalogUnavailable) -> str:
+    """Mend what is wrong with the file of the catalog; return what the user should know, empty for a new store."""
+    aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
+    made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    if not made:  # another process was faster, or it is being made anew at this moment
+        return ""
+    if error.why == "damaged":
+        where = f"; the old one is {aside}" if aside else ""
+        return f"the catalog was damaged and is made anew from the directories{where}"
+    if error.why == "behind":
+        return "the catalog was made by an older ckstore and is brought up to date"
+    if error.why == "missing" and any(True for _ in context.layout.published()):
+        return "the catalog was missing and is made anew from the directories; only the log of past events is lost"
+    return ""
+
+
 def _reconcile(context: Context) -> None:
-    context.catalog.create_or_migrate(timeout_s=_TIMEOUT_S)
     listing = context.catalog.listing()
     published = {(run, step): inode for run, step, inode in context.layout.published()}
     stale = sorted(key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key))
-
-    def look_at(run: str, step: int) -> Published | None:
-        found = look(context.layout, run, step)
-        if found.problem:
-            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
-        return found.published
-
     if stale:
-        context.catalog.reconcile(stale, look_at, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
+        enter(context, stale)
     else:
-        context.catalog.replace_tags(context.layout.tags(), timeout_s=_TIMEOUT_S)
+        context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
 
 
 def try_recover(context: Context) -> list[str]:

@@ -8,18 +8,21 @@ anew. What it costs grows with the store (about a second for 100,000 blobs), hen
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.model.digest import is_digest
+from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 _EVENT = "blobs-listed"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BATCH = 5000
+CANDIDATES_BATCH = 5000
+"""Blobs that are entered in one transaction."""
 
 
 def list_blobs_after_boot(context: Context, *, timeout_s: float) -> None:
@@ -32,8 +35,24 @@ def list_blobs_after_boot(context: Context, *, timeout_s: float) -> None:
     event = context.catalog.last_event(_EVENT)
     if event is not None and event.get("boot_id") == boot_id:
         return
-    count = list_blobs(context, timeout_s=timeout_s)
-    context.catalog.record_event(_EVENT, {"boot_id": boot_id, "unused_count": count}, timeout_s=timeout_s)
+    note_listed(context, list_blobs(context, timeout_s=timeout_s), timeout_s=timeout_s)
+
+
+def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> None:
+    """Take note that every blob was looked at since the machine started.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
+    """
+    context.catalog.record_event(_EVENT, {"boot_id": _boot_id(), "unused_count": unused_count}, timeout_s=timeout_s)
+
+
+def canonical_blobs(layout: Layout) -> Iterator[Path]:
+    """Yield everything in ``blobs/`` that has the name of a blob at its place."""
+    for fan in names_in(layout.blobs):
+        folder = layout.blobs / fan
+        if folder.is_dir() and not folder.is_symlink():
+            yield from (folder / name for name in names_in(folder) if is_digest(name) and fan_out(name) == fan)
 
 
 def list_blobs(context: Context, *, timeout_s: float) -> int:
@@ -44,11 +63,9 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     """
     count = 0
     batch: list[Path] = []
-    for fan in names_in(context.layout.blobs):
-        folder = context.layout.blobs / fan
-        if folder.is_dir() and not folder.is_symlink():
-            batch += [folder / name for name in names_in(folder) if is_digest(name)]
-        if len(batch) >= _BATCH:
+    for path in canonical_blobs(context.layout):
+        batch.append(path)
+        if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
             batch = []
     return count + _enter(context, batch, timeout_s)

@@ -62,8 +62,11 @@ class Frame:
             yield store
 
     @contextmanager
-    def writing(self) -> Iterator[Store]:
+    def writing(self, *, recover: bool = True) -> Iterator[Store]:
         """Open the store for writing, and close it afterwards; for reading where this user cannot write.
+
+        Args:
+            recover: False: leave everything as it is found.
 
         Raises:
             StoreNotFound: There is none.
@@ -72,7 +75,7 @@ class Frame:
         path = self.find_store()
         from ckstore.store import Store
 
-        with self._warnings_told(), Store.open(path) as store:
+        with self._warnings_told(), Store.open(path, recover=recover) as store:
             yield store
 
     @contextmanager

@@ -39,6 +39,7 @@ COMMANDS = (
     "prune",
     "gc",
     "verify",
+    "reindex",
     "doctor",
     "demo",
 )

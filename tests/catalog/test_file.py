@@ -20,6 +20,7 @@ import pytest
 
 from ckstore.catalog import Catalog, CatalogUnavailable, connection
 from ckstore.errors import InUse, NewerFormat
+from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
 from ckstore.model.published import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
@@ -127,7 +128,7 @@ def test_a_log_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path
     assert old.listing() == {}
     assert old.events() == []
     assert old.check() == []
-    assert Path(f"{old.path}.damaged-1-wal").exists()
+    assert Path(f"{old.path}.old-1-wal").exists()
 
 
 def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None:
@@ -270,20 +271,90 @@ def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> N
     assert caught.value.why == "damaged"
 
 
-def test_a_good_catalog_is_not_set_aside_unless_forced(tmp_path: Path) -> None:
+def test_a_good_catalog_is_not_set_aside(tmp_path: Path) -> None:
     catalog = filled(tmp_path)
 
     kept = catalog.set_aside(timeout_s=SOON_S)
-    listed = catalog.listing()
-    forced = [catalog.set_aside(timeout_s=SOON_S, force=True)]
-    catalog.create_or_migrate(timeout_s=SOON_S)
-    forced.append(catalog.set_aside(timeout_s=SOON_S, force=True))
 
     assert kept is None
-    assert len(listed) == 50
-    assert forced == [tmp_path / "catalog.db.damaged-1", tmp_path / "catalog.db.damaged-2"]
-    assert catalog.set_aside(timeout_s=SOON_S) is None
-    assert why(catalog) == "missing"
+    assert len(catalog.listing()) == 50
+
+
+def test_a_catalog_is_replaced_by_an_empty_one_whatever_it_is(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+
+    replaced = [catalog.replace(timeout_s=SOON_S)]
+    catalog.path.write_bytes(b"not a database")
+    replaced.append(catalog.replace(timeout_s=SOON_S))
+    catalog.path.unlink()
+    replaced.append(catalog.replace(timeout_s=SOON_S))
+
+    assert replaced == [tmp_path / "catalog.db.old-1", tmp_path / "catalog.db.old-2", None]
+    assert catalog.listing() == {}
+    assert catalog.check() == []
+
+
+def test_of_the_catalogs_that_were_set_aside_the_three_newest_stay(tmp_path: Path) -> None:
+    catalog = filled(tmp_path, steps=1)
+    for number in range(5):
+        catalog.path.write_bytes(b"damaged %d" % number)
+        assert catalog.set_aside(timeout_s=SOON_S) == tmp_path / f"catalog.db.damaged-{number + 1}"
+
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("catalog.db*")}
+
+    assert kept == {f"catalog.db.damaged-{number + 1}": b"damaged %d" % number for number in (2, 3, 4)}
+
+
+def test_what_cannot_be_unlinked_as_a_file_is_set_aside_and_stays(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    for _ in range(5):
+        catalog.path.mkdir()
+        catalog.replace(timeout_s=SOON_S)
+        catalog.path.unlink()
+
+    assert len(list(tmp_path.glob("catalog.db.old-?"))) == 5
+
+
+def test_a_reader_of_a_catalog_that_is_replaced_meanwhile_does_not_believe_it(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+
+    def read() -> None:
+        with connection.reading(catalog.path) as opened:
+            assert catalog.replace(timeout_s=SOON_S) is not None
+            assert opened.execute("SELECT count(*) FROM checkpoints").fetchall() == [(50,)]
+
+    with pytest.raises(CatalogUnavailable, match="was replaced while it was open") as caught:
+        read()
+    assert caught.value.why == "unreadable"
+    assert catalog.listing() == {}
+
+
+def test_whoever_dies_while_it_is_set_aside_leaves_no_database_without_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()
+        catalog.record_event("late", {}, timeout_s=SOON_S)
+        names: list[str] = []
+        rename = links.rename
+
+        def dies_at_the_second(source: str, target: str) -> None:
+            names.append(Path(source).name)
+            if len(names) == 2:
+                raise OSError(5, "Input/output error")
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(links, "rename", dies_at_the_second)
+            with pytest.raises(CatalogUnavailable, match="cannot be set aside: Input/output error"):
+                catalog.replace(timeout_s=SOON_S)
+
+        assert names[0] == "catalog.db"
+        catalog.create_or_migrate(timeout_s=SOON_S)
+    assert catalog.listing() == {}
+    assert catalog.events() == []
 
 
 def test_a_catalog_set_aside_takes_its_log_along(tmp_path: Path) -> None:
@@ -292,8 +363,7 @@ def test_a_catalog_set_aside_takes_its_log_along(tmp_path: Path) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()
         catalog.record_event("late", {}, timeout_s=SOON_S)
-        aside = catalog.set_aside(timeout_s=SOON_S, force=True)
-        catalog.create_or_migrate(timeout_s=SOON_S)
+        aside = catalog.replace(timeout_s=SOON_S)
 
         assert aside is not None
         with closing(sqlite3.connect(aside)) as opened:

@@ -85,6 +85,7 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
         ("diff", "main@7", "main@100"),
         ("du",),
         ("verify",),
+        ("reindex",),
         ("export", "best", "exported"),
     ],
     ids=lambda words: words[0],

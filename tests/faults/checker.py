@@ -28,7 +28,7 @@ _DIGEST = r"xxh3-[0-9a-f]{32}"
 _RUN = r"[A-Za-z0-9._-]+"
 _FILE_NAMES = re.compile(
     rf"""
-      store\.json | config\.json | catalog\.db(-wal|-shm)?
+      store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     | refs/{_RUN} | pins/{_RUN}\.json | reserve/.*

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore import Store
-from ckstore.ops import reclaim
+from ckstore.ops import entering, reclaim
 from tests.faults.journal import Journal
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
 
@@ -176,6 +176,69 @@ def _writing(write: str) -> Callable[[Store, Journal], None]:
     return act
 
 
+def _to_reindex(path: Path, journal: Journal) -> None:
+    """A store with as many old catalogs as are kept, and a blob that has lost its canonical name."""
+    _saved("first", "second")(path, journal)
+    with _open(path, journal) as store:
+        for _ in range(3):
+            store.reindex()
+    _used_blobs(path)[0].unlink()
+
+
+def _copied(path: Path, journal: Journal) -> None:
+    """A store that was copied with times and without hardlinks; one blob has lost its canonical name."""
+    _saved("first", "second")(path, journal)
+    for file in sorted(path.glob("checkpoints/*/*/blobs/*")):
+        copy = path.parent / "copy"
+        shutil.copy2(file, copy)
+        os.replace(copy, file)
+    _used_blobs(path)[0].unlink()
+
+
+def _used_blobs(path: Path) -> list[Path]:
+    used = {file.name for file in path.glob("checkpoints/*/*/blobs/*")}
+    return sorted(file for file in path.glob("blobs/*/*") if file.name in used)
+
+
+def _open_unrecovered(path: Path, journal: Journal) -> Store:
+    return Store.open(path, recover=False)
+
+
+def _open_to_reindex(path: Path, journal: Journal) -> Store:
+    entering._BATCH_MOST = 1  # a transaction for each checkpoint; this process does nothing else
+    return _open_unrecovered(path, journal)
+
+
+def _reindexing(store: Store, journal: Journal) -> None:
+    store.reindex()
+
+
+def _relinking(store: Store, journal: Journal) -> None:
+    store.reindex(relink=True)
+
+
+def _inspect_reindex(store: Path, done: bool) -> list[str]:
+    wrong = []
+    used = {name.name for name in store.glob("checkpoints/*/*/blobs/*")}
+    lost = used - {name.name for name in _used_blobs(store)}
+    if done and lost:
+        wrong.append(f"it was acknowledged, and these have no canonical name: {sorted(lost)}")
+    Store.open(store).reindex()
+    old = sorted(path.name for path in store.glob("catalog.db.old-*") if path.name.rpartition("-")[2].isdigit())
+    if len(old) > 3:
+        wrong.append(f"old catalogs are not bounded: {old}")
+    return wrong
+
+
+def _inspect_relink(store: Path, done: bool) -> list[str]:
+    inodes: dict[str, set[int]] = {}
+    for name in (*store.glob("blobs/*/*"), *store.glob("checkpoints/*/*/blobs/*")):
+        inodes.setdefault(name.name, set()).add(name.stat().st_ino)
+    apart = sorted(digest for digest, found in inodes.items() if len(found) > 1)
+    wrong = _inspect_reindex(store, done)
+    return [*wrong, f"it was acknowledged, and these are several files: {apart}"] if done and apart else wrong
+
+
 def _inspect_checkout(store: Path, done: bool) -> list[str]:
     return _inspect(store, done, "checkout", lambda found: fingerprint(found) == expected("files-1"))
 
@@ -219,6 +282,8 @@ SCENARIOS = {
         Scenario(
             "export", _prepared_export, _open, _writing("export_safetensors"), hit=_place, inspect=_inspect_export
         ),
+        Scenario("reindex", _to_reindex, _open_to_reindex, _reindexing, inspect=_inspect_reindex),
+        Scenario("relink", _copied, _open_unrecovered, _relinking, inspect=_inspect_relink),
     )
 }
 

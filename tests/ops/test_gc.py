@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore import Store
+from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, holders, lease, links, locks
@@ -224,7 +224,7 @@ def test_a_catalog_made_anew_knows_the_unused_blobs_too(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    with nothing_given_back():
+    with nothing_given_back(), pytest.warns(CkstoreWarning, match="made anew"):
         again = Store.open(store.path)
 
     assert again.gc().freed_count == 2

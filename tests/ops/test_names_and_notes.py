@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore import Store
+from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef, SaveFailed
 from ckstore.fs import links, locks
 from ckstore.fs.locks import try_exclusive
@@ -62,7 +62,8 @@ def test_a_tag_outlives_the_catalog(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    assert Store.open(store.path).info("good").step == 0
+    with pytest.warns(CkstoreWarning, match="made anew"):
+        assert Store.open(store.path).info("good").step == 0
 
 
 def test_a_tag_that_dangles_says_so_and_can_be_taken_away(store: Store) -> None:
@@ -196,7 +197,8 @@ def test_annotations_outlive_the_catalog_and_go_with_a_copy(store: Store, tmp_pa
 
     shutil.copytree(store.directory_of(0), tmp_path / "copy")
 
-    assert Store.open(store.path, readonly=True).info(0).metrics["bleu"] == 27.5
+    with pytest.warns(CkstoreWarning, match="is not there"):
+        assert Store.open(store.path, readonly=True).info(0).metrics["bleu"] == 27.5
     with ckstore.open_checkpoint(tmp_path / "copy") as checkpoint:
         assert checkpoint.info.metrics["bleu"] == 27.5
 

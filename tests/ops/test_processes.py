@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, InUse, NewerFormat, SaveFailed, StepExists, StoreNotFound
 from ckstore.fs import locks
 from tests.support.crashing import run_and_kill
@@ -152,9 +152,13 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    assert store.checkpoints() == before
-    assert Store.open(store.path, readonly=True).checkpoints() == before
-    assert Store.open(store.path).checkpoints() == before
+    with pytest.warns(CkstoreWarning, match="catalog.db is not there: the directories are read instead") as caught:
+        assert [store.checkpoints(), store.checkpoints()] == [before, before]
+    with pytest.warns(CkstoreWarning, match="ckstore reindex"):
+        assert Store.open(store.path, readonly=True).checkpoints() == before
+    with pytest.warns(CkstoreWarning, match="the catalog was missing and is made anew"):
+        assert Store.open(store.path).checkpoints() == before
+    assert [warning.filename for warning in caught] == [__file__], "once, and for the caller"
     assert [info.step for info in before] == [0, 1, 2]
 
 
@@ -165,9 +169,11 @@ def test_a_damaged_catalog_is_set_aside_and_made_anew(store: Store) -> None:
         path.unlink()
     (store.path / "catalog.db").write_bytes(b"no database at all, but long enough to be looked at" * 100)
 
-    assert store.checkpoints() == before
+    with pytest.warns(CkstoreWarning, match="the directories are read instead"):
+        assert store.checkpoints() == before
     info = store.save(state(2))
-    reopened = Store.open(store.path)
+    with pytest.warns(CkstoreWarning, match=r"the catalog was damaged.*catalog.db.damaged-1"):
+        reopened = Store.open(store.path)
 
     assert not info.catalogued
     assert any("made anew" in warning for warning in reopened.warnings)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore import Store
+from ckstore import CkstoreWarning, Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.manifest_read import parse_manifest
 from ckstore.model.usage import Usage, blob_uses
@@ -38,7 +38,10 @@ def fill(store: Store, saves: Any) -> None:
 def without_catalog(store: Store) -> Store:
     for left in store.path.glob("catalog.db*"):
         left.unlink()
-    return Store.open(store.path, readonly=True)
+    reader = Store.open(store.path, readonly=True)
+    with pytest.warns(CkstoreWarning, match="is not there: the directories are read instead"):
+        reader.checkpoints()
+    return reader
 
 
 def total(usage: Usage) -> int:

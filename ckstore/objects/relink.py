@@ -1,0 +1,206 @@
+"""Make files that hold the same blob names of one inode again, as they were before a copy without hardlinks.
+
+Only the file that all names will share has to be right, so only that one is read: the canonical one, or, if it is
+damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
+so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
+go to trash with it, and are freed there once nobody has them open (rules T and K of the design). Dying at any line
+leaves every name with one of its files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.errors import DamagedBlob, InUse
+from ckstore.fs import files, links
+from ckstore.objects import blobs, marks
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import BLOBS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.model.manifest import BlobRecord
+    from ckstore.objects.layout import Layout
+
+Inode = tuple[int, int]
+_TRIES = 20
+
+
+@dataclass(slots=True)
+class Relinked:
+    """What was done so far.
+
+    Attributes:
+        checked_bytes: Bytes that were read and compared.
+        relinked_count: Names in checkpoints that were exchanged.
+        spare_bytes: Sizes of the files that have no other name any more.
+        damaged: Digests of blobs of which no right file was found yet.
+    """
+
+    checked_bytes: int = 0
+    relinked_count: int = 0
+    spare_bytes: int = 0
+    damaged: set[str] = field(default_factory=set)
+
+
+class Relinker:
+    """Relinks one checkpoint after another.
+
+    Args:
+        layout: The store.
+        staging: A directory of the caller in ``staging/``, locked by him: what is exchanged ends up there.
+        report: Called with the bytes that were read so far.
+    """
+
+    def __init__(self, layout: Layout, staging: Path, report: Callable[[int], None]) -> None:
+        self.done = Relinked()
+        self._layout = layout
+        self._staging = staging
+        self._report = report
+        self._serial = itertools.count()
+        self._right: dict[str, Inode] = {}
+        self._wrong: set[Inode] = set()
+
+    @property
+    def found_damage(self) -> bool:
+        """Whether a file was found that is not right, so that checkpoints before it should be looked at once more."""
+        return bool(self._wrong)
+
+    def checkpoint(self, run: str, step: int) -> None:
+        """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone.
+
+        Raises:
+            OSError: The system refused; what was done before is done.
+        """
+        path = self._layout.checkpoint(run, step)
+        try:
+            directory = CheckpointDirectory.at(path)
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
+            return
+        with directory:
+            changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
+            if not changed:
+                return
+            files.sync_directory(path / BLOBS)  # before the old files go, and the new parent first (rule F)
+            files.sync_directory(self._staging)
+            for digest in changed if marks.identity(directory.lock.fd) else ():
+                marks.forget_blob(directory.lock, digest)
+
+    def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
+        """Make one blob of a checkpoint the canonical one; True if it was another file."""
+        name = directory.path / BLOBS / blob.digest
+        try:
+            mine = directory.stat_blob(blob.digest)
+        except (FileNotFoundError, NotADirectoryError):  # whoever looks at the whole checkpoint says so
+            return False
+        canonical = _stat(self._layout.blob(blob.digest))
+        right = self._right.get(blob.digest)
+        if right is None:
+            one = canonical is not None and _inode(canonical) == _inode(mine)
+            if one and blobs.looks_untouched(mine, blob.nbytes):  # as it should be: nothing is read
+                return False
+            right = self._find_right(blob, name)
+        if right is None:
+            self.done.damaged.add(blob.digest)
+            return False
+        self.done.damaged.discard(blob.digest)
+        return _inode(mine) != right and self._exchange(name, blob.digest, right)
+
+    def _find_right(self, blob: BlobRecord, name: Path) -> Inode | None:
+        """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
+        canonical = self._layout.blob(blob.digest)
+        found = self._verify(canonical, blob)
+        if found is None:
+            found = self._verify(name, blob)
+            if found is None or not self._make_canonical(name, blob.digest, found):
+                return None
+        self._right[blob.digest] = found
+        return found
+
+    def _verify(self, path: Path, blob: BlobRecord) -> Inode | None:
+        status = _stat(path)
+        if status is None or _inode(status) in self._wrong:
+            return None
+        try:
+            right = blobs.verified(path, blob.digest, blob.nbytes)
+        except FileNotFoundError:
+            return None
+        if blobs.has_size(status, blob.nbytes):
+            self.done.checked_bytes += blob.nbytes
+            self._report(self.done.checked_bytes)
+        if right is None:
+            self._wrong.add(_inode(status))
+            return None
+        return _inode(right)
+
+    def _make_canonical(self, name: Path, digest: str, right: Inode) -> bool:
+        """Give the right file the canonical name; False if that cannot be."""
+        canonical = self._layout.blob(digest)
+        for _ in range(_TRIES):
+            fresh = self._link_of(name, right)
+            if fresh is None:
+                return False
+            try:
+                links.link(fresh, canonical)
+            except FileExistsError:
+                try:
+                    links.exchange(fresh, canonical)
+                except FileNotFoundError:  # gc was faster
+                    continue
+                files.sync_directory(canonical.parent)
+                return True
+            except FileNotFoundError:
+                links.make_directory(canonical.parent)
+                continue
+            except OSError as error:
+                if error.errno not in links.CANNOT_LINK:
+                    raise
+                return False
+            return True
+        return False
+
+    def _exchange(self, name: Path, digest: str, right: Inode) -> bool:
+        """Put the canonical file in the place of another one; False if that cannot be."""
+        fresh = self._link_of(self._layout.blob(digest), right)
+        if fresh is None:
+            return False
+        try:
+            links.exchange(fresh, name)
+        except FileNotFoundError:
+            return False
+        old = os.stat(fresh, follow_symlinks=False)
+        self.done.relinked_count += 1
+        self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
+        return True
+
+    def _link_of(self, path: Path, right: Inode) -> Path | None:
+        """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
+        fresh = self._staging / f"new-{next(self._serial)}"
+        try:
+            links.link(path, fresh)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in links.CANNOT_LINK:
+                return None
+            raise
+        if _inode(os.stat(fresh, follow_symlinks=False)) == right:
+            return fresh
+        links.unlink(fresh)
+        return None
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _inode(status: os.stat_result) -> Inode:
+    return status.st_dev, status.st_ino
