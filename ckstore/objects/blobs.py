@@ -66,7 +66,7 @@ def has_bytes(path: Path, data: memoryview) -> bool:
     """Whether the content of the file is `data`, byte by byte."""
     buffer = bytearray(_READ_BYTES)
     at = 0
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+    with files.opened_regular(path) as fd:
         while count := os.preadv(fd, [buffer], at):
             # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
             if buffer[:count] != data[at : at + count]:
@@ -89,7 +89,7 @@ def digest_of_file(path: Path, like: str) -> str:
     algorithm = algorithm_of(like)
     running = algorithm.start()
     buffer = memoryview(bytearray(_READ_BYTES))
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+    with files.opened_regular(path) as fd:
         while count := os.readv(fd, [buffer]):
             running.update(buffer[:count])
     return algorithm.digest_of_parts(running)
