@@ -12,6 +12,7 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
     from ckstore.model.diff import Diff
+    from ckstore.model.doctor.finding import DoctorReport, Finding
     from ckstore.model.export_report import ExportedFile, ExportReport
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
@@ -31,8 +32,10 @@ __all__ = [
     "CkstoreWarning",
     "Damage",
     "Diff",
+    "DoctorReport",
     "ExportReport",
     "ExportedFile",
+    "Finding",
     "LoadReport",
     "OpenCheckpoint",
     "Pin",
@@ -55,8 +58,10 @@ _HOMES = {
     "CkstoreWarning": "ckstore.errors",
     "Damage": "ckstore.model.verify_report",
     "Diff": "ckstore.model.diff",
+    "DoctorReport": "ckstore.model.doctor.finding",
     "ExportReport": "ckstore.model.export_report",
     "ExportedFile": "ckstore.model.export_report",
+    "Finding": "ckstore.model.doctor.finding",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",
     "Pin": "ckstore.model.pins",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
-from ckstore.fs import files, links
+from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
 from ckstore.ops.relist import list_blobs_after_boot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.model.published import Published
     from ckstore.ops.context import Context
 
@@ -26,16 +30,21 @@ def recover(context: Context) -> list[str]:
 
     Raises:
         NewerFormat: The catalog was written by a newer ckstore.
+        UnsafePlace: The filesystem cannot do what a store needs.
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
-    if trash.sweep_staging(context.layout):
+    layout = context.layout
+    with _unless_full():
+        place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+    if trash.sweep_staging(layout):
         # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
         renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
         for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
             files.sync_directory(path)
+    place.remove_leftovers(layout.staging, layout.linked)
     try:
         notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
@@ -46,6 +55,16 @@ def recover(context: Context) -> list[str]:
     reclaim.give_back(context)
     reserve.fill(context.layout)
     return notes
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def catch_up(context: Context) -> list[str]:

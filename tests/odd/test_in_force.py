@@ -46,8 +46,10 @@ def test_the_environment_is_as_odd_as_it_says(tmp_path: Path) -> None:
                 before = read_only_views.views_made
                 assert store.load() == {"a": 1}
                 assert read_only_views.views_made == before + 1
-            with read_only_views.read_only_view(tmp_path) as view, pytest.raises(OSError, match="Read-only"):
-                (view / "x").touch()
+            with read_only_views.read_only_view(tmp_path) as view:
+                outside = view / "x"
+                with pytest.raises(OSError, match="Read-only"):
+                    outside.touch()
         case "clock":
             seen = [time.time() for _ in range(100)]
             assert seen != sorted(seen)
@@ -60,12 +62,15 @@ def test_the_environment_is_as_odd_as_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["here", "in a module of helpers"])
 def test_an_assertion_that_does_not_hold_fails_the_test(where: str, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a").touch()
+    (tmp_path / "inner" / "b").hardlink_to(tmp_path / "a")
+
+    def fail_here() -> None:
+        assert sys.flags.optimize == -1
+
+    def fail_in_a_helper() -> None:
+        stores.check_links(tmp_path / "inner")  # a link that leads out of the store
+
     with pytest.raises(AssertionError):
-        if where == "here":
-            assert sys.flags.optimize == -1
-        else:
-            (tmp_path / "a").touch()
-            (tmp_path / "b").hardlink_to(tmp_path / "a")
-            (tmp_path / "inner").mkdir()
-            (tmp_path / "b").rename(tmp_path / "inner" / "b")
-            stores.check_links(tmp_path / "inner")
+        (fail_here if where == "here" else fail_in_a_helper)()

@@ -94,4 +94,4 @@ def test_settings_that_are_a_pipe_are_refused_at_once(name: str, path: Path) -> 
     os.mkfifo(path / name)
 
     with pytest.raises(DamagedBlob, match="no regular file"), Store.open(path, readonly=True) as store:
-        store.retention()
+        assert store.retention is None
