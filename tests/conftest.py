@@ -39,7 +39,7 @@ settings.register_profile(
     suppress_health_check=_SLOW_IS_FINE,
     print_blob=True,
 )
-settings.register_profile("odd", settings.get_profile("ci"), max_examples=15)  # for the odd environments
+settings.register_profile("odd", settings.get_profile("ci"), max_examples=5)  # for the odd environments
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
