@@ -5,6 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= 2
 SOAK_S ?= 60
+ODD ?= all
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash mutants soak bench changelog system-packages clean
+.PHONY: help venv demo test lint format crash mutants soak odd bench changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -71,6 +72,9 @@ mutants: $(STAMP) system-packages ## Take each guard of the protocol away and se
 
 soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seconds each (longer: SOAK_S=3600)
 	CKSTORE_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -m soak -s $(PYTEST_ARGS)
+
+odd: $(STAMP) system-packages ## The fast tests under python -O, -W error, umasks, another user, read-only stores, a jumping clock (ODD="clock non-root")
+	PYTHON=$(CURDIR)/$(BIN)/python tests/tools/odd-environments $(ODD)
 
 bench: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

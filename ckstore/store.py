@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckstore.model.diff import Diff
+    from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.export_report import ExportReport
     from ckstore.model.files import FileSummary
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
@@ -65,10 +66,11 @@ class Store:
 
     def _examine(self, *, recover: bool) -> None:
         from ckstore.fs.place import examine
+        from ckstore.ops.place_notes import notes_at_opening
 
         place = examine(self.path)
         self._context.durable = place.durable
-        self._notes = place.warnings
+        self._notes = notes_at_opening(place, readonly=self._context.readonly)
         if not self._context.readonly and not os.access(self.path, os.W_OK):
             self._context.readonly = True
             self._notes += (f"{self.path} cannot be written by this user: opened for reading only",)
@@ -112,6 +114,7 @@ class Store:
         Raises:
             StoreNotFound: There is none.
             NewerFormat: It was made by a newer ckstore.
+            UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs.
         """
         return cls(path, readonly=readonly, recover=recover)
 
@@ -603,6 +606,17 @@ class Store:
         from ckstore.fs.holders import deleted_but_open
 
         return deleted_but_open(self.path.stat().st_dev)
+
+    @only_ckstore_errors
+    def doctor(self) -> DoctorReport:
+        """Look at what the store and its place are able to keep: each finding that is not ok says what to do.
+
+        Nothing is changed; links and the sharing of blocks are tried with names that are removed at once, where this
+        user may write.
+        """
+        from ckstore.ops.doctor import examine_all
+
+        return examine_all(self._context)
 
     @only_ckstore_errors
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:

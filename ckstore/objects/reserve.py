@@ -37,6 +37,21 @@ def fill(layout: Layout) -> None:
         return
 
 
+def kept_bytes(layout: Layout) -> int:
+    """Return the size of what is kept back now.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    total = 0
+    for name in names_in(_folder(layout)):
+        try:
+            total += os.stat(_folder(layout) / name, follow_symlinks=False).st_size
+        except FileNotFoundError:  # given up meanwhile
+            continue
+    return total
+
+
 def _folder(layout: Layout) -> Path:
     return layout.root / "reserve"
 

@@ -47,7 +47,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     _remove_leftovers(layout)
     for directory in layout.directories:
         links.make_directory(directory)
-    place.try_links((layout.staging, layout.blobs, layout.checkpoints, layout.trash))
+    place.try_links(layout.staging, layout.linked)
     fresh = root / f"store.json.{uuid.uuid4().hex[:12]}"
     files.create_file(fresh, settings.render(), mode=0o444)
     links.rename(fresh, layout.settings)
@@ -71,9 +71,9 @@ def _remove_leftovers(layout: Layout) -> None:
     for name in os.listdir(layout.root):
         if name.startswith("store.json."):
             links.unlink(layout.root / name)
-    for directory in layout.directories:
+    for directory in layout.linked:
         for name in os.listdir(directory) if directory.is_dir() else ():
-            if name.startswith(".try-"):
+            if name.startswith(place.TRY_PREFIX):
                 links.unlink(directory / name)
 
 

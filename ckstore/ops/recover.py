@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
-from ckstore.fs import files, links
+from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.ops import reclaim
 from ckstore.ops.entering import TIMEOUT_S, enter
@@ -14,6 +16,8 @@ from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.ops.context import Context
 
 
@@ -24,13 +28,18 @@ def recover(context: Context) -> list[str]:
 
     Raises:
         NewerFormat: The catalog was written by a newer ckstore.
+        UnsafePlace: The filesystem cannot do what a store needs.
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
+    layout = context.layout
+    with _unless_full():
+        place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     _make_store_durable(context)
-    trash.sweep_staging(context.layout)  # who takes apart what was swept makes it durable first (rule F)
+    trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+    place.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
         said = catch_up(context)
@@ -57,6 +66,16 @@ def _make_store_durable(context: Context) -> None:
     except OSError as error:
         context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
         raise
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def catch_up(context: Context) -> list[str]:
