@@ -48,7 +48,7 @@ def whole(capfd: pytest.CaptureFixture[str], seed: int) -> Callable[[Tally], Non
     def check(tally: Tally) -> None:
         line = covered(tally.lane, tally.what, violations=len(tally.violations), seed=seed, **tally.counts)
         with capfd.disabled():
-            print(f"\n{line}", file=sys.stderr, flush=True)
+            print("\n".join(["", line, *tally.violations[:2]]), file=sys.stderr, flush=True)
         if tally.violations:
             pytest.fail("\n\n".join([line, *tally.violations[:5]]), pytrace=False)
 

@@ -156,4 +156,6 @@ class Tally:
             self.counts[name] = self.counts.get(name, 0) + 1
         if answer["wrong"]:
             said = "\n  ".join(dict.fromkeys(answer["wrong"]))
-            self.violations.append(f"{self.what}, {case}, disk kept in {answer.get('kept')}\n  {said}")
+            self.violations.append(
+                f"{self.what}, {case} {answer.get('call', '')}, disk kept in {answer.get('kept')}\n  {said}"
+            )

@@ -18,7 +18,12 @@ from tests.crash.recorder import Entry
 from tests.faults.journal import Fact, Place, Promised, promised_by
 
 SECTOR = 512
-"""A disk writes a sector whole or not at all."""
+"""What the content of a disk is compared by."""
+TORN_AT = 4096
+"""A disk writes a block of so many bytes whole or not at all.
+
+With half a superblock of ext4, which it writes without its journal, that filesystem cannot be mounted any more (seen).
+"""
 ALL_SUBSETS_OF = 6
 """Between two flushes with so many writes every subset is tried; of more, some are drawn."""
 _TRIES_PER_IMAGE = 20
@@ -115,8 +120,14 @@ class Log:
             if chosen and drawn.random() < 0.3:
                 last = drawn.choice(chosen)
                 chosen = [*(number for number in chosen if number != last), last]
-                torn = SECTOR * drawn.randrange(max(1, len(self.entries[last].data) // SECTOR))
+                torn = self._torn(drawn, last)
             yield Image(epoch.durable + tuple(chosen), torn, epoch.end)
+
+    def _torn(self, drawn: random.Random, number: int) -> int | None:
+        """Return how many bytes of a write reach the disk: up to the beginning of a block, drawn from all in it."""
+        entry = self.entries[number]
+        inner = range(entry.offset - entry.offset % TORN_AT + TORN_AT, entry.offset + len(entry.data), TORN_AT)
+        return drawn.choice(inner) - entry.offset if inner else None
 
     def contents(self, image: Image) -> list[tuple[int, int]]:
         """Return the writes of an image as (number of the entry, bytes of it that are kept)."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.crash.images import ALL_SUBSETS_OF, SECTOR, Image, Log, choose
+from tests.crash.images import ALL_SUBSETS_OF, SECTOR, TORN_AT, Image, Log, choose
 from tests.crash.recorder import Entry, read_log
 
 pytestmark = [pytest.mark.crash, pytest.mark.property]
@@ -88,14 +88,17 @@ def test_every_prefix_and_every_subset_of_few_writes_is_among_the_chosen(made: l
     assert len(chosen_images) == len(wanted)
 
 
-def test_a_torn_write_keeps_whole_sectors_from_its_beginning() -> None:
-    log = Log([Entry("write", 0, b"a" * SECTOR * 3)])
+def test_a_torn_write_keeps_whole_blocks_from_its_beginning() -> None:
+    nbytes = TORN_AT * 2
+    log = Log([Entry("write", SECTOR, b"a" * nbytes)])
     torn = {image.torn for image in islice(log.drawn(1), 300)}
-    image = Image((0,), 2 * SECTOR, 1)
+    small = Log([Entry("write", SECTOR, b"a" * SECTOR)])
 
-    assert torn == {None, 0, SECTOR, 2 * SECTOR}
-    assert content(log, image) == (b"a" * SECTOR * 2).ljust(_SECTORS * SECTOR, b"\0")
-    assert log.digest(image) == Log([Entry("write", 0, b"a" * SECTOR * 2)]).digest(Image((0,), None, 1))
+    assert torn == {None, TORN_AT - SECTOR, 2 * TORN_AT - SECTOR}
+    assert {image.torn for image in islice(small.drawn(1), 300)} == {None}
+    half = Log([Entry("write", SECTOR, b"a" * (TORN_AT - SECTOR))])
+    assert log.digest(Image((0,), TORN_AT - SECTOR, 1)) == half.digest(Image((0,), None, 1))
+    assert log.contents(Image((0,), TORN_AT - SECTOR, 1)) == [(0, TORN_AT - SECTOR)]
 
 
 @given(entries(), st.integers())

@@ -34,6 +34,8 @@ from tests.support.mounts import bind, cut_power, own_mounts
 from tests.support.volume import Kind, Snapshot, Volume, snapshot, write_image
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BEFORE = uuid.UUID(int=1)
+"""The start of the machine on which everything is prepared and happens, so that it always makes the same calls."""
 _MOST_KEPT = 5
 
 
@@ -56,7 +58,7 @@ class Worker:
         self._kept = 0
         self._shim = Preloaded()
         self._boot_id = folder / "boot_id"
-        self._start_again()
+        self._start_of_machine(_BEFORE)
         bind(self._boot_id, _BOOT_ID)
 
     def warm_up(self) -> None:
@@ -131,6 +133,8 @@ class Worker:
             acted = {"error": "", "hits": 1, "wrong": wrong, "died": True}
         promised = promised_by(journal.read_text().splitlines())
         seen = self._look(kind, promised)
+        hit = [line for line in calls.read_text().splitlines() if line.endswith(" *")] if calls.exists() else []
+        acted["call"] = " ".join(hit)
         return {**acted, **seen, "wrong": acted["wrong"] + seen["wrong"]}
 
     # ------------------------------------------------------------------ crash images
@@ -177,7 +181,7 @@ class Worker:
 
     def _look(self, kind: Kind, promised: Promised) -> dict[str, Any]:
         """Mount, as after a start of the machine, and return what is wrong; a disk with something wrong is kept."""
-        self._start_again()
+        self._start_of_machine(uuid.uuid4())
         volume = self._volume(kind)
         found = snapshot(volume.image)
 
@@ -190,6 +194,7 @@ class Worker:
             wrong = seen.get("wrong", [f"looking at it ended by signal {seen['signal']}"])
         except (OSError, RuntimeError) as error:
             wrong = [f"it cannot be looked at: {error}"]
+        self._start_of_machine(_BEFORE)
         if not wrong or self._kept == _MOST_KEPT:
             return {"wrong": wrong}
         self._kept += 1
@@ -197,9 +202,9 @@ class Worker:
         write_image(kept, volume.size_bytes, found.extents)
         return {"wrong": wrong, "kept": str(kept)}
 
-    def _start_again(self) -> None:
-        """What tells one start of the machine from another: names that a power cut brought back are looked for then."""
-        self._boot_id.write_text(f"{uuid.uuid4()}\n")
+    def _start_of_machine(self, boot_id: object) -> None:
+        """Say which start of the machine this is: after another one, names that a power cut brought back are found."""
+        self._boot_id.write_text(f"{boot_id}\n")
 
     def _prepare(self, kind: Kind, name: str) -> Prepared:
         found = self._prepared.get((kind, name))

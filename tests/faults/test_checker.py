@@ -130,7 +130,7 @@ def make_a_blob_writable(store: Path) -> None:
 
 
 def leave_a_tag_that_is_being_written(store: Path) -> None:
-    (store / "refs" / ".best.0123").symlink_to("../checkpoints/main/1")
+    (store / "refs" / ".best").symlink_to("../checkpoints/main/1")
 
 
 def leave_a_blob_that_gc_does_not_know(store: Path) -> None:
@@ -158,7 +158,7 @@ def lose_uses_in_the_catalog(store: Path) -> None:
         (leave_a_temporary_directory, "a directory that has no business here: blobs/tmp"),
         (make_half_a_checkpoint, "directories [('main', 1), ('main', 2)], but listed and loaded [('main', 1)]"),
         (make_a_blob_writable, "mode 100644 of a blob"),
-        (leave_a_tag_that_is_being_written, "a file that has no business here: refs/.best.0123"),
+        (leave_a_tag_that_is_being_written, "a file that has no business here: refs/.best"),
         (leave_a_blob_that_gc_does_not_know, "gc left blobs that no checkpoint uses"),
         (lose_uses_in_the_catalog, "the catalog has other uses"),
         (lose_uses_in_the_catalog, "differ from the manifests"),
