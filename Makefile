@@ -17,7 +17,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash mutants soak odd bench changelog system-packages clean
+.PHONY: help venv demo test lint format crash reliability mutants soak odd bench changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -66,6 +66,9 @@ crash: $(STAMP) system-packages ## Every kill point, every failing call, every p
 	@mkdir -p build && rm -f build/crash.jsonl
 	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
+
+reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
+	$(PYTHON) tests/tools/reliability build/crash.jsonl docs/reliability.md
 
 mutants: $(STAMP) system-packages ## Take each guard of the protocol away and see who notices; writes docs/reliability-mutants.md
 	$(BIN)/python -m tests.mutants.runner --write

@@ -43,7 +43,7 @@ settings.register_profile("odd", settings.get_profile("ci"), max_examples=5)  # 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
-_KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_ODD", "CKSTORE_SOAK_S")
+_KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "CKSTORE_CRASH_SEED", "CKSTORE_ODD", "CKSTORE_SOAK_S")
 _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
 
 

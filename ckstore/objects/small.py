@@ -29,12 +29,13 @@ def changing(layout: Layout) -> locks.DirectoryLock:
 def replace_file(dir_fd: int, name: str, data: bytes) -> None:
     """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
 
-    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died.
+    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
+    one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
 
     Raises:
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
-    fresh = f".{name}.new"
+    fresh = ".new"
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
