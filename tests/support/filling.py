@@ -21,6 +21,13 @@ def prepare(mount: Path) -> None:
     (mount / LITTER).mkdir()
 
 
+def empty(mount: Path) -> None:
+    """Take everything away again that the others put there."""
+    (mount / BALLAST).write_bytes(b"")
+    for name in os.listdir(mount / LITTER):
+        os.unlink(mount / LITTER / name)
+
+
 def free_bytes(path: Path) -> int:
     """Return what anybody may still write."""
     status = os.statvfs(path)
