@@ -192,7 +192,8 @@ class Store:
             CannotStore: A value in the state cannot be stored; nothing was written.
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
-            InsufficientSpace: Not enough bytes or inodes.
+            InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
+                much. See `set_make_room`.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
@@ -736,6 +737,56 @@ class Store:
         from ckstore.ops.config import set_retention
 
         set_retention(self._context, policy)
+
+    @property
+    def make_room(self) -> RetentionPolicy | None:
+        """The policy by which a save that would not fit may make room; None: it may drop nothing.
+
+        Raises:
+            BadInput: It cannot be read, or has a rule that this ckstore does not know.
+        """
+        from ckstore.ops.config import make_room_of
+
+        return only_ckstore_errors(make_room_of)(self._context)
+
+    @only_ckstore_errors
+    def set_make_room(self, policy: RetentionPolicy | None) -> None:
+        """Let a save that would not fit drop checkpoints first, durably; None: such a save fails, as without this.
+
+        The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
+        save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+        open readers and the newest valid checkpoint of each run stay whatever the policy says.
+
+        Raises:
+            BadInput: The settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_make_room
+
+        set_make_room(self._context, policy)
+
+    @property
+    def read_back(self) -> bool:
+        """Whether a save reads what it wrote back from the disk before that counts as durable.
+
+        Raises:
+            BadInput: The settings of the store are damaged.
+        """
+        from ckstore.ops.config import read_back_of
+
+        return only_ckstore_errors(read_back_of)(self._context)
+
+    @only_ckstore_errors
+    def set_read_back(self, wanted: bool) -> None:  # noqa: FBT001 - there is nothing else to say
+        """Have every save read back what it wrote, past the page cache, and compare, before it counts as durable.
+
+        It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new.
+
+        Raises:
+            BadInput: The settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_read_back
+
+        set_read_back(self._context, wanted=wanted)
 
     @only_ckstore_errors
     def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:

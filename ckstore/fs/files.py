@@ -109,17 +109,20 @@ def create_file(path: str | Path, data: bytes, *, mode: int, dir_fd: int | None 
 
 
 def allocate(path: Path, nbytes: int) -> None:
-    """Create the file `path` and have the filesystem set aside space for `nbytes`; nothing is made durable.
+    """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable.
 
     Raises:
-        FileExistsError: There is such a file.
-        OSError: There is no room; no file is left.
+        OSError: There is no room; a file that was there has its size, one that was not is not.
     """
-    with opened(path, _CREATE) as fd:
+    before = os.stat(path, follow_symlinks=False).st_size if os.path.lexists(path) else None
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError:
-            os.unlink(path)
+            if before is None:
+                os.unlink(path)
+            else:
+                os.ftruncate(fd, before)
             raise
 
 

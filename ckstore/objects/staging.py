@@ -7,6 +7,7 @@ durable under its name *in the staging directory* and then offered to others by 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks
+from ckstore.fs.read_back import check_on_disk
 from ckstore.objects import blobs
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
@@ -35,19 +37,26 @@ class Staging:
         written: Digest and size of every blob that this save wrote.
     """
 
-    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock) -> None:
+    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
         self.path = path
         self.lock = lock
         self.inode = os.fstat(lock.fd).st_ino
         self.written: dict[str, int] = {}
+        self._read_back = read_back
         self._blobs = path / BLOBS
         self._serial = itertools.count()
         self._mutex = threading.Lock()
 
     @classmethod
-    def create(cls, layout: Layout, run: str, step: int | None) -> Staging:
+    def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
         """Make a staging directory and lock it.
+
+        Args:
+            layout: The store.
+            run: For the name of the directory.
+            step: The same.
+            read_back: Read what is written from the disk, and compare, before it counts as durable.
 
         Raises:
             SaveFailed, OSError: It could not be made.
@@ -61,8 +70,10 @@ class Staging:
                 continue
             try:
                 links.make_directory(path / BLOBS)
-                return cls(layout, path, lock)
+                return cls(layout, path, lock, read_back=read_back)
             except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the news; the next opener sweeps it
+                    links.remove_directory(path)
                 lock.release()
                 raise
         msg = f"{_CREATE_TRIES} staging directories in {layout.staging} were swept away as soon as they were made"
@@ -115,12 +126,14 @@ class Staging:
 
         Raises:
             OSError: It could not be written; the save must fail.
-            SaveFailed: Other processes replaced the canonical name again and again.
+            SaveFailed: It does not read back as it was written, or others replaced the canonical name again and again.
         """
         mine = self._blobs / digest
         damaged = os.path.lexists(mine)
         fresh = self._temporary() if damaged else mine
         files.create_blob(fresh, data)
+        if self._read_back:
+            check_on_disk(fresh, data)
         with self._mutex:
             self.written[digest] = len(data)
         if damaged:
@@ -223,6 +236,8 @@ class Staging:
         """
         fresh = self.path / "manifest-new"
         files.create_file(fresh, manifest, mode=0o444)
+        if self._read_back:
+            check_on_disk(fresh, memoryview(manifest))
         links.rename(fresh, self.path / MANIFEST)
         files.sync_directory(self._blobs)
         files.sync_directory(self.path)

@@ -84,8 +84,7 @@ def collect(context: Context, *, settle: bool = True) -> GcReport:
 def _collect(context: Context, *, quiet_s: float) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
-    with _start(context) as collector:
-        reserve.give_up_when_full(layout)
+    with _start(context) as collector, reserve.given_up(layout):
         catch_up(context)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)

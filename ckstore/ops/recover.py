@@ -47,7 +47,7 @@ def recover(context: Context) -> list[str]:
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
-        notes.append(f"the catalog is left aside for now: {error.message}")
+        notes.append(_left_aside(context, error))
     reclaim.give_back(context)
     reserve.fill(context.layout)
     for note in said:
@@ -76,6 +76,12 @@ def _unless_full() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+
+
+def _left_aside(context: Context, error: CkstoreError) -> str:
+    if reserve.is_full(context.layout):
+        return f"the filesystem of {context.layout.root} is full, so the catalog is left aside; ckstore gc frees space"
+    return f"the catalog is left aside for now: {error.message}"
 
 
 def catch_up(context: Context) -> list[str]:
