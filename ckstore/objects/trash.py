@@ -9,7 +9,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from ckstore.fs import links, locks
+from ckstore.fs import files, links, locks
+from ckstore.objects.layout import MANIFEST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,11 @@ def dead_stagings(layout: Layout) -> list[str]:
 
 
 def sweep_staging(layout: Layout) -> int:
-    """Move every staging directory whose owner is dead to trash; return how many."""
+    """Move every staging directory whose owner is dead to trash, durably; return how many.
+
+    Raises:
+        OSError: The system refused, or what was renamed may not survive a power cut.
+    """
     swept = 0
     for name in names_in(layout.staging):
         path = layout.staging / name
@@ -57,12 +62,27 @@ def sweep_staging(layout: Layout) -> int:
         if lock is None:
             continue
         with lock:
+            if os.path.lexists(path / MANIFEST):
+                _sync_what_replaced(layout)
             try:
                 move_to_trash(layout, path, lock)
             except FileNotFoundError:
                 continue
             swept += 1
+    if swept:
+        files.sync_directory(layout.trash)
+        files.sync_directory(layout.staging)
     return swept
+
+
+def _sync_what_replaced(layout: Layout) -> None:
+    """Make durable what may have replaced a dead one, which may be the old checkpoint of an exchange (rule F).
+
+    It comes before the rename to trash, since another process may empty the trash at once.
+    """
+    for run in layout.runs():
+        files.sync_directory(layout.checkpoints / run)
+    files.sync_directory(layout.checkpoints)
 
 
 def _try_directory(path: Path) -> locks.DirectoryLock | None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files
 from ckstore.model.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
@@ -89,9 +88,6 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
         catch_up(context)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
-        if swept:
-            files.sync_directory(layout.trash)
-            files.sync_directory(layout.staging)
         failed = _empty(collector)
         reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
         if failed is not None:  # on a full disk: now there may be room for what the catalog has to note

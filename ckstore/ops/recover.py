@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
-from ckstore.fs import files, links
+from ckstore.fs import links
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops import reclaim
@@ -31,11 +31,7 @@ def recover(context: Context) -> list[str]:
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
-    if trash.sweep_staging(context.layout):
-        # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
-        renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
-        for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
-            files.sync_directory(path)
+    trash.sweep_staging(context.layout)
     try:
         notes += catch_up(context)
         list_blobs_after_boot(context, timeout_s=_TIMEOUT_S)
