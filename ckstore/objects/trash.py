@@ -72,7 +72,10 @@ def dead_stagings(layout: Layout) -> list[str]:
 
 
 def sweep_staging(layout: Layout) -> int:
-    """Move every staging directory whose owner is dead to trash; return how many."""
+    """Move every staging directory whose owner is dead to trash; return how many.
+
+    Whoever empties the trash makes durable first what replaced them (`former_parents`).
+    """
     swept = 0
     for name in names_in(layout.staging):
         path = layout.staging / name
