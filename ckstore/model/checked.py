@@ -1,4 +1,4 @@
-"""When which blob was read and found right: the content of ``verified.json``. Source: docs/format/v1.md."""
+"""When which blob was read: the content of ``verified.json``. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Copy = tuple[str, int]
 
 @dataclass(slots=True)
 class CheckedTimes:
-    """For each copy of a blob, when a verification read it and found it right.
+    """For each copy of a blob, when a verification read it.
 
     Attributes:
         times: Copy -> seconds since 1970.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Self
@@ -18,6 +18,7 @@ from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import direct, locks
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import BlobRecord
+from ckstore.model.mark import MarkEntry
 from ckstore.model.verify_report import Damage
 from ckstore.objects import blobs, marks
 from ckstore.objects.checking import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
@@ -118,18 +119,30 @@ class Checker:
             try:
                 directory = CheckpointDirectory.locked(path, lock)
             except DamagedBlob as error:
-                damage = [Damage(run, step, (), "", error.message)]
+                new = damage = [Damage(run, step, (), "", error.message)]
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
                 used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.blobs))
                 self.infos[run, step] = (CheckpointInfo.of(manifest, directory.manifest_id), used)
-                damage = self.directory(directory, run, step, only)
-            if any(found.affects for found in damage):
-                remember_damage(self._context, lock, damage)
+                new = self.directory(directory, run, step, only)
+                damage = new if only is None else [*new, *self._known(directory, new)]
+            if any(found.affects for found in new):
+                remember_damage(self._context, lock, new)
             elif self._may_touch and only is None:
                 marks.remove_mark(lock, mark)
         return order, damage
+
+    def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
+        """Return what the mark of a checkpoint says about blobs that were not read now."""
+        manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
+        told = {found.blob for found in damage}
+        sizes = {blob.digest: blob for blob in manifest.blobs}
+        for entry in () if mark is None else mark.entries or (MarkEntry("", (), "it is marked as damaged"),):
+            unit = unit_of(directory, sizes[entry.blob]) if entry.blob in sizes else None
+            if entry.blob not in told and unit not in self.good:
+                what = f"{entry.what} (found by an earlier read)"
+                yield Damage(manifest.run, manifest.step, entry.names, entry.blob, what)
 
     def directory(
         self, directory: CheckpointDirectory, run: str, step: int, only: Container[Unit] | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.fs import files
 from ckstore.model.retention import RetentionPolicy
+from ckstore.model.seal import MEMBER, check_seal, seal
 from ckstore.model.settings import parse_config, render_config
 from ckstore.objects import small
 
@@ -30,7 +31,10 @@ def read_config(layout: Layout) -> dict[str, Any]:
         data = files.read_file(layout.config, most_bytes=_CONFIG_MAX_BYTES)
     except FileNotFoundError:
         return {}
-    return parse_config(data, str(layout.config))
+    config = parse_config(data, str(layout.config))
+    check_seal(data, str(layout.config))
+    config.pop(MEMBER, None)
+    return config
 
 
 def retention_of(context: Context) -> RetentionPolicy | None:
@@ -58,4 +62,4 @@ def set_retention(context: Context, policy: RetentionPolicy | None) -> None:
         config.pop(RETENTION, None)
         if policy is not None:
             config[RETENTION] = policy.to_json()
-        small.replace_file(fd, layout.config.name, render_config(config))
+        small.replace_file(fd, layout.config.name, seal(render_config(config)))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
-from ckstore.model.names import is_tag
-from ckstore.model.pins import file_name, parse_pin, pin_name
-from ckstore.model.verify_report import Finding
-from ckstore.objects.annotations import read_annotations
+from ckstore.model.annotations import parse_annotations
+from ckstore.model.pins import parse_pin, pin_name
+from ckstore.model.seal import check_seal
+from ckstore.model.settings import parse_config, parse_settings
+from ckstore.model.verify_report import Finding, FindingKind
 from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import ANNOTATIONS
 from ckstore.ops.config import retention_of
-from ckstore.ops.create import read_settings
 from ckstore.ops.recover import catch_up
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _TIMEOUT_S = 10.0
-_PIN_MAX_BYTES = 2**20
+_MAX_BYTES = 16 * 2**20
 Key = tuple[str, int]
 
 
@@ -39,9 +41,10 @@ def catalog_findings(context: Context, checker: Checker, *, may_write: bool, tho
         thorough: Look for damage in the file, too.
     """
     try:
+        context.catalog.listing()  # raises here if it cannot be used at all
         problems = context.catalog.check() if thorough else []
-        if problems and may_write:
-            context.catalog.set_aside(timeout_s=_TIMEOUT_S, force=True)
+        # It is looked at again before it is set aside: an error of the disk that passed is no damage.
+        if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
             catch_up(context)
             yield Finding("catalog", f"the catalog was damaged and is made anew: {problems[0]}", mended=True)
         elif problems:
@@ -85,31 +88,51 @@ def _write_anew(context: Context, keys: list[Key]) -> None:
 
 
 def file_findings(context: Context) -> Iterator[Finding]:
-    """Say which of the small files cannot be read, or point to nothing."""
-    yield from _settings(context)
+    """Say which of the small files cannot be read, are not as they were written, or point to nothing."""
+    layout = context.layout
+    for path in (layout.settings, layout.config):
+        yield from _file(context, "settings", path)
+    if _read(layout.config) is not None:
+        try:
+            retention_of(context)
+        except (CkstoreError, OSError) as error:
+            yield Finding("settings", str(error), layout.config.name, harmful=True)
     yield from _tags(context)
     yield from _pins(context)
-    for run, step, _ in sorted(context.layout.published()):
-        path = context.layout.checkpoint(run, step)
-        try:
-            read_annotations(path)
-        except (CkstoreError, OSError) as error:
-            yield Finding("notes", f"what was added to {run}@{step} cannot be read: {error}", str(path), harmful=True)
+    for run, step, _ in sorted(layout.published()):
+        yield from _file(context, "notes", layout.checkpoint(run, step) / ANNOTATIONS)
 
 
-def _settings(context: Context) -> Iterator[Finding]:
-    layout = context.layout
+def _read(path: Path) -> bytes | None:
     try:
-        found = read_settings(layout.root)
-        if found != context.settings:
-            what = f"{layout.settings} says something else than when the store was opened: {found}"
-            yield Finding("settings", what, layout.settings.name, harmful=True)
-    except (CkstoreError, OSError) as error:
-        yield Finding("settings", str(error), layout.settings.name, harmful=True)
+        return files.read_file(path, most_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _file(context: Context, kind: FindingKind, path: Path) -> Iterator[Finding]:
+    """Read one file as whoever uses it does; a file that may be missing says nothing."""
+    subject = str(path.relative_to(context.layout.root))
     try:
-        retention_of(context)
+        data = _read(path)
+        if data is None:
+            if path == context.layout.settings:
+                yield Finding(kind, f"{path} is missing", subject, harmful=True)
+            return
+        _PARSERS[path.name if kind != "pin" else "pin"](data, str(path))
+        if not check_seal(data, str(path)):
+            what = f"{subject} has no digest of itself: it is of an older ckstore, or was written by hand"
+            yield Finding(kind, what, subject)
     except (CkstoreError, OSError) as error:
-        yield Finding("settings", str(error), layout.config.name, harmful=True)
+        yield Finding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
+
+
+_PARSERS: dict[str, Callable[[bytes, str], object]] = {
+    "store.json": parse_settings,
+    "config.json": parse_config,
+    ANNOTATIONS: parse_annotations,
+    "pin": lambda data, where: parse_pin(data, "a", where),
+}
 
 
 def _tags(context: Context) -> Iterator[Finding]:
@@ -119,28 +142,19 @@ def _tags(context: Context) -> Iterator[Finding]:
     for name in sorted(os.listdir(layout.refs)) if layout.refs.is_dir() else ():
         if name.startswith("."):
             continue
-        if name not in targets or not is_tag(name):
-            yield Finding("tag", f"refs/{name} is no tag: no relative symlink to a checkpoint", name, harmful=True)
+        if name not in targets:
+            what = f"refs/{name} is no tag: wanted a relative symlink to a checkpoint"
+            yield Finding("tag", what, f"refs/{name}", harmful=True)
         elif not layout.checkpoint(*targets[name]).is_dir():
             run, step = targets[name]
-            yield Finding("tag", f"the tag {name} points to {run}@{step}, which is not there", name, harmful=True)
+            what = f"the tag {name} points to {run}@{step}, which is not there"
+            yield Finding("tag", what, f"refs/{name}", harmful=True)
 
 
 def _pins(context: Context) -> Iterator[Finding]:
     layout = context.layout
     for entry in sorted(os.listdir(layout.pins)) if layout.pins.is_dir() else ():
-        name = pin_name(entry)
-        if name is None:
-            if not entry.startswith("."):
-                yield Finding("pin", f"pins/{entry} is no pin by its name", entry, harmful=True)
-            continue
-        path = layout.pins / file_name(name)
-        try:
-            pin = parse_pin(files.read_file(path, most_bytes=_PIN_MAX_BYTES), name, str(path))
-        except FileNotFoundError:  # unpinned meanwhile
-            continue
-        except (CkstoreError, OSError) as error:
-            yield Finding("pin", f"the pin {name} cannot be read: {error}", entry, harmful=True)
-            continue
-        if not layout.checkpoint(pin.run, pin.step).is_dir():
-            yield Finding("pin", f"the pin {name} is for {pin.run}@{pin.step}, which is not there", entry)
+        if pin_name(entry) is not None:
+            yield from _file(context, "pin", layout.pins / entry)
+        elif not entry.startswith("."):
+            yield Finding("pin", f"pins/{entry} is no pin by its name", f"pins/{entry}", harmful=True)

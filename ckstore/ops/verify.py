@@ -124,7 +124,7 @@ class Verification:
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
         self._order: dict[Key, Place] = {}
-        self._found: dict[Key, dict[tuple[str, str], Damage]] = {}
+        self._found: dict[Key, list[Damage]] = {}
         self._remembered = False
         self._flushed_s = time.monotonic()
 
@@ -190,8 +190,6 @@ class Verification:
             for key in self._places:
                 self._visit(checker, key, only)
             return
-        for key in self._places:  # manifests, and what is missing or has another size
-            self._visit(checker, key, set())
         for batch in self._rounds(chosen):
             by_place: dict[int, set[Unit]] = {}
             for unit in batch:
@@ -200,9 +198,10 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        if checker.bad:  # whoever else has them is to be told
-            for key in self._places:
-                self._visit(checker, key, checker.bad)
+        # Manifests, what is missing or has another size, and whoever else has what turned out to be damaged.
+        checker.lift_budget()
+        for key in self._places:
+            self._visit(checker, key, checker.bad)
 
     def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
         """Cut the list into parts that are done one after another, so that the oldest come first."""
@@ -222,9 +221,7 @@ class Verification:
             return
         place, damage = seen
         self._order[key] = place
-        listed = self._found.setdefault(key, {})
-        for found in damage:
-            listed[found.blob, "" if found.blob else found.what] = found
+        self._found[key] = damage
         if time.monotonic() - self._flushed_s > _FLUSH_S:
             self._remember(checker)
 
@@ -249,20 +246,20 @@ class Verification:
         return sorted(self._order, key=lambda key: self._order[key])
 
     def _damage(self) -> list[Damage]:
-        return [found for key in self._in_order() for found in self._found[key].values()]
+        return [found for key in self._in_order() for found in self._found[key]]
 
     def _remember(self, checker: Checker) -> None:
         """Keep what was read when, for the next sample or budget."""
         self._flushed_s = time.monotonic()
         if not self._may_write or not (checker.good or checker.bad):
             return
-        read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good}
-        bad = {(unit[2], unit[1]) for unit in checker.bad}
+        # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
+        read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
         there = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
 
         def keep(copy: Copy) -> bool:
-            return copy not in bad and (copy in there or not everything)
+            return copy in there or not everything
 
         self._remembered = remember_checked(self._context.layout, read, keep)
 
@@ -290,9 +287,8 @@ class Verification:
         """
         checker.lift_budget()
         healed = _CopiesOf({repair.digest for repair in done.repaired})
-        for key, listed in self._found.items():
-            if listed:
-                listed.clear()
+        for key, damage in list(self._found.items()):
+            if damage:
                 self._visit(checker, key, None if self._options.mode == "full" else healed)
 
 

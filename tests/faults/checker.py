@@ -31,7 +31,7 @@ _FILE_NAMES = re.compile(
       store\.json | config\.json | catalog\.db(-wal|-shm)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
-    | refs/{_RUN} | pins/{_RUN}\.json | reserve/.*
+    | refs/{_RUN} | pins/{_RUN}\.json | reserve/.* | verified\.json | quarantine/{_DIGEST}\.\d+
     """,
     re.VERBOSE,
 )
