@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Self
@@ -106,7 +106,7 @@ class Checker:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
         None: it is gone, or going. With `only`, no other copies are read; what is missing or has another size is
-        found all the same, and a mark stays.
+        found all the same, and a mark stays; of a mapping the copies with the least values are read first.
         """
         path = self._context.layout.checkpoint(run, step)
         try:
@@ -162,7 +162,7 @@ class Checker:
         manifest = directory.manifest
         pieces = _pieces(manifest)
         damage = []
-        work = (index for index in indexes if only is None or _is_wanted(directory, manifest.blobs[index], only))
+        work = iter(indexes if only is None else _wanted(directory, indexes, only))
         while batch := list(islice(work, _BATCH)):
             for index, checked in self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch):
                 self.checked_bytes += checked.read_bytes
@@ -226,9 +226,13 @@ def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
     return (status.st_dev, status.st_ino, blob.digest) if blobs.has_size(status, blob.nbytes) else None
 
 
-def _is_wanted(directory: CheckpointDirectory, blob: BlobRecord, only: Container[Unit]) -> bool:
-    unit = unit_of(directory, blob)
-    return unit is None or unit in only
+def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit]) -> list[int]:
+    """Return the blobs that are not there, then those to be read: in the order of `only` if it maps to one."""
+    units = {index: unit_of(directory, directory.manifest.blobs[index]) for index in indexes}
+    found = [index for index, unit in units.items() if unit is None or unit in only]
+    if isinstance(only, Mapping):
+        found.sort(key=lambda index: only.get(units[index], -1))
+    return found
 
 
 def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:

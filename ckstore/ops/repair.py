@@ -7,7 +7,7 @@ every name with the old copy or with the new one, and a staging directory that t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,12 @@ class Repaired:
 
 
 def repair(
-    context: Context, damage: Iterable[Damage], sources: Sequence[Path], canonical: Iterable[str] = ()
+    context: Context,
+    damage: Iterable[Damage],
+    sources: Sequence[Path],
+    *,
+    canonical: Iterable[str] = (),
+    right: Container[tuple[int, int]] = (),
 ) -> Repaired:
     """Repair what a verification found.
 
@@ -56,7 +61,8 @@ def repair(
         context: The store, open for writing.
         damage: By checkpoint.
         sources: Other stores and directories with right bytes.
-        canonical: Blobs whose canonical name gives other bytes, of a copy that no checkpoint has: it is put aside.
+        canonical: Blobs whose canonical name gives other bytes, of a copy that no checkpoint has.
+        right: Device and inode number of what is right under another name: only its name is wrong.
 
     Raises:
         BadInput: A source is no directory.
@@ -67,16 +73,20 @@ def repair(
     damage = list(damage)
     for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
         _repair_manifest(context, copies, *place, done)
-    for digest in canonical:
-        done.put_aside(context, digest, [context.layout.blob(digest)])
     wanted = _wanted(context, damage)
+    for digest in canonical:
+        nbytes = _size_of_right(context, digest)
+        if nbytes is not None:
+            wanted.setdefault(digest, Wanted(digest, nbytes))
+        elif digest not in wanted:  # no checkpoint needs it
+            done.put_aside(context, digest, [context.layout.blob(digest)])
     if not wanted:
         return done
     staging = Staging.create(context.layout, "repair", None)
     try:
         for blob in wanted.values():
             try:
-                _repair_blob(context, staging, copies, blob, done)
+                _repair_blob(context, staging, copies, blob, right, done)
             except OSError as error:
                 done.unrepaired.append(Unrepaired(blob.digest, blob.nbytes, describe_os_error(error)))
     finally:
@@ -103,11 +113,31 @@ def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
     return wanted
 
 
-def _repair_blob(context: Context, staging: Staging, copies: Copies, wanted: Wanted, done: Repaired) -> None:
-    digest = wanted.digest
+def _size_of_right(context: Context, digest: str) -> int | None:
+    for path in names_of(context.layout, digest):
+        try:
+            nbytes = os.stat(path, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue
+        if _is_right(path, Wanted(digest, nbytes)):
+            return nbytes
+    return None
+
+
+def _repair_blob(
+    context: Context,
+    staging: Staging,
+    copies: Copies,
+    wanted: Wanted,
+    right_elsewhere: Container[tuple[int, int]],
+    done: Repaired,
+) -> None:
+    digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.whole(wanted) or copies.assembled(wanted)
     good, bad = _sorted_copies(context, wanted)
-    done.put_aside(context, digest, bad)
+    # What is right under another name is no damaged blob; a canonical name that stays wrong goes all the same.
+    aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    done.put_aside(context, digest, aside)
     if right is None:
         done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
         return
@@ -132,6 +162,11 @@ def _sorted_copies(context: Context, wanted: Wanted) -> tuple[list[Path], list[P
     for path in names_of(context.layout, wanted.digest):
         (good if _is_right(path, wanted) else bad).append(path)
     return good, bad
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_dev, status.st_ino
 
 
 def _is_right(path: Path, wanted: Wanted) -> bool:

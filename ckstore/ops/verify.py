@@ -144,7 +144,13 @@ class Verification:
             done = Repaired()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
-                done = repair(self._context, self._damage(), options.repair_from, wrong)
+                done = repair(
+                    self._context,
+                    self._damage(),
+                    options.repair_from,
+                    canonical=wrong,
+                    right={unit[:2] for unit in checker.good},
+                )
                 self._look_again(checker, done)
                 if done.repaired or done.quarantined:
                     findings = self._survey(checker)
@@ -191,9 +197,9 @@ class Verification:
                 self._visit(checker, key, only)
             return
         for batch in self._rounds(chosen):
-            by_place: dict[int, set[Unit]] = {}
-            for unit in batch:
-                by_place.setdefault(self._inventory.first[unit], set()).add(unit)
+            by_place: dict[int, dict[Unit, int]] = {}
+            for rank, unit in enumerate(batch):
+                by_place.setdefault(self._inventory.first[unit], {})[unit] = rank
             for index, units in by_place.items():
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:

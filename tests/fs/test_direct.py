@@ -43,7 +43,7 @@ def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_read_all_the_sam
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.preadv
-    refused = []
+    refused: list[int] = []
 
     def refusing(fd: int, buffers: Sequence[Any], offset: int) -> int:
         if not refused:

@@ -186,15 +186,15 @@ def test_repeated_samples_come_round_to_everything(harmed: Store) -> None:
     for step in range(3):
         harmed.save(chunks(step), step=step)
     unread = []
-    for _ in range(6):
-        report = harmed.verify(sample=1 / 6)
+    reports = [harmed.verify(sample=1 / 6) for _ in range(6)]
+    for report in reports:
         assert report.ok
         assert report.checked_bytes == 3 * MIB
         assert report.remembered
         unread.append(report.unread_count)
 
     assert unread == [15, 12, 9, 6, 3, 0]
-    assert report.oldest_check
+    assert [bool(report.oldest_check) for report in reports] == [False] * 5 + [True]
 
 
 def test_repeated_budgets_find_any_damage_in_the_end(harmed: Store) -> None:
