@@ -86,7 +86,7 @@ def repair(
     try:
         for blob in wanted.values():
             try:
-                _repair_blob(context, staging, copies, blob, right, done)
+                _repair_blob(context, staging, copies, blob, done, right_elsewhere=right)
             except OSError as error:
                 done.unrepaired.append(Unrepaired(blob.digest, blob.nbytes, describe_os_error(error)))
     finally:
@@ -129,8 +129,9 @@ def _repair_blob(
     staging: Staging,
     copies: Copies,
     wanted: Wanted,
-    right_elsewhere: Container[tuple[int, int]],
     done: Repaired,
+    *,
+    right_elsewhere: Container[tuple[int, int]],
 ) -> None:
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.whole(wanted) or copies.assembled(wanted)
