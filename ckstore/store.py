@@ -481,28 +481,50 @@ class Store:
         ref: RefLike | None = None,
         *,
         sample: float | None = None,
+        quick: bool = False,
+        budget_s: float | None = None,
+        rate_bytes_s: float | None = None,
+        repair: bool = False,
+        repair_from: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> VerifyReport:
-        """Read every byte of a checkpoint, or of all, and compare it with its digest.
+        """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
 
-        What the page cache holds is dropped first (``posix_fadvise``), so that the bytes come from the disk, except
-        on tmpfs and where a process has them mapped. Directories that are no complete checkpoints are damage, too.
-        What is found damaged is remembered: ``latest-valid`` does not choose it, saving it again replaces it. A
-        checkpoint that is found whole is trusted again. A store that was opened for reading remembers nothing.
+        Directories that are no complete checkpoints are damage, too. What is found damaged is remembered:
+        ``latest-valid`` does not choose it, saving it again replaces it. A checkpoint that is found whole is trusted
+        again. When all checkpoints are verified, the store itself is looked at as well: links, canonical names,
+        blobs that nobody uses, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
+        store that was opened for reading remembers and mends nothing.
 
         Args:
             ref: Which checkpoint; None: all.
-            sample: Read only this part of the blobs of each checkpoint, above 0, at random and at least one; what is
+            sample: Read only this part of the blobs, above 0, those that were read longest ago first; what is
                 missing or has another size is found all the same. None: all of them.
+            quick: Read no blobs: only sizes, times, links, names, the catalog and small files.
+            budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
+                blob. Repeated, it comes round to all of them.
+            rate_bytes_s: Read at most so many bytes a second.
+            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store has.
+            repair_from: Another store or any directory, or several, with right bytes: copies of checkpoints, files.
+                They are read and compared before they are used. Implies `repair`.
             progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: `sample` is not above 0 and at most 1.
+            BadInput: An option is out of range, two do not go together, or a directory cannot be read.
+            SaveFailed: A repair was asked for and the store cannot be written.
         """
-        from ckstore.ops.verify import verify
+        from ckstore.ops.verify import Options, verify
 
-        return verify(self._context, ref, sample=sample, progress=progress)
+        given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
+        sources = tuple(Path(path) for path in given)
+        if repair or sources:
+            self._context.check_writable()
+        return verify(
+            self._context,
+            ref,
+            Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress),
+        )
 
     @only_ckstore_errors
     def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:

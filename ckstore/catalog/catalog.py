@@ -162,6 +162,11 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.users_of(connection, digest)
 
+    def blobs_of(self, run: str, step: int) -> set[tuple[str, int]]:
+        """Return (digest, size) of the blobs that a checkpoint uses; none if it has no rows."""
+        with reading(self.path) as connection:
+            return queries.blobs_of(connection, run, step)
+
     def pack_uses(self) -> list[tuple[tuple[str, int], str, int, int]]:
         """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
         from ckstore.catalog import space

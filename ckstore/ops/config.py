@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.fs import files
 from ckstore.model.document import refuse
 from ckstore.model.retention import RetentionPolicy
+from ckstore.model.seal import MEMBER, check_seal, seal
 from ckstore.model.settings import parse_config, render_config
 from ckstore.objects import small
 
@@ -33,7 +34,10 @@ def read_config(layout: Layout) -> dict[str, Any]:
         data = files.read_file(layout.config, most_bytes=_CONFIG_MAX_BYTES)
     except FileNotFoundError:
         return {}
-    return parse_config(data, str(layout.config))
+    config = parse_config(data, str(layout.config))
+    check_seal(data, str(layout.config))
+    config.pop(MEMBER, None)
+    return config
 
 
 def retention_of(context: Context) -> RetentionPolicy | None:
@@ -103,4 +107,4 @@ def _change(context: Context, member: str, value: object) -> None:
         config.pop(member, None)
         if value is not None:
             config[member] = value
-        small.replace_file(fd, layout.config.name, render_config(config))
+        small.replace_file(fd, layout.config.name, seal(render_config(config)))

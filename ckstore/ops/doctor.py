@@ -52,7 +52,7 @@ def _space(context: Context) -> Findings:
         free_inodes=status.f_favail,
         newest_bytes=newest.logical_bytes if newest is not None else 0,
         reserve_bytes=reserve.kept_bytes(context.layout),
-        reserve_wanted_bytes=reserve.wanted_bytes(layout),
+        reserve_wanted_bytes=reserve.wanted_bytes(context.layout),
     )
     yield space.check_bytes(facts)
     yield space.check_inodes(facts)
