@@ -180,6 +180,7 @@ def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_whoever_dies_while_he_tries_leaves_nothing_that_stays(tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
     before = everything(layout.root)
+    at = 0
     for step in itertools.count(2):
         at, before_it = divmod(step, 2)
         died = run_and_kill(lambda: place.try_links(layout.staging, layout.linked), at=at, before=bool(before_it))

@@ -33,7 +33,7 @@ def test_a_report_is_as_bad_as_its_worst_finding(levels: list[str]) -> None:
     report = DoctorReport(tuple(Finding(level, "x", "y", "z") for level in levels))  # type: ignore[arg-type]
 
     assert report.ok == ("error" not in levels)
-    assert all(LEVELS.index(report.worst) >= LEVELS.index(level) for level in levels)  # type: ignore[arg-type]
+    assert all(LEVELS.index(report.worst) >= LEVELS.index(level) for level in levels)
     assert report.worst in levels or not levels
 
 

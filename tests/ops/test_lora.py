@@ -35,7 +35,7 @@ class FineTune:
         self.optimizer.step()
 
     def base_bytes(self) -> int:
-        return sum(one.nbytes for one in self.model.state_dict().values()) - self.adapter_bytes()
+        return sum(int(one.nbytes) for one in self.model.state_dict().values()) - self.adapter_bytes()
 
     def adapter_bytes(self) -> int:
         return sum(one.nbytes for one in self.adapters)

@@ -43,7 +43,7 @@ def checksum(loaded: dict[str, Any]) -> int:
     """Return a checksum of all bytes of a state, mapped or not."""
     found = 0
     for array in (loaded["base"], loaded["turn"], loaded["own"], *loaded["small"]):
-        found = zlib.crc32(memoryview(np.ascontiguousarray(array)).cast("B"), found)
+        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
     return found
 
 
