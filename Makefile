@@ -5,6 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= 2
 SOAK_S ?= 60
+ODD ?= all
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash soak bench changelog system-packages clean
+.PHONY: help venv demo test lint format crash reliability mutants soak odd bench changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -66,8 +67,17 @@ crash: $(STAMP) system-packages ## Every kill point, every failing call, every p
 	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
+reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
+	$(PYTHON) tests/tools/reliability build/crash.jsonl docs/reliability.md
+
+mutants: $(STAMP) system-packages ## Take each guard of the protocol away and see who notices; writes docs/reliability-mutants.md
+	$(BIN)/python -m tests.mutants.runner --write
+
 soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seconds each (longer: SOAK_S=3600)
 	CKSTORE_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -m soak -s $(PYTEST_ARGS)
+
+odd: $(STAMP) system-packages ## The fast tests under python -O, -W error, umasks, another user, read-only stores, a jumping clock (ODD="clock non-root")
+	PYTHON=$(CURDIR)/$(BIN)/python tests/tools/odd-environments $(ODD)
 
 bench: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

@@ -12,6 +12,7 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
     from ckstore.model.diff import Diff
+    from ckstore.model.doctor.finding import DoctorReport, Finding
     from ckstore.model.export_report import ExportedFile, ExportReport
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
@@ -32,8 +33,10 @@ __all__ = [
     "CkstoreWarning",
     "Damage",
     "Diff",
+    "DoctorReport",
     "ExportReport",
     "ExportedFile",
+    "Finding",
     "Incomplete",
     "LoadReport",
     "OpenCheckpoint",
@@ -59,8 +62,10 @@ _HOMES = {
     "CkstoreWarning": "ckstore.errors",
     "Damage": "ckstore.model.verify_report",
     "Diff": "ckstore.model.diff",
+    "DoctorReport": "ckstore.model.doctor.finding",
     "ExportReport": "ckstore.model.export_report",
     "ExportedFile": "ckstore.model.export_report",
+    "Finding": "ckstore.model.doctor.finding",
     "Incomplete": "ckstore.model.reindex_report",
     "LoadReport": "ckstore.ops.load",
     "OpenCheckpoint": "ckstore.ops.open_checkpoint",

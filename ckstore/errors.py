@@ -115,9 +115,19 @@ class SaveFailed(CkstoreError):
 
 
 class InsufficientSpace(SaveFailed):
-    """Not enough bytes or inodes on the filesystem of the store."""
+    """Not enough bytes or inodes on the filesystem of the store; the hint of a save says what would free how much.
+
+    Attributes:
+        needed_bytes, needed_inodes: What a save would take beyond what the store has; None if it is not known, as
+            when the disk was filled by others meanwhile.
+        free_bytes, free_inodes: What was free for it; None if it is not known, or the filesystem counts no inodes.
+    """
 
     exit_status = 6
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    needed_inodes: int | None = None
+    free_inodes: int | None = None
 
 
 class SaveAbandoned(SaveFailed):

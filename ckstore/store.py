@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckstore.model.diff import Diff
+    from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.export_report import ExportReport
     from ckstore.model.files import FileSummary
     from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
@@ -65,10 +66,11 @@ class Store:
 
     def _examine(self, *, recover: bool) -> None:
         from ckstore.fs.place import examine
+        from ckstore.ops.place_notes import notes_at_opening
 
         place = examine(self.path)
         self._context.durable = place.durable
-        self._notes = place.warnings
+        self._notes = notes_at_opening(place, readonly=self._context.readonly)
         if not self._context.readonly and not os.access(self.path, os.W_OK):
             self._context.readonly = True
             self._notes += (f"{self.path} cannot be written by this user: opened for reading only",)
@@ -112,6 +114,7 @@ class Store:
         Raises:
             StoreNotFound: There is none.
             NewerFormat: It was made by a newer ckstore.
+            UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs.
         """
         return cls(path, readonly=readonly, recover=recover)
 
@@ -189,7 +192,8 @@ class Store:
             CannotStore: A value in the state cannot be stored; nothing was written.
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
-            InsufficientSpace: Not enough bytes or inodes.
+            InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
+                much. See `set_make_room`.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
@@ -477,28 +481,50 @@ class Store:
         ref: RefLike | None = None,
         *,
         sample: float | None = None,
+        quick: bool = False,
+        budget_s: float | None = None,
+        rate_bytes_s: float | None = None,
+        repair: bool = False,
+        repair_from: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> VerifyReport:
-        """Read every byte of a checkpoint, or of all, and compare it with its digest.
+        """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
 
-        What the page cache holds is dropped first (``posix_fadvise``), so that the bytes come from the disk, except
-        on tmpfs and where a process has them mapped. Directories that are no complete checkpoints are damage, too.
-        What is found damaged is remembered: ``latest-valid`` does not choose it, saving it again replaces it. A
-        checkpoint that is found whole is trusted again. A store that was opened for reading remembers nothing.
+        Directories that are no complete checkpoints are damage, too. What is found damaged is remembered:
+        ``latest-valid`` does not choose it, saving it again replaces it. A checkpoint that is found whole is trusted
+        again. When all checkpoints are verified, the store itself is looked at as well: links, canonical names,
+        blobs that nobody uses, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
+        store that was opened for reading remembers and mends nothing.
 
         Args:
             ref: Which checkpoint; None: all.
-            sample: Read only this part of the blobs of each checkpoint, above 0, at random and at least one; what is
+            sample: Read only this part of the blobs, above 0, those that were read longest ago first; what is
                 missing or has another size is found all the same. None: all of them.
+            quick: Read no blobs: only sizes, times, links, names, the catalog and small files.
+            budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
+                blob. Repeated, it comes round to all of them.
+            rate_bytes_s: Read at most so many bytes a second.
+            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store has.
+            repair_from: Another store or any directory, or several, with right bytes: copies of checkpoints, files.
+                They are read and compared before they are used. Implies `repair`.
             progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: `sample` is not above 0 and at most 1.
+            BadInput: An option is out of range, two do not go together, or a directory cannot be read.
+            SaveFailed: A repair was asked for and the store cannot be written.
         """
-        from ckstore.ops.verify import verify
+        from ckstore.ops.verify import Options, verify
 
-        return verify(self._context, ref, sample=sample, progress=progress)
+        given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
+        sources = tuple(Path(path) for path in given)
+        if repair or sources:
+            self._context.check_writable()
+        return verify(
+            self._context,
+            ref,
+            Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress),
+        )
 
     @only_ckstore_errors
     def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
@@ -603,6 +629,17 @@ class Store:
         from ckstore.fs.holders import deleted_but_open
 
         return deleted_but_open(self.path.stat().st_dev)
+
+    @only_ckstore_errors
+    def doctor(self) -> DoctorReport:
+        """Look at what the store and its place are able to keep: each finding that is not ok says what to do.
+
+        Nothing is changed; links and the sharing of blocks are tried with names that are removed at once, where this
+        user may write.
+        """
+        from ckstore.ops.doctor import examine_all
+
+        return examine_all(self._context)
 
     @only_ckstore_errors
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
@@ -722,6 +759,56 @@ class Store:
         from ckstore.ops.config import set_retention
 
         set_retention(self._context, policy)
+
+    @property
+    def make_room(self) -> RetentionPolicy | None:
+        """The policy by which a save that would not fit may make room; None: it may drop nothing.
+
+        Raises:
+            BadInput: It cannot be read, or has a rule that this ckstore does not know.
+        """
+        from ckstore.ops.config import make_room_of
+
+        return only_ckstore_errors(make_room_of)(self._context)
+
+    @only_ckstore_errors
+    def set_make_room(self, policy: RetentionPolicy | None) -> None:
+        """Let a save that would not fit drop checkpoints first, durably; None: such a save fails, as without this.
+
+        The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
+        save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+        open readers and the newest valid checkpoint of each run stay whatever the policy says.
+
+        Raises:
+            BadInput: The settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_make_room
+
+        set_make_room(self._context, policy)
+
+    @property
+    def read_back(self) -> bool:
+        """Whether a save reads what it wrote back from the disk before that counts as durable.
+
+        Raises:
+            BadInput: The settings of the store are damaged.
+        """
+        from ckstore.ops.config import read_back_of
+
+        return only_ckstore_errors(read_back_of)(self._context)
+
+    @only_ckstore_errors
+    def set_read_back(self, wanted: bool) -> None:  # noqa: FBT001 - there is nothing else to say
+        """Have every save read back what it wrote, past the page cache, and compare, before it counts as durable.
+
+        It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new.
+
+        Raises:
+            BadInput: The settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_read_back
+
+        set_read_back(self._context, wanted=wanted)
 
     @only_ckstore_errors
     def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:

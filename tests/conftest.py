@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.descriptors import open_below
-from tests.support.loopfs import Kind, loop_filesystem
+# Before any of them is imported: under python -O only assertions that pytest has rewritten are left.
+_rooms = [f"tests.{folder.name}" for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
+pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modules))
+
+from tests.support.descriptors import open_below  # noqa: E402
+from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,10 +39,11 @@ settings.register_profile(
     suppress_health_check=_SLOW_IS_FINE,
     print_blob=True,
 )
+settings.register_profile("odd", settings.get_profile("ci"), max_examples=5)  # for the odd environments
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
-_KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_SOAK_S")
+_KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "CKSTORE_CRASH_SEED", "CKSTORE_ODD", "CKSTORE_SOAK_S")
 _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
 
 

@@ -8,7 +8,7 @@ writers need is imported when somebody writes, so that `ckstore log` starts fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import queries, space
@@ -162,6 +162,11 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.users_of(connection, digest)
 
+    def blobs_of(self, run: str, step: int) -> set[tuple[str, int]]:
+        """Return (digest, size) of the blobs that a checkpoint uses; none if it has no rows."""
+        with reading(self.path) as connection:
+            return queries.blobs_of(connection, run, step)
+
     def pack_uses(self) -> list[tuple[tuple[str, int], str, int, int]]:
         """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
         from ckstore.catalog import space
@@ -183,6 +188,11 @@ class Catalog:
         """Return the sizes of the blobs that only this checkpoint uses."""
         with reading(self.path) as connection:
             return space.exclusive_bytes(connection, run, step)
+
+    def freed_by(self, places: Sequence[tuple[str, int]]) -> list[tuple[int, str, int]]:
+        """Return (index in `places`, digest, size) of each blob that dropping checkpoints in turn leaves unused."""
+        with reading(self.path) as connection:
+            return space.freed_by(connection, places)
 
     def dead_pack_bytes(self, without: Collection[tuple[str, int]] = ()) -> int:
         """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""

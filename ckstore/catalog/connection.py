@@ -149,6 +149,11 @@ def set_journal(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
+def sqlite_version() -> tuple[int, int, int]:
+    """Return the version of the SQLite library that is in use."""
+    return sqlite3.sqlite_version_info[0], sqlite3.sqlite_version_info[1], sqlite3.sqlite_version_info[2]
+
+
 def header(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the application id and the version of the schema; (0, 0) for an empty database."""
     ((application,),) = connection.execute("PRAGMA application_id").fetchall()

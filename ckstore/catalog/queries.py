@@ -130,6 +130,15 @@ def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dic
     return best
 
 
+def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[str, int]]:
+    """Return (digest, size) of the blobs that a checkpoint uses."""
+    query = (
+        "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
+        " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ?"
+    )
+    return set(connection.execute(query, (run, step)).fetchall())
+
+
 def users_of(connection: sqlite3.Connection, digest: str) -> list[tuple[str, int]]:
     """Return (run, step) of every checkpoint that uses a blob, in the order of commits."""
     return connection.execute(

@@ -9,7 +9,7 @@ from ckstore.catalog.text import in_parts
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[tuple[str, int]] = ()) -> int:
@@ -51,6 +51,26 @@ def exclusive_bytes(connection: sqlite3.Connection, run: str, step: int) -> int:
         (run, step),
     ).fetchall()
     return int(total or 0)
+
+
+def freed_by(connection: sqlite3.Connection, places: Sequence[tuple[str, int]]) -> list[tuple[int, str, int]]:
+    """Return (index in `places`, digest, size) of each blob that dropping checkpoints one after another leaves unused.
+
+    The index is that of the last of its users to go; blobs that any other checkpoint uses are left out.
+    """
+    query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
+    found = [(row[0], i) for i, place in enumerate(places) for row in connection.execute(query, place).fetchall()]
+    if not found:
+        return []
+    values = ", ".join(f"({int(number)}, {i})" for number, i in found)
+    rows = connection.execute(
+        f"WITH going (id, place) AS (VALUES {values})"  # noqa: S608 - numbers of rows
+        " SELECT max(g.place), b.digest, b.nbytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
+        " LEFT JOIN going g ON g.id = u.checkpoint_id"
+        " WHERE b.id IN (SELECT blob_id FROM uses WHERE checkpoint_id IN (SELECT id FROM going))"
+        " GROUP BY b.id HAVING count(*) = count(g.place)"
+    ).fetchall()
+    return [(int(place), digest, int(nbytes)) for place, digest, nbytes in rows]
 
 
 def without_use(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_MOST_BYTES = 16 * 2**20
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 @contextmanager
@@ -91,8 +93,10 @@ def create_blob(path: Path, data: memoryview) -> None:
         os.fsync(fd)
 
 
-def create_file(path: str | Path, data: bytes, *, mode: int = 0o644, dir_fd: int | None = None) -> None:
+def create_file(path: str | Path, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
     """Create the file `path` and make its content durable; the name is durable after `sync_directory`.
+
+    Its permissions are `mode`, whatever the umask is.
 
     Raises:
         FileExistsError: There is such a file.
@@ -100,21 +104,25 @@ def create_file(path: str | Path, data: bytes, *, mode: int = 0o644, dir_fd: int
     """
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
+        os.fchmod(fd, mode)
         os.fsync(fd)
 
 
 def allocate(path: Path, nbytes: int) -> None:
-    """Create the file `path` and have the filesystem set aside space for `nbytes`; nothing is made durable.
+    """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable.
 
     Raises:
-        FileExistsError: There is such a file.
-        OSError: There is no room; no file is left.
+        OSError: There is no room; a file that was there has its size, one that was not is not.
     """
-    with opened(path, _CREATE) as fd:
+    before = os.stat(path, follow_symlinks=False).st_size if os.path.lexists(path) else None
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError:
-            os.unlink(path)
+            if before is None:
+                os.unlink(path)
+            else:
+                os.ftruncate(fd, before)
             raise
 
 
@@ -145,14 +153,54 @@ def sync_open_directory(fd: int, path: Path) -> None:
             raise
 
 
+@contextmanager
+def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a regular file for reading, for the time of a `with` block; a pipe or a device is never waited for.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedBlob: There is something else: a symlink, a pipe, a device, a directory.
+    """
+    fd = open_regular(path, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        _close_quietly(fd)  # nothing was written through it
+
+
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """As `opened_regular`; return the descriptor, which the caller closes."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        # Without O_NONBLOCK the open of a pipe waits for a writer, for ever.
+        fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+    except BlockingIOError:  # a lease on the file is being given back: only a regular file has one
+        fd = os.open(path, flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            msg = f"{path} is no regular file: {'a symlink' if error.errno == errno.ELOOP else 'a socket or a device'}"
+            raise DamagedBlob(msg) from error
+        raise
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            return fd
+    except BaseException:
+        _close_quietly(fd)
+        raise
+    _close_quietly(fd)
+    msg = f"{path} is no regular file: {'a directory' if stat.S_ISDIR(mode) else 'a pipe or a device'}"
+    raise DamagedBlob(msg)
+
+
 def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
     """Return the content of a regular file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedBlob: It is larger than `most_bytes`.
+        DamagedBlob: It is larger than `most_bytes`, or no regular file.
     """
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
+    with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
         if size > most_bytes:
             msg = f"{path} has {size} bytes, at most {most_bytes} are read"

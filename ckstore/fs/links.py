@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from ckstore.errors import UnsafePlace
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_OWNER = 0o700
 _libc = ctypes.CDLL(None, use_errno=True)
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
@@ -63,12 +65,25 @@ def symlink(pointing_to: str, path: Path) -> None:
     os.symlink(pointing_to, path)
 
 
-def make_directory(path: Path, *, mode: int = 0o777) -> bool:
-    """Create one directory; return False if there is one."""
+def make_directory(path: Path, *, mode: int | None = None) -> bool:
+    """Create one directory; return False if there is one.
+
+    Args:
+        path: Its parent exists.
+        mode: Its permissions, whatever the umask is; None: those of its parent, so that a store is as private or as
+            shared as its root.
+    """
+    if mode is None:
+        mode = stat.S_IMODE(os.stat(path.parent).st_mode) | _OWNER
     try:
-        os.mkdir(path, mode)
+        os.mkdir(path, mode & _OWNER)  # nobody else gets in before the mode is as it should be
     except FileExistsError:
         return False
+    try:
+        if stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) != mode:
+            os.chmod(path, mode)
+    except FileNotFoundError:  # swept away meanwhile; whoever uses it next is told
+        return True
     return True
 
 

@@ -1,64 +1,57 @@
-"""What the filesystem at a place can keep: found out by looking and trying, not guessed."""
+"""What the filesystem at a place is, and whether it can do what a store needs: looked at and tried, not guessed."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ckstore.errors import UnsafePlace
-from ckstore.fs import links
+from ckstore.fs import links, locks, statx
+from ckstore.model.doctor.place import PlaceFacts
 
-_NOT_DURABLE = {"tmpfs", "ramfs"}
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "lustre", "beegfs", "gpfs"}
+TRY_PREFIX = ".try-"
+"""How the names begin that `try_links` makes for a moment."""
+
+_OWN_PREFIX = "try-"
+_TRIES = 20
+_UNABLE = (
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.EMLINK,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.ENOTTY,
+)
+"""Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
+
+_able: set[tuple[int, int, int]] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The filesystem of a directory.
-
-    Attributes:
-        kind: As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if unknown.
-        mount: Where it is mounted.
-        durable: Whether it keeps what was made durable through a power cut, as far as can be seen.
-        warnings: What the user should know, one sentence each.
-    """
-
-    kind: str
-    mount: str
-    durable: bool
-    warnings: tuple[str, ...]
-
-
-def examine(path: Path) -> Place:
+def examine(path: Path) -> PlaceFacts:
     """Look at the filesystem of the directory `path`; nothing is written."""
-    kind, mount, device, options = _mount_of(path)
-    warnings = []
-    durable = True
-    if kind in _NOT_DURABLE:
-        durable = False
-        warnings.append(f"{path} is on {kind}, which is memory: nothing survives a restart of the machine")
-    if kind == "ext4" and _has_no_journal(device):
-        durable = False
-        warnings.append(
-            f"{path} is on ext4 without a journal: after a power cut it may lose checkpoints that were acknowledged"
-        )
-    if "nobarrier" in options or "barrier=0" in options:
-        durable = False
-        warnings.append(f"{path} is mounted without write barriers: a power cut may lose acknowledged checkpoints")
-    if kind in _NETWORK:
-        warnings.append(f"{path} is on {kind}, a shared filesystem: one host at a time may write to this store")
-    if kind == "overlay":
-        warnings.append(f"{path} is on overlayfs: open files cannot always be seen; use a volume for the store")
-    return Place(kind=kind, mount=mount, durable=durable, warnings=tuple(warnings))
+    kind, mount, source, options = _mount_of(path)
+    return PlaceFacts(
+        path=str(path),
+        kind=kind,
+        mount=mount,
+        source=source,
+        options=frozenset(options),
+        journal=_has_journal(source) if kind == "ext4" else None,
+    )
 
 
 def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
     """Return type, mount point, device and options of the filesystem that holds `path`."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    mount_id = statx.mount_id(path)
     best = ("", "", "", set[str]())
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -67,51 +60,152 @@ def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
-        if len(fields) > 5 and len(rest) > 1 and fields[2] == number:
+        if len(fields) < 6 or len(rest) < 2:
+            continue
+        if fields[2] == number or (mount_id is not None and fields[0] == str(mount_id)):
             options = set(fields[5].split(",")) | set((rest[2] if len(rest) > 2 else "").split(","))
-            best = (rest[0], fields[4].replace("\\040", " "), rest[1], options)
+            best = (rest[0], _unescaped(fields[4]), _unescaped(rest[1]), options)
+            if fields[0] == str(mount_id):  # a filesystem may be mounted at several places, with options of their own
+                break
     return best
 
 
-def _has_no_journal(device: str) -> bool:
+def _unescaped(text: str) -> str:
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
+
+
+def _has_journal(device: str) -> bool | None:
     try:
         name = os.path.basename(os.path.realpath(device))
         task = Path("/sys/fs/ext4", name, "journal_task").read_text(encoding="ascii").strip()
     except OSError:
-        return False
-    return task == "<none>"
+        return None
+    return task != "<none>"
 
 
-def try_links(directories: tuple[Path, ...]) -> None:
-    """Try what a store needs between its directories: hardlinks, renames, and the exchange of two names.
+def misplaced(root: Path, directories: Sequence[Path]) -> tuple[str, ...]:
+    """Return which directories of a store are none, or lie on another filesystem than its root, one phrase each."""
+    device = os.stat(root).st_dev
+    found = []
+    for directory in directories:
+        try:
+            status = os.stat(directory, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            found.append(f"{directory} is a symlink")
+        elif not stat.S_ISDIR(status.st_mode):
+            found.append(f"{directory} is no directory")
+        elif status.st_dev != device:
+            found.append(f"{directory} is on another filesystem than {root}")
+    return tuple(found)
+
+
+def check_able(root: Path, directories: Sequence[Path], staging: Path, linked: Sequence[Path]) -> None:
+    """Raise unless the store can work here; links are tried once for each store and mount in the life of this process.
+
+    Args:
+        root: Of the store.
+        directories: All directories of it, see `misplaced`.
+        staging: Where saves begin.
+        linked: What is linked and renamed to from there; see `try_links`.
 
     Raises:
-        UnsafePlace: Something does not work; the message says what and where.
+        UnsafePlace: The store cannot work here.
+        OSError: It could not be tried.
     """
-    token = f".try-{uuid.uuid4().hex[:12]}"
-    first = directories[0] / token
+    if found := misplaced(root, directories):
+        msg = f"the store cannot be written: {'; '.join(found)}"
+        raise UnsafePlace(
+            msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
+        )
+    status = os.stat(root)
+    key = (status.st_dev, status.st_ino, statx.mount_id(root) or 0)
+    if key not in _able:
+        try_links(staging, linked)
+        _able.add(key)
+
+
+def try_links(staging: Path, others: Sequence[Path]) -> None:
+    """Try what a store needs between its directories: hardlinks, renames, and the exchange of two names.
+
+    It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
+    process leaves can be told from what a living one is just trying (`remove_leftovers`).
+
+    Raises:
+        UnsafePlace: Something does not work; the message says what.
+        OSError: It could not be tried: no room, no permission, a broken disk.
+    """
+    own, lock = _own_directory(staging)
     made: list[Path] = []
     try:
-        os.close(os.open(first, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        made.append(first)
-        for directory in directories[1:]:
-            other = directory / token
-            links.link(first, other)
-            made.append(other)
-        if os.stat(first).st_nlink != len(made):
-            msg = f"{directories[0].parent}: hardlinks are not counted there"
+        first, second = own / "one", own / "two"
+        for path in (first, second):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            made.append(path)
+        _try_between(staging.parent, own, others, made)
+        _try("exchange two names in", staging, partial(links.exchange, first, second))
+    finally:
+        for path in made:
+            with suppress(FileNotFoundError):  # gc takes what lies in trash
+                links.unlink(path)
+        with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
+            links.remove_directory(own)
+        lock.release()
+
+
+def _own_directory(staging: Path) -> tuple[Path, locks.DirectoryLock]:
+    for _ in range(_TRIES):
+        own = staging / f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
+        links.make_directory(own)
+        with suppress(FileNotFoundError):  # somebody who sweeps took it for dead: make another
+            return own, locks.lock_shared(own)
+    msg = f"{_TRIES} directories in {staging} were swept away as soon as they were made"
+    raise OSError(errno.EAGAIN, msg)
+
+
+def _try_between(root: Path, own: Path, others: Sequence[Path], made: list[Path]) -> None:
+    first = own / "one"
+    for directory in others:
+        there = directory / f".{own.name}"
+        _try(f"link from {own.parent.name}/ into", directory, partial(links.link, first, there))
+        made.append(there)
+        if os.stat(first, follow_symlinks=False).st_nlink < 2:
+            msg = f"{root}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
-        second = directories[0] / f"{token}-2"
-        links.rename(made.pop(), second)
-        made.append(second)
-        links.exchange(first, second)
+        back = own / directory.name
+        try:
+            _try(f"rename from {directory.name}/ into", own.parent, partial(links.rename, there, back))
+        except FileNotFoundError:  # gc took it from trash
+            continue
+        made.append(back)
+
+
+def _try(what: str, where: Path, do: Callable[[], None]) -> None:
+    try:
+        do()
+    except UnsafePlace:
+        raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _UNABLE:
             raise
-        msg = f"{directories[0].parent}: hardlinks and renames between its directories do not work: {error.strerror}"
+        msg = f"{where.parent}: it is not possible to {what} {where.name}/: {error.strerror}"
         raise UnsafePlace(
             msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         ) from error
-    finally:
-        for path in made:
-            links.unlink(path)
+
+
+def remove_leftovers(staging: Path, others: Sequence[Path]) -> None:
+    """Remove names that killed processes left while they tried links; those of living ones stay.
+
+    Raises:
+        OSError: One could not be removed.
+    """
+    for directory in others:
+        for name in os.listdir(directory):
+            # Its owner removes it before his own directory, which only he does while he lives.
+            if name.startswith(TRY_PREFIX) and not os.path.lexists(staging / name[1:]):
+                with suppress(FileNotFoundError):
+                    links.unlink(directory / name)

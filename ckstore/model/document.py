@@ -12,6 +12,7 @@ import math
 import re
 import reprlib
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
@@ -22,6 +23,16 @@ _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 _PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
 _CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
+
+
+MAX_LEVELS = 500
+"""Levels of a document; a state of `manifest.MAX_DEPTH` takes three for each of its own."""
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"')
+_REST = bytes(set(range(256)) - set(b'[]{}"'))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_STEPS = {ord("["): 1, ord("]"): -1}
+_QUICK_LEVELS = 8
 
 
 class _Refused(ValueError):
@@ -130,8 +141,10 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
         where: What is read, for messages: a path, usually.
 
     Raises:
-        BadInput: It is not such an object, or nested deeper than the interpreter can follow.
+        BadInput: It is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
     """
+    if _is_deep(bytes(data)):
+        raise BadInput(f"{where}: wanted JSON of at most {MAX_LEVELS} levels, found it nested deeper")
     try:
         text = str(data, "ascii")
         # Hooks, not a walk afterwards: the scanner has thrown the second of two names away by then,
@@ -153,6 +166,23 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         refuse(where, "the document", "a JSON object", value)
     return value
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether JSON is nested deeper than `MAX_LEVELS`.
+
+    The parser is recursive: how deep it may go is up to the interpreter and to whoever raised its limit, and beyond the
+    end of the stack the process dies.
+    """
+    if data.count(b"[") + data.count(b"{") <= MAX_LEVELS:
+        return False
+    if b"\\" in data:
+        data = _ESCAPE.sub(b"", data)
+    left = _STRING.sub(b"", data.translate(_ONE_KIND, _REST)).replace(b'"', b"")
+    for _ in range(_QUICK_LEVELS):  # the innermost pairs, which are most of them, all at once
+        left = left.replace(b"[]", b"")
+    most = max(accumulate(map(_STEPS.__getitem__, left)), default=0)
+    return most + _QUICK_LEVELS > MAX_LEVELS
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -31,8 +31,11 @@ def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotatio
     except (FileNotFoundError, NotADirectoryError):
         return None
     from ckstore.model.annotations import parse_annotations
+    from ckstore.model.seal import check_seal
 
-    return parse_annotations(data, str(path))
+    annotations = parse_annotations(data, str(path))
+    check_seal(data, str(path))
+    return annotations
 
 
 def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: Annotations) -> Annotations:
@@ -44,8 +47,10 @@ def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: 
         CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
         OSError: It could not be written.
     """
+    from ckstore.model.seal import seal
+
     with small.changing(layout):
         present = read_annotations(directory, dir_fd=lock.fd)
         together = more if present is None else present.with_more(more)
-        small.replace_file(lock.fd, ANNOTATIONS, together.render())
+        small.replace_file(lock.fd, ANNOTATIONS, seal(together.render()))
     return together

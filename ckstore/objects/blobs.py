@@ -109,7 +109,7 @@ def has_bytes(path: Path, data: memoryview) -> bool:
     """Whether the content of the file is `data`, byte by byte."""
     buffer = bytearray(_READ_BYTES)
     at = 0
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+    with files.opened_regular(path) as fd:
         while count := os.preadv(fd, [buffer], at):
             # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
             if buffer[:count] != data[at : at + count]:
@@ -129,7 +129,7 @@ def distrust(name: str, *, dir_fd: int) -> None:
 
 def digest_of_file(path: Path, like: str) -> str:
     """Return the digest of a file's content, with the algorithm of the digest `like`."""
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+    with files.opened_regular(path) as fd:
         return _digest_of(fd, like)
 
 

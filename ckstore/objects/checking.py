@@ -1,26 +1,31 @@
-"""Read a blob of a checkpoint whole and compare it, and the pieces in it, with their digests."""
+"""Read a blob of a checkpoint whole, once, and compare it, and the pieces in it, with their digests."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files
-from ckstore.model.digest import algorithm_of
+from ckstore.fs import direct, files
+from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.model.manifest import BlobRecord
 
 READ_BYTES = 4 * 2**20
 
 Piece = tuple[str, int, int]
 """Digest, offset in the blob, length."""
+
+Pace = Callable[[int], None]
+"""Called with the number of bytes that are about to be read; may wait."""
 
 
 @dataclass(slots=True)
@@ -40,31 +45,53 @@ class Checked:
     absent: bool = False
 
 
-def check_blob(
-    dir_fd: int, blob: BlobRecord, pieces: Iterable[Piece], buffer: memoryview, *, may_touch: bool, whole: bool = True
-) -> Checked:
+@dataclass(frozen=True, slots=True)
+class How:
+    """How blobs are read.
+
+    Attributes:
+        buffer: Of `direct.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
+        may_touch: Whether times may be set.
+        may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
+        pace: Called before each read.
+    """
+
+    buffer: memoryview
+    may_touch: bool = False
+    may_distrust: bool = True
+    pace: Pace | None = None
+
+
+def check_blob(dir_fd: int, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True) -> Checked:
     """Check a blob of the checkpoint whose directory is `dir_fd`.
 
-    What the page cache holds of it is dropped first as far as the kernel does that (not what is mapped or dirty, and
-    nothing on tmpfs), so that the bytes come from the disk. With `may_touch`, a blob of another time whose bytes are
+    The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
     right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
 
     Args:
         dir_fd: The directory, open.
         blob: As the manifest says.
         pieces: The pieces of it that are to be compared.
-        buffer: Memory to read into; not used by others meanwhile.
-        may_touch: Whether times may be set.
+        how: Buffer, pace, and what may be changed.
         whole: Whether to compare the whole blob with its name, too.
 
     Raises:
         OSError: The system refused to open it.
     """
-    pieces = list(pieces)
-    name = f"{BLOBS}/{blob.digest}"
+    return _check(f"{BLOBS}/{blob.digest}", dir_fd, blob, list(pieces), how, whole=whole)
+
+
+def check_file(path: Path, blob: BlobRecord, how: How) -> Checked:
+    """Check a blob by the path of the file, as `check_blob` does."""
+    return _check(path, None, blob, [], how, whole=True)
+
+
+def _check(
+    name: str | Path, dir_fd: int | None, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool
+) -> Checked:
     try:
-        with files.opened(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd) as fd:
-            return _check_open(fd, blob, pieces, buffer, may_touch=may_touch, whole=whole)
+        with direct.opened_uncached(name, dir_fd=dir_fd) as file:
+            return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(f"blob {blob.digest} is missing", pieces)
     except OSError as error:
@@ -77,38 +104,84 @@ def _all_bad(problem: str, pieces: Iterable[Piece]) -> Checked:
     return Checked(problem, dict.fromkeys(pieces, problem), absent=True)
 
 
-def _check_open(
-    fd: int, blob: BlobRecord, pieces: list[Piece], buffer: memoryview, *, may_touch: bool, whole: bool
-) -> Checked:
-    status = os.fstat(fd)
+def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+    status = os.fstat(file.fd)
     if not blobs.has_size(status, blob.nbytes):
         return _all_bad(f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", pieces)
-    if may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
-        _set_time(fd, files.BLOB_MTIME_NS)  # before it is read, so that a write during or after that shows
+    if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
+        _set_time(file.fd, files.BLOB_MTIME_NS)  # before it is read, so that a write during or after that shows
     checked = Checked()
     known: dict[Piece, str] = {}
     if whole:
-        with suppress(OSError):  # a filesystem that cannot drop pages: then they are compared as they are
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         everything = (blob.digest, 0, blob.nbytes)
-        known[everything] = _compare(fd, everything, buffer)
+        known = _compare_at_once(file, everything, pieces, how)
         checked.read_bytes = blob.nbytes
         if known[everything]:
             checked.problem = f"blob {blob.digest} is damaged: {known[everything]}"
     for piece in pieces:
         if piece not in known:
-            known[piece] = _compare(fd, piece, buffer)
+            known[piece] = _compare(file, piece, how)
             checked.read_bytes += 0 if whole else piece[2]
         if known[piece]:
             _, offset, length = piece
             where = f"bytes {offset} to {offset + length} of blob {blob.digest}"
             checked.bad[piece] = f"{where} are damaged: {known[piece]}"
-    if may_touch and checked.problem:
-        _set_time(fd, 0)
+    if how.may_touch and how.may_distrust and checked.problem:
+        _set_time(file.fd, 0)
     return checked
 
 
-def _compare(fd: int, piece: Piece, buffer: memoryview) -> str:
+class _Running:
+    """A piece of which a part was read."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.stop = piece[1] + piece[2]
+        self._digest: RunningDigest = algorithm_of(piece[0]).start()
+
+    def update(self, at: int, data: memoryview) -> None:
+        """Take what belongs to the piece of the bytes from `at`."""
+        self._digest.update(data[max(self.piece[1] - at, 0) : self.stop - at])
+
+    def verdict(self) -> str:
+        found = algorithm_of(self.piece[0]).digest_of_parts(self._digest)
+        return "" if found == self.piece[0] else f"they have the digest {found}, wanted {self.piece[0]}"
+
+
+def _compare_at_once(
+    file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
+) -> dict[Piece, str]:
+    """Return what is wrong with the blob, and with the pieces as far as it could be read, reading it once."""
+    waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
+    open_now = [_Running(everything)]
+    known: dict[Piece, str] = {}
+    at = 0
+    while at < everything[2]:
+        try:
+            data = _read(file, at, everything[2], how)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return {**known, everything: f"the disk cannot read byte {at}: {error.strerror}"}
+        if not data:
+            return {**known, everything: f"it ends after {at} bytes"}
+        while waiting and waiting[-1][1] < at + len(data):
+            open_now.append(_Running(waiting.pop()))
+        for running in open_now:
+            running.update(at, data)
+        at += len(data)
+        known.update((running.piece, running.verdict()) for running in open_now if running.stop <= at)
+        open_now = [running for running in open_now if running.stop > at]
+    return known if everything[2] else {everything: open_now[0].verdict()}
+
+
+def _read(file: direct.UncachedFile, start: int, stop: int, how: How) -> memoryview:
+    if how.pace is not None:
+        how.pace(min(stop - start, READ_BYTES))
+    return file.read(start, stop, how.buffer)
+
+
+def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
     """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
     digest, start, length = piece
     algorithm = algorithm_of(digest)
@@ -116,15 +189,15 @@ def _compare(fd: int, piece: Piece, buffer: memoryview) -> str:
     done = 0
     while done < length:
         try:
-            count = os.preadv(fd, [buffer[: length - done]], start + done)
+            data = _read(file, start + done, start + length, how)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             return f"the disk cannot read byte {start + done}: {error.strerror}"
-        if count == 0:
+        if not data:
             return f"it ends after {start + done} bytes"
-        running.update(buffer[:count])
-        done += count
+        running.update(data)
+        done += len(data)
     found = algorithm.digest_of_parts(running)
     return "" if found == digest else f"they have the digest {found}, wanted {digest}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -81,11 +82,22 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
 def id_at(path: Path) -> str | None:
     """Return the id that a directory's manifest claims, without reading the rest; None if there is none."""
     try:
-        with files.opened(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
         return None
     return match[1].decode("ascii") if match else None
+
+
+def why_not_own(dir_fd: int) -> str:
+    """Return why the blobs of the checkpoint in an open directory would be looked for elsewhere; empty if not so."""
+    try:
+        mode = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except FileNotFoundError:  # then each blob is missing, if it has any
+        return ""
+    if stat.S_ISDIR(mode):
+        return ""
+    return f"{BLOBS}/ is {'a symlink' if stat.S_ISLNK(mode) else 'no directory'}, and a checkpoint owns its blobs"
 
 
 class CheckpointDirectory:
@@ -142,6 +154,9 @@ class CheckpointDirectory:
             manifest, manifest_id = parse_manifest(data, where=where)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
+        if why := why_not_own(lock.fd):
+            msg = f"{path}: {why}"
+            raise DamagedBlob(msg)
         return cls(path, lock, manifest, manifest_id)
 
     def stat_blob(self, digest: str) -> os.stat_result:
@@ -171,7 +186,10 @@ class CheckpointDirectory:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
-            return os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
+            return files.open_regular(f"{BLOBS}/{digest}", dir_fd=self.lock.fd)
+        except DamagedBlob as error:
+            error.blob = digest
+            raise
         except FileNotFoundError as error:
             msg = f"{self.path}: blob {digest} is missing"
             hint = "ckstore verify tells which checkpoints are whole"

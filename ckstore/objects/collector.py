@@ -110,7 +110,9 @@ class Collector:
         names = trash.names_in(self._layout.trash)
         if not names:
             return
-        files.sync_directory(self._layout.trash)  # of all that was listed, whoever renamed it
+        # Of all that was listed, whoever renamed it; else a checkpoint may come back under its old name, taken apart.
+        for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
+            files.sync_directory(parent)
         failed: OSError | None = None
         for name in names:
             try:

@@ -5,24 +5,34 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InUse
+from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks
+from ckstore.model.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects import marks
-from ckstore.objects.layout import BLOBS, Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 _WAIT_S = 2.0
 
 
-def relink_everywhere(layout: Layout, digest: str, good: Path, temporary: Callable[[], Path]) -> int:
+def relink_everywhere(
+    layout: Layout, digest: str, good: Path, temporary: Callable[[], Path], spare: Collection[int] = ()
+) -> int:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many changed.
 
     The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
-    reader sees the old inode or the new one; marks that say the blob is damaged say so no more. `temporary` gives
-    fresh names in a directory of the caller, on the same filesystem.
+    reader sees the old inode or the new one; marks that say the blob is damaged say so no more. A checkpoint that is
+    marked and has lost the name gets it back.
+
+    Args:
+        layout: The store.
+        digest: The blob.
+        good: A name of the good copy.
+        temporary: Gives fresh names in a directory of the caller, on the same filesystem.
+        spare: Inode numbers of other good copies, whose names stay.
 
     Raises:
         OSError: A name could not be changed; those before it were.
@@ -33,18 +43,38 @@ def relink_everywhere(layout: Layout, digest: str, good: Path, temporary: Callab
         path = layout.checkpoint(run, step)
         name = path / BLOBS / digest
         try:
-            if os.stat(name, follow_symlinks=False).st_ino == inode:
+            there = _inode_of(name)
+            if there == inode or there in spare or (there is None and not _has_lost(path, digest)):
                 continue
             with locks.lock_shared(path, timeout_s=_WAIT_S) as lock:
+                if there is None and links.make_directory(name.parent):
+                    files.sync_directory(path)
                 _replace(name, good, temporary())
                 files.sync_directory(name.parent)
                 marks.forget_blob(lock, digest)
-        except FileNotFoundError:  # it does not use the blob, or is gone
+        except FileNotFoundError:  # it is gone
             continue
         except InUse:  # it is being taken apart and needs nothing any more
             continue
         changed += 1
     return changed
+
+
+def _inode_of(name: Path) -> int | None:
+    try:
+        return os.stat(name, follow_symlinks=False).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _has_lost(path: Path, digest: str) -> bool:
+    """Whether a checkpoint without this name needs it; only one that somebody found damaged is asked."""
+    if not marks.is_marked(path):
+        return False
+    try:
+        return digest.encode("ascii") in files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+    except (CkstoreError, FileNotFoundError):  # without a manifest nothing heals it
+        return False
 
 
 def _replace(name: Path, good: Path, temporary: Path) -> None:

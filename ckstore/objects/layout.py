@@ -44,6 +44,11 @@ class Layout:
         extra = (self.root / name for name in ("quarantine", "reserve"))
         return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, self.pins, *extra)
 
+    @property
+    def linked(self) -> tuple[Path, ...]:
+        """The directories that files are linked and renamed into from ``staging/``, and back."""
+        return self.blobs, self.checkpoints, self.trash
+
     def blob(self, digest: str) -> Path:
         """Return the canonical name of a blob."""
         return self.blobs / fan_out(digest) / digest

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
+from ckstore.model.digest import is_digest
 from ckstore.model.mark import MARK_MAX_BYTES, Mark, parse_mark
 
 if TYPE_CHECKING:
@@ -39,6 +40,17 @@ def identity(dir_fd: int) -> Identity | None:
 def is_marked(path: Path) -> bool:
     """Whether the checkpoint in the directory `path` is marked."""
     return os.path.lexists(path / MARK)
+
+
+def blobs_of(path: Path) -> list[str]:
+    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
+    try:
+        with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+            mark = read_mark(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    named = () if mark is None else (entry.blob for entry in mark.entries)
+    return [digest for digest in dict.fromkeys(named) if is_digest(digest)]
 
 
 def read_mark(dir_fd: int) -> Mark | None:

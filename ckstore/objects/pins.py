@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, DamagedBlob
 from ckstore.fs import files, links
 from ckstore.model.pins import Pin, file_name, parse_pin, pin_name
+from ckstore.model.seal import check_seal, seal
 from ckstore.objects import small
 
 if TYPE_CHECKING:
@@ -32,13 +33,16 @@ def read_pins(layout: Layout) -> list[Pin]:
 def _read(layout: Layout, name: str) -> Pin | None:
     path = layout.pins / file_name(name)
     try:
-        return parse_pin(files.read_file(path, most_bytes=_PIN_MAX_BYTES), name, str(path))
+        data = files.read_file(path, most_bytes=_PIN_MAX_BYTES)
+        pin = parse_pin(data, name, str(path))
+        check_seal(data, str(path))
     except FileNotFoundError:  # unpinned meanwhile
         return None
     except CkstoreError as error:
-        if not error.hint:
+        if not error.hint or isinstance(error, DamagedBlob):
             error.hint = f"nothing is deleted while it is unknown what this pin protects; unpin({name!r}) removes it"
         raise
+    return pin
 
 
 def write_pin(layout: Layout, pin: Pin) -> None:
@@ -50,7 +54,7 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     """
     links.make_directory(layout.pins)
     with small.changing(layout), files.opened(layout.pins, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        small.replace_file(fd, file_name(pin.name), pin.render())
+        small.replace_file(fd, file_name(pin.name), seal(pin.render()))
 
 
 def remove_pin(layout: Layout, name: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists
-from ckstore.fs import files, links
+from ckstore.fs import files, links, locks
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS
@@ -26,6 +26,7 @@ IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken"]
 """As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
 _PUBLISH_TRIES = 20
+_RUN_TIMEOUT_S = 30.0
 
 
 class UnknownOutcome(SaveFailed):
@@ -63,36 +64,50 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rul
         raise SaveFailed(msg, hint="move them back, or choose another name for the run")
     # Opened before the rename: after it, only the sync itself may fail.
     with _opened((target.parent, layout.checkpoints, layout.staging)) as parents:
+        outcome = _publish(layout, staging, manifest, if_exists)
+        _sync(parents)
+        return outcome
+
+
+def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
+    """Rename into a free place; else judge what is there and exchange, or leave it, while nobody else changes the run.
+
+    Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
+    taken out although it was acknowledged; a kill then loses it.
+    """
+    target = layout.checkpoint(manifest.run, manifest.step)
+    with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):
+        if _renamed(staging, target):
+            return Outcome()
+    with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):
         for _ in range(_PUBLISH_TRIES):
-            outcome = _try_to_publish(layout, staging, manifest, if_exists)
-            if outcome is not None:
-                _sync(parents)
-                return outcome
+            if _renamed(staging, target):
+                return Outcome()
+            try:
+                return _replace(layout, staging, manifest, if_exists)
+            except FileNotFoundError:  # what was there has gone
+                continue
     msg = f"{target} came and went {_PUBLISH_TRIES} times while it was being published"
     raise SaveFailed(msg)
 
 
-def _try_to_publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome | None:
-    """Rename or exchange, or find that the checkpoint there stays; None if what is there changed meanwhile."""
-    target = layout.checkpoint(manifest.run, manifest.step)
+def _renamed(staging: Staging, target: Path) -> bool:
+    """Rename `staging` to `target`; False if there is something already."""
     try:
         links.rename(staging.path, target)
     except OSError as error:
         if error.errno not in links.ALREADY_THERE:
             raise
-    else:
-        return Outcome()
-    try:
-        judged = os.stat(target, follow_symlinks=False).st_ino
-        stays = _that_stays(layout, manifest, if_exists)
-        if stays is not None:
-            return Outcome(existing=stays)
-        links.exchange(staging.path, target)
-    except FileNotFoundError:  # what was there has gone
-        return None
-    if os.stat(staging.path, follow_symlinks=False).st_ino != judged:  # another save was faster
-        links.exchange(staging.path, target)
-        return None
+        return False
+    return True
+
+
+def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
+    """Change places with the checkpoint that is there, unless that stays."""
+    stays = _that_stays(layout, manifest, if_exists)
+    if stays is not None:
+        return Outcome(existing=stays)
+    links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
     return Outcome(old=staging.path)
 
 

@@ -1,65 +1,164 @@
-"""A little space and a few inodes that are kept back: on a full disk gc gives them up first.
+"""A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
 
-To free anything gc has to write to the catalog, and to make names in ``trash/``.
+To free anything, the catalog has to be written and names have to be made in ``trash/``. Whoever frees space on a full
+filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never does:
+its bytes would take the place of the reserve, and then nobody could free anything any more.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ckstore.objects.layout import Layout
 
-RESERVE_BYTES = 2**20
-_INODES = 8
+LEAST_BYTES = 2**20
+MOST_BYTES = 64 * 2**20
+INODES = 8
 _PLENTY = 16
-"""The reserve is made only where this many times as much is free, so that it is not made again from the last bytes."""
+"""The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
+_SETTLE_S = 2.0
+_PAUSE_S = 0.005
+_PROBE = "probe"
+
+
+def wanted_bytes(layout: Layout) -> int:
+    """Return how large the reserve is to be: one transaction may write as much as the catalog holds."""
+    try:
+        catalog_bytes = os.stat(layout.root / "catalog.db").st_size
+    except OSError:  # none here: it lies on another filesystem, or will be made anew
+        catalog_bytes = 0
+    wanted = LEAST_BYTES
+    while wanted < min(catalog_bytes, MOST_BYTES):  # in steps, so that it is not enlarged with every save
+        wanted *= 2
+    return wanted
 
 
 def fill(layout: Layout) -> None:
-    """Make the reserve if it is not there and there is plenty of room; nothing is raised."""
-    names = [f"space-{number}" for number in range(_INODES)]
+    """Make or enlarge the reserve where there is plenty of room; nothing is raised."""
+    wanted = wanted_bytes(layout)
     try:
-        if set(names) <= set(names_in(_folder(layout))):
+        if all(_has_size(path, wanted // INODES) for path in _paths(layout)):
             return
         status = os.statvfs(layout.root)
-        if status.f_bavail * status.f_frsize < _PLENTY * RESERVE_BYTES or 0 < status.f_favail < _PLENTY * _INODES:
-            return
-        for name in names:
-            _make(_folder(layout) / name, RESERVE_BYTES // _INODES)
+        if status.f_bavail * status.f_frsize >= _PLENTY * wanted and not 0 < status.f_favail < _PLENTY * INODES:
+            _make(layout, wanted)
     except OSError:  # no room after all, or no right to write: then gc on a full disk may need help
         return
 
 
-def _folder(layout: Layout) -> Path:
-    return layout.root / "reserve"
+def kept_bytes(layout: Layout) -> int:
+    """Return the size of what is kept back now.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    total = 0
+    for name in names_in(_folder(layout)):
+        try:
+            total += os.stat(_folder(layout) / name, follow_symlinks=False).st_size
+        except FileNotFoundError:  # given up meanwhile
+            continue
+    return total
 
 
-def _make(path: Path, nbytes: int) -> None:
-    try:
-        files.allocate(path, nbytes)
-    except FileExistsError:
-        return
+@contextmanager
+def given_up(layout: Layout) -> Iterator[None]:
+    """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
 
-
-def give_up_when_full(layout: Layout) -> None:
-    """Remove the reserve if the filesystem has less room than that left.
+    Afterwards it is made again from what is free then, however little: the next gc needs it, too.
 
     Raises:
         OSError: A file could not be removed.
     """
+    gave = is_full(layout) and _give_up(layout)
+    try:
+        yield
+    finally:
+        if gave:
+            _take_back(layout)
+
+
+def is_full(layout: Layout) -> bool:
+    """Whether the filesystem has less room than the reserve.
+
+    Raises:
+        OSError: The system refused.
+    """
     status = os.statvfs(layout.root)
-    has_inodes = status.f_favail > _INODES or status.f_files == 0
-    if status.f_bavail * status.f_frsize > RESERVE_BYTES and has_inodes:
-        return
+    return status.f_bavail * status.f_frsize <= LEAST_BYTES or (status.f_files > 0 and status.f_favail <= INODES)
+
+
+def _give_up(layout: Layout) -> bool:
+    """Remove the reserve; return whether there was one."""
+    before = os.statvfs(layout.root)
+    removed = 0
     for name in names_in(_folder(layout)):
         try:
             links.unlink(_folder(layout) / name)
-        except FileNotFoundError:
+            removed += 1
+        except FileNotFoundError:  # another process frees space, too
             continue
+    if removed:
+        files.sync_directory(_folder(layout))
+        _wait_until_free(layout, before)
+    return removed > 0
+
+
+def _wait_until_free(layout: Layout, before: os.statvfs_result) -> None:
+    """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
+
+    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        if os.statvfs(layout.root).f_bfree > before.f_bfree and _can_make_a_file(layout):
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _can_make_a_file(layout: Layout) -> bool:
+    probe = _folder(layout) / _PROBE
+    try:
+        files.allocate(probe, 1)
+        links.unlink(probe)
+    except OSError:  # not yet, or another process tries, too
+        return False
+    return True
+
+
+def _take_back(layout: Layout) -> None:
+    try:
+        _make(layout, wanted_bytes(layout))
+    except OSError:  # what was freed is taken by others already; the next who finds room makes it
+        return
+
+
+def _make(layout: Layout, nbytes: int) -> None:
+    for path in _paths(layout):
+        if not _has_size(path, nbytes // INODES):
+            files.allocate(path, nbytes // INODES)
+
+
+def _has_size(path: Path, nbytes: int) -> bool:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size >= nbytes
+    except FileNotFoundError:
+        return False
+
+
+def _paths(layout: Layout) -> list[Path]:
+    return [_folder(layout) / f"space-{number}" for number in range(INODES)]
+
+
+def _folder(layout: Layout) -> Path:
+    return layout.root / "reserve"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links, locks
@@ -28,19 +29,25 @@ def changing(layout: Layout) -> locks.DirectoryLock:
 def replace_file(dir_fd: int, name: str, data: bytes) -> None:
     """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
 
-    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died.
+    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
+    one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
 
     Raises:
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
-    fresh = f".{name}.new"
+    fresh = ".new"
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
-        files.create_file(fresh, data, dir_fd=dir_fd)
+        files.create_file(fresh, data, mode=_mode_in(dir_fd), dir_fd=dir_fd)
         links.rename(fresh, name, dir_fd=dir_fd)
     except OSError:
         with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
             links.unlink(fresh, dir_fd=dir_fd)
         raise
     os.fsync(dir_fd)
+
+
+def _mode_in(dir_fd: int) -> int:
+    """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
+    return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666

@@ -7,6 +7,7 @@ durable under its name *in the staging directory* and then offered to others by 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -15,15 +16,18 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks
-from ckstore.objects import blobs
+from ckstore.fs.read_back import check_on_disk
+from ckstore.objects import blobs, marks
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
 _OFFER_TRIES = 20
 _CREATE_TRIES = 20
+_TEMPORARY = "new-"
 
 
 class Staging:
@@ -35,19 +39,26 @@ class Staging:
         written: Digest and size of every blob that this save wrote.
     """
 
-    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock) -> None:
+    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
         self.path = path
         self.lock = lock
         self.inode = os.fstat(lock.fd).st_ino
         self.written: dict[str, int] = {}
+        self._read_back = read_back
         self._blobs = path / BLOBS
         self._serial = itertools.count()
         self._mutex = threading.Lock()
 
     @classmethod
-    def create(cls, layout: Layout, run: str, step: int | None) -> Staging:
+    def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
         """Make a staging directory and lock it.
+
+        Args:
+            layout: The store.
+            run: For the name of the directory.
+            step: The same.
+            read_back: Read what is written from the disk, and compare, before it counts as durable.
 
         Raises:
             SaveFailed, OSError: It could not be made.
@@ -61,8 +72,10 @@ class Staging:
                 continue
             try:
                 links.make_directory(path / BLOBS)
-                return cls(layout, path, lock)
+                return cls(layout, path, lock, read_back=read_back)
             except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the news; the next opener sweeps it
+                    links.remove_directory(path)
                 lock.release()
                 raise
         msg = f"{_CREATE_TRIES} staging directories in {layout.staging} were swept away as soon as they were made"
@@ -115,21 +128,86 @@ class Staging:
 
         Raises:
             OSError: It could not be written; the save must fail.
-            SaveFailed: Other processes replaced the canonical name again and again.
+            SaveFailed: It does not read back as it was written, or others replaced the canonical name again and again.
         """
         mine = self._blobs / digest
         damaged = os.path.lexists(mine)
         fresh = self._temporary() if damaged else mine
         files.create_blob(fresh, data)
+        if self._read_back:
+            check_on_disk(fresh, data)
         with self._mutex:
             self.written[digest] = len(data)
         if damaged:
             links.rename(fresh, mine)
-            # The canonical name last: while it is damaged, a save that comes after a kill heals again.
-            relink_everywhere(self.layout, digest, mine, self._temporary)
-            self._take_over(digest, mine)
+            self.heal(digest)
             return True
         return self._offer(digest, mine, len(data))
+
+    def heal(self, digest: str, spare: Collection[int] = ()) -> int:
+        """Put the staged copy of a blob, which is good, in the place of damaged ones; return how many checkpoints.
+
+        Copies with an inode number in `spare` are good, too, and stay where they are.
+
+        Raises:
+            OSError: It was put in some places only.
+        """
+        mine = self._blobs / digest
+        # The canonical name last: while it is damaged, a save that comes after a kill heals again.
+        changed = relink_everywhere(self.layout, digest, mine, self._temporary, spare)
+        self._take_over(digest, mine)
+        return changed
+
+    def heal_marked(self) -> None:
+        """Put staged blobs in the place of copies that checkpoints with a mark have damaged, or lost.
+
+        A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
+        that is not read and right. That somebody's checkpoint cannot be healed is no reason to fail this save: its
+        mark stays.
+
+        Raises:
+            OSError: A temporary name in the staging directory could not be removed.
+        """
+        for run, step, _ in self.layout.published():
+            path = self.layout.checkpoint(run, step)
+            if not marks.is_marked(path):
+                continue
+            try:
+                self._heal_marked(marks.blobs_of(path))
+            except OSError:  # as said above; the next save, or a repair, tries again
+                for name in os.listdir(self.path):
+                    if name.startswith(_TEMPORARY):
+                        links.unlink(self.path / name)
+
+    def _heal_marked(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            mine = self._blobs / digest
+            if os.path.lexists(mine) and blobs.digest_of_file(mine, digest) == digest:
+                relink_everywhere(self.layout, digest, mine, self._temporary)
+
+    def take(self, digest: str, good: Path) -> None:
+        """Stage a copy that is known to be good, by a link or, where there can be none, by copying it.
+
+        Raises:
+            OSError: It could not be linked or written.
+        """
+        mine = self._blobs / digest
+        try:
+            links.link(good, mine)
+        except OSError as error:
+            if error.errno not in links.CANNOT_LINK:
+                raise
+            self.write(digest, memoryview(files.read_file(good, most_bytes=os.stat(good).st_size)))
+
+    def write(self, digest: str, data: memoryview) -> None:
+        """Stage a new copy, durably, without offering it to others.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        files.create_blob(self._blobs / digest, data)
+        with self._mutex:
+            self.written[digest] = len(data)
 
     def _offer(self, digest: str, mine: Path, nbytes: int) -> bool:
         """Give the new blob its canonical name, or take the one that somebody else offered meanwhile."""
@@ -201,7 +279,7 @@ class Staging:
 
     def _temporary(self) -> Path:
         """Return a name that nobody uses, outside ``blobs/`` so that it is never taken for one."""
-        return self.path / f"new-{next(self._serial)}"
+        return self.path / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
@@ -223,6 +301,8 @@ class Staging:
         """
         fresh = self.path / "manifest-new"
         files.create_file(fresh, manifest, mode=0o444)
+        if self._read_back:
+            check_on_disk(fresh, memoryview(manifest))
         links.rename(fresh, self.path / MANIFEST)
         files.sync_directory(self._blobs)
         files.sync_directory(self.path)

@@ -10,26 +10,49 @@ import uuid
 from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks
+from ckstore.model.digest import is_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ckstore.objects.layout import Layout
 
 
 def move_to_trash(layout: Layout, path: Path, lock: locks.DirectoryLock | None = None) -> Path:
-    """Rename the directory `path` into ``trash/``; return where it is now. It is durable after a sync of ``trash/``.
+    """Rename the directory `path` into ``trash/``; return where it is now.
+
+    It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
 
     Raises:
         FileNotFoundError: It is gone.
     """
-    target = name_in_trash(layout, path.name)
+    target = name_in_trash(layout, path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}")
     links.rename(path, target)
     if lock is not None and not lock.names(target):
         links.rename(target, path)  # somebody put another directory there meanwhile: it is not ours to take
         msg = f"{path} was replaced"
         raise FileNotFoundError(msg)
     return target
+
+
+def former_parents(layout: Layout, names: Sequence[str]) -> list[Path]:
+    """Return the directories from which what has these names in ``trash/`` may have been renamed.
+
+    Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
+    the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
+    """
+    runs: set[str] = set()
+    for name in names:
+        run, at, _ = name.partition("@")
+        if at:
+            runs.add(run)
+        elif not is_digest(name.partition(".")[0]):
+            runs.update(layout.runs())
+    if not runs:
+        return []
+    there = (layout.checkpoints / run for run in sorted(runs))
+    return [*(path for path in there if path.is_dir() and not path.is_symlink()), layout.staging]
 
 
 def name_in_trash(layout: Layout, name: str) -> Path:
@@ -49,7 +72,10 @@ def dead_stagings(layout: Layout) -> list[str]:
 
 
 def sweep_staging(layout: Layout) -> int:
-    """Move every staging directory whose owner is dead to trash; return how many."""
+    """Move every staging directory whose owner is dead to trash; return how many.
+
+    Whoever empties the trash makes durable first what replaced them (`former_parents`).
+    """
     swept = 0
     for name in names_in(layout.staging):
         path = layout.staging / name

@@ -1,73 +1,137 @@
-"""Refuse a save that the filesystem has no room for, before anything is written."""
+"""Refuse a save that the filesystem has no room for before anything is written, or make room if the store says how."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InsufficientSpace
-from ckstore.ops.packing import PACK_BELOW_BYTES, PACK_BYTES, find_pieces
+from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.model.digest import fan_out
+from ckstore.model.room import Amount, Need
+from ckstore.ops.packing import ALIGNMENT, PACK_BELOW_BYTES, PACK_BYTES, aligned, find_pieces
+from ckstore.ops.room import how_to_free, make_room, measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.model.digest import Algorithm
+    from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.tensors.source import ByteSource
 
-_OWN_INODES = 8
+_OWN_INODES = 4
+"""The manifest, the directory of a new run, and two files of the catalog; staging is there already."""
+_FOLDERS = 256
+"""In ``blobs/``; made when they are needed."""
+_SOURCE_BYTES = 256
+"""What a tensor takes in the manifest, about; a blob there and in a directory takes half of it."""
 _MARGIN_BYTES = 2**20
 
 
-def check_space(context: Context, sources: Sequence[ByteSource]) -> None:
-    """Compare what a save may write with what is free.
+@dataclass
+class _Found:
+    """What the chunks of a state take: those that the store has are claimed, so that they stay."""
+
+    new: dict[str, int] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    small_bytes: int = 0
+
+
+def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> tuple[str, ...]:
+    """Compare what a save may write with what is free, and make room where the store has a policy for that.
 
     When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
-    store has.
+    store has; those are claimed for the save.
+
+    Returns:
+        What was done to make room, a sentence each.
 
     Raises:
-        InsufficientSpace: With the numbers of bytes and inodes.
+        InsufficientSpace: With the numbers of bytes and inodes, and what would free how much.
+        OSError: The system refused.
     """
-    status = os.statvfs(context.layout.root)
-    free_bytes = status.f_bavail * status.f_frsize
-    free_inodes = status.f_favail if status.f_files else None
+    if measure(context, _at_most(context, sources)).fits:
+        return ()
+    found = _look(context, staging, sources)
+    new = _amount(context, found, len(sources))
+    if measure(context, new).fits:
+        return ()
+    try:
+        notes = make_room(context, new, found.claimed)
+        failed: CkstoreError | None = None
+    except CkstoreError as error:
+        notes, failed = (), error
+    need = measure(context, new)
+    if need.fits:
+        return notes
+    raise _refusal(context, need, notes, failed) from failed
+
+
+def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
-    most_bytes = sum(source.nbytes for source in sources) + _MARGIN_BYTES
-    most_inodes = sum(-(-source.nbytes // chunk_bytes) for source in sources if source.nbytes >= PACK_BELOW_BYTES)
-    small_bytes = sum(source.nbytes + 64 for source in sources if source.nbytes < PACK_BELOW_BYTES)
-    most_inodes += -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES)) + _OWN_INODES
-    if most_bytes <= free_bytes and (free_inodes is None or most_inodes <= free_inodes):
-        return
-    new_bytes, new_inodes = _predict(context, sources)
-    _refuse("bytes", new_bytes, free_bytes, context)
-    if free_inodes is not None:
-        _refuse("inodes", new_inodes, free_inodes, context)
+    large = [source.nbytes for source in sources if source.nbytes >= PACK_BELOW_BYTES]
+    small_bytes = sum(source.nbytes + ALIGNMENT for source in sources if source.nbytes < PACK_BELOW_BYTES)
+    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + _packs(small_bytes)
+    own_bytes = _SOURCE_BYTES * (len(sources) + blob_count) + _MARGIN_BYTES
+    return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
 
 
-def _refuse(unit: str, wanted: int, free: int, context: Context) -> None:
-    if wanted > free:
-        msg = f"the save needs {wanted} {unit}, {free} are free on the filesystem of {context.layout.root}"
-        raise InsufficientSpace(msg, hint="drop old checkpoints or make room, then save again; nothing was written")
+def _packs(small_bytes: int) -> int:
+    return -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
 
 
-def _predict(context: Context, sources: Sequence[ByteSource]) -> tuple[int, int]:
-    """Return the bytes and inodes that what the store lacks will take; small pieces as far as they are unknown."""
-    algorithm = context.algorithm
-    wanted: dict[str, int] = {}
+def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _Found:
+    found = _Found()
     small: dict[str, int] = {}
     for source in sources:
         if source.nbytes < PACK_BELOW_BYTES:
-            small[_digest(algorithm, source, 0, source.nbytes)] = source.nbytes
+            small[_digest(context.algorithm, source, 0, source.nbytes)] = source.nbytes
             continue
         for start in range(0, source.nbytes, context.settings.chunk_bytes):
             stop = min(start + context.settings.chunk_bytes, source.nbytes)
-            digest = _digest(algorithm, source, start, stop)
-            if not context.layout.blob(digest).exists():
-                wanted[digest] = stop - start
-    found = find_pieces(context, set(small))
-    unknown_bytes = sum(nbytes for digest, nbytes in small.items() if digest not in found)
-    packs = -(-unknown_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
-    return sum(wanted.values()) + unknown_bytes, len(wanted) + packs + _OWN_INODES
+            _claim(staging, found, _digest(context.algorithm, source, start, stop), stop - start)
+    places = find_pieces(context, set(small))
+    for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
+        if staging.claim(pack, nbytes):
+            found.claimed.add(pack)
+    there = {digest for digest, place in places.items() if place.blob in found.claimed}
+    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in there)
+    return found
+
+
+def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
+    if digest in found.claimed or digest in found.new:
+        return
+    if staging.claim(digest, nbytes):
+        found.claimed.add(digest)
+    else:
+        found.new[digest] = nbytes
+
+
+def _amount(context: Context, found: _Found, source_count: int) -> Amount:
+    """Return what the save takes on this filesystem, whose files have whole blocks."""
+    layout = context.layout
+    block = os.statvfs(layout.root).f_frsize
+    blob_count = len(found.new) + len(found.claimed)
+    pack_count = _packs(found.small_bytes)
+    folders = {fan_out(digest) for digest in found.new if not layout.blob(digest).parent.is_dir()}
+    own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
+    own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
+    data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))
+    return Amount(data_bytes + own_bytes, len(found.new) + pack_count + own_inodes)
+
+
+def _refusal(context: Context, need: Need, notes: Sequence[str], failed: CkstoreError | None) -> InsufficientSpace:
+    msg = f"the save needs {need} on the filesystem of {context.layout.root}; nothing was written"
+    if notes:
+        msg += f"; {'; '.join(notes)}, which was not enough"
+    if failed is not None:
+        msg += f"; making room failed: {failed.message}"
+    error = InsufficientSpace(msg, hint=how_to_free(context, need.missing))
+    error.needed_bytes, error.needed_inodes = need.new.nbytes, need.new.inodes
+    error.free_bytes, error.free_inodes = need.free_bytes, need.free_inodes
+    return error
 
 
 def _digest(algorithm: Algorithm, source: ByteSource, start: int, stop: int) -> str:

@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ckstore.fs import files
+from ckstore.model.document import refuse
 from ckstore.model.retention import RetentionPolicy
+from ckstore.model.seal import MEMBER, check_seal, seal
 from ckstore.model.settings import parse_config, render_config
 from ckstore.objects import small
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 RETENTION = "retention"
+MAKE_ROOM = "make_room"
+READ_BACK = "read_back"
 _CONFIG_MAX_BYTES = 2**20
 
 
@@ -30,22 +34,67 @@ def read_config(layout: Layout) -> dict[str, Any]:
         data = files.read_file(layout.config, most_bytes=_CONFIG_MAX_BYTES)
     except FileNotFoundError:
         return {}
-    return parse_config(data, str(layout.config))
+    config = parse_config(data, str(layout.config))
+    check_seal(data, str(layout.config))
+    config.pop(MEMBER, None)
+    return config
 
 
 def retention_of(context: Context) -> RetentionPolicy | None:
-    """Return the policy of the store, or None.
+    """Return the policy of the store that is applied after each save, or None.
 
     Raises:
         BadInput: It has a rule that this ckstore does not know.
         CkstoreError, OSError: As `read_config`.
     """
-    stored = read_config(context.layout).get(RETENTION)
-    return None if stored is None else RetentionPolicy.from_json(stored, f"{context.layout.config}: {RETENTION}")
+    return _policy_of(context, RETENTION)
+
+
+def make_room_of(context: Context) -> RetentionPolicy | None:
+    """Return the policy of the store that may be applied to make room for a save, or None.
+
+    Raises:
+        BadInput: It has a rule that this ckstore does not know.
+        CkstoreError, OSError: As `read_config`.
+    """
+    return _policy_of(context, MAKE_ROOM)
+
+
+def read_back_of(context: Context) -> bool:
+    """Return whether what a save writes is to be read back before it counts as durable.
+
+    Raises:
+        BadInput: The setting is neither true nor false.
+        CkstoreError, OSError: As `read_config`.
+    """
+    stored = read_config(context.layout).get(READ_BACK, False)
+    if not isinstance(stored, bool):
+        refuse(str(context.layout.config), READ_BACK, "true or false", stored)
+    return stored
 
 
 def set_retention(context: Context, policy: RetentionPolicy | None) -> None:
-    """Keep a policy in the store, durably, or remove it; other settings stay as they are.
+    """Keep the policy for after each save in the store, durably, or remove it. Raises as `_change`."""
+    _change(context, RETENTION, None if policy is None else policy.to_json())
+
+
+def set_make_room(context: Context, policy: RetentionPolicy | None) -> None:
+    """Keep the policy that may make room for a save in the store, durably, or remove it. Raises as `_change`."""
+    _change(context, MAKE_ROOM, None if policy is None else policy.to_json())
+
+
+def set_read_back(context: Context, *, wanted: bool) -> None:
+    """Keep in the store, durably, whether saves read back what they write. Raises as `_change`."""
+    _change(context, READ_BACK, True if wanted else None)
+
+
+def _policy_of(context: Context, member: str) -> RetentionPolicy | None:
+    stored = read_config(context.layout).get(member)
+    return None if stored is None else RetentionPolicy.from_json(stored, f"{context.layout.config}: {member}")
+
+
+def _change(context: Context, member: str, value: object) -> None:
+    """Give one setting a value, or remove it (None); other settings stay as they are.
 
     Raises:
         CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
@@ -55,7 +104,7 @@ def set_retention(context: Context, policy: RetentionPolicy | None) -> None:
     layout = context.layout
     with small.changing(layout), files.opened(layout.root, os.O_RDONLY | os.O_DIRECTORY) as fd:
         config = read_config(layout)
-        config.pop(RETENTION, None)
-        if policy is not None:
-            config[RETENTION] = policy.to_json()
-        small.replace_file(fd, layout.config.name, render_config(config))
+        config.pop(member, None)
+        if value is not None:
+            config[member] = value
+        small.replace_file(fd, layout.config.name, seal(render_config(config)))

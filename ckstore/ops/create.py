@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks, place
+from ckstore.model.seal import check_seal, seal
 from ckstore.model.settings import StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
 
@@ -47,9 +48,9 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     _remove_leftovers(layout)
     for directory in layout.directories:
         links.make_directory(directory)
-    place.try_links((layout.staging, layout.blobs, layout.checkpoints, layout.trash))
+    place.try_links(layout.staging, layout.linked)
     fresh = root / f"store.json.{uuid.uuid4().hex[:12]}"
-    files.create_file(fresh, settings.render(), mode=0o444)
+    files.create_file(fresh, seal(settings.render()), mode=0o444)
     links.rename(fresh, layout.settings)
     files.sync_directory(root)
     files.sync_directory(root.parent)
@@ -71,9 +72,9 @@ def _remove_leftovers(layout: Layout) -> None:
     for name in os.listdir(layout.root):
         if name.startswith("store.json."):
             links.unlink(layout.root / name)
-    for directory in layout.directories:
+    for directory in layout.linked:
         for name in os.listdir(directory) if directory.is_dir() else ():
-            if name.startswith(".try-"):
+            if name.startswith(place.TRY_PREFIX):
                 links.unlink(directory / name)
 
 
@@ -84,6 +85,7 @@ def read_settings(root: Path) -> StoreSettings:
         StoreNotFound: There is no store at `root`.
         NewerFormat: It was made by a newer ckstore.
         BadInput: ``store.json`` is not valid.
+        DamagedBlob: It is not as it was written.
     """
     path = Layout(root).settings
     try:
@@ -91,4 +93,6 @@ def read_settings(root: Path) -> StoreSettings:
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"there is no store at {root}"
         raise StoreNotFound(msg, hint="ckstore init makes one, Store.init(path) in Python") from error
-    return parse_settings(data, where=str(path))
+    settings = parse_settings(data, where=str(path))
+    check_seal(data, str(path))
+    return settings

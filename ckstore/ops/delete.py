@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckstore.objects import reserve
 from ckstore.ops import reclaim
 from ckstore.ops.drop import drop, make_kept_durable
 
@@ -22,7 +23,8 @@ def delete(context: Context, info: CheckpointInfo) -> None:
         OSError: The system refused.
     """
     context.check_writable()
-    make_kept_durable(context, info.run)
-    dropped = drop(context, info)
-    if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
-        reclaim.give_back(context, dropped.digests)
+    with reserve.given_up(context.layout):
+        make_kept_durable(context, info.run)
+        dropped = drop(context, info)
+        if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
+            reclaim.give_back(context, dropped.digests)

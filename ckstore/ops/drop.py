@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,11 +20,14 @@ from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.hold import gone
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
     from ckstore.model.published import Published
 
 _CATALOG_TIMEOUT_S = 5.0
+_RUN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,8 @@ def make_kept_durable(context: Context, run: str) -> None:
     Raises:
         OSError: Nothing of the run may be dropped.
     """
-    files.sync_directory(context.layout.checkpoints / run)
-    files.sync_directory(context.layout.checkpoints)
+    for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
+        files.sync_directory(parent)
 
 
 def drop(context: Context, info: CheckpointInfo) -> Dropped:
@@ -60,24 +64,39 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     """
     layout = context.layout
     path = layout.checkpoint(info.run, info.step)
-    lock = locks.try_exclusive(path)
-    if lock is None:
-        if not path.is_dir():
-            raise gone(info)
-        msg = f"{info.name} is open for reading by somebody"
-        raise InUse(msg, hint="close it there, then delete again")
-    with lock:
+    with ExitStack() as held:
+        # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
+        run_lock = held.enter_context(_run_locked(info, path.parent))
+        lock = held.enter_context(_taken(info, path))
         _check(context, info)
         if id_at(path) != info.id:
             raise gone(info)
         digests = tuple(name for name in os.listdir(path / BLOBS) if is_digest(name))
         try:
             trash.move_to_trash(layout, path, lock)
-        except FileNotFoundError:  # a saver put another one there at this moment
+        except FileNotFoundError:  # somebody put another one there at this moment
             raise gone(info) from None
+        run_lock.release()
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
     return Dropped(digests, catalogued=_reconcile(context, info))
+
+
+def _run_locked(info: CheckpointInfo, run: Path) -> locks.DirectoryLock:
+    try:
+        return locks.lock_exclusive(run, timeout_s=_RUN_TIMEOUT_S)
+    except FileNotFoundError:
+        raise gone(info) from None
+
+
+def _taken(info: CheckpointInfo, path: Path) -> locks.DirectoryLock:
+    lock = locks.try_exclusive(path)
+    if lock is not None:
+        return lock
+    if not path.is_dir():
+        raise gone(info)
+    msg = f"{info.name} is open for reading by somebody"
+    raise InUse(msg, hint="close it there, then delete again")
 
 
 def _reconcile(context: Context, info: CheckpointInfo) -> bool:

@@ -1,8 +1,9 @@
 """Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
 
 (0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped
-(a) directories of dead saves in ``staging/`` are renamed to ``trash/``, which is made durable
-(b) what is in ``trash/``, also what a gc left that was killed, is taken apart; its digests are entered into the catalog
+(a) directories of dead saves in ``staging/`` are renamed to ``trash/``
+(b) ``trash/``, and where it came from, is made durable; what is in it, also what a gc left that was killed, is taken
+    apart; its digests are entered into the catalog
 (c) blobs without a use whose canonical name is the last one are renamed to ``trash/``, and looked at again
 (d) ``trash/`` is made durable, they are unlinked, and their rows deleted where they still have no use
 
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files
 from ckstore.model.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
@@ -84,14 +84,10 @@ def collect(context: Context, *, settle: bool = True) -> GcReport:
 def _collect(context: Context, *, quiet_s: float) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
-    with _start(context) as collector:
-        reserve.give_up_when_full(layout)
+    with _start(context) as collector, reserve.given_up(layout):
         catch_up(context)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
-        if swept:
-            files.sync_directory(layout.trash)
-            files.sync_directory(layout.staging)
         failed = _empty(collector)
         reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
         if failed is not None:  # on a full disk: now there may be room for what the catalog has to note

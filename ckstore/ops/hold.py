@@ -35,8 +35,8 @@ def held(context: Context, info: CheckpointInfo) -> Iterator[locks.DirectoryLock
     with lock:
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
-        files.sync_directory(path.parent)
-        files.sync_directory(context.layout.checkpoints)
+        for parent in (path.parent, context.layout.checkpoints, context.layout.staging):
+            files.sync_directory(parent)
         yield lock
 
 

@@ -11,9 +11,9 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.refs import newest_first, parse_ref
 from ckstore.objects import marks
 from ckstore.ops import find as finding
+from ckstore.ops.checker import Checker
 from ckstore.ops.marking import open_checked, remember_damage
 from ckstore.ops.validity import glance, judge_blobs
-from ckstore.ops.verify import Checker
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:

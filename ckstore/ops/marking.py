@@ -46,11 +46,13 @@ def open_checked(context: Context, path: Path) -> CheckpointDirectory:
     return directory
 
 
-def remember(context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry]) -> bool:
+def remember(
+    context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
+) -> bool:
     """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible.
 
-    The blobs are no longer trusted by their time either, so that saving the same bytes again heals them. An error
-    here must not hide the damage, so none is raised.
+    With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
+    them. An error here must not hide the damage, so none is raised.
     """
     if context.readonly or context.broken:
         return False
@@ -58,7 +60,7 @@ def remember(context: Context, lock: locks.DirectoryLock, entries: Iterable[Mark
     found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     try:
         for entry in entries:
-            if entry.blob:
+            if entry.blob and distrust:
                 blobs.distrust(f"{BLOBS}/{entry.blob}", dir_fd=lock.fd)
         marks.write_mark(lock, Mark(found, entries))
     except OSError:
@@ -67,5 +69,6 @@ def remember(context: Context, lock: locks.DirectoryLock, entries: Iterable[Mark
 
 
 def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
-    """As `remember`, for what a verification found, as far as it affects the checkpoint."""
-    return remember(context, lock, [MarkEntry(d.blob, d.names, d.what) for d in damage if d.affects])
+    """As `remember`, for what a verification found, as far as it affects the checkpoint; it has set the times."""
+    entries = [MarkEntry(found.blob, (*found.names, *found.files), found.what) for found in damage if found.affects]
+    return remember(context, lock, entries, distrust=False)

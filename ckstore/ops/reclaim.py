@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, locks
+from ckstore.fs import locks
 from ckstore.objects import trash
 from ckstore.objects.collector import Collector, EnterCandidates
 
@@ -43,7 +43,6 @@ def discard_path(context: Context, path: Path) -> None:
             return
         with lock:
             trash.move_to_trash(context.layout, path, lock)
-        files.sync_directory(context.layout.staging)
     except OSError:  # the next opener sweeps it
         return
     give_back(context)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
-from ckstore.fs import files, links
+from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.ops import reclaim
 from ckstore.ops.entering import TIMEOUT_S, enter
@@ -14,6 +16,8 @@ from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.ops.context import Context
 
 
@@ -24,16 +28,18 @@ def recover(context: Context) -> list[str]:
 
     Raises:
         NewerFormat: The catalog was written by a newer ckstore.
+        UnsafePlace: The filesystem cannot do what a store needs.
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []
     for directory in context.layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
-    if trash.sweep_staging(context.layout):
-        # A dead one may be the old checkpoint of an exchange: what replaced it must be durable before it goes (rule F).
-        renamed = [context.layout.checkpoints / run for run in context.layout.runs()]
-        for path in (*renamed, context.layout.checkpoints, context.layout.trash, context.layout.staging):
-            files.sync_directory(path)
+    layout = context.layout
+    with _unless_full():
+        place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+    _make_store_durable(context)
+    trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+    place.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
         said = catch_up(context)
@@ -41,12 +47,41 @@ def recover(context: Context) -> list[str]:
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
-        notes.append(f"the catalog is left aside for now: {error.message}")
+        notes.append(_left_aside(context, error))
     reclaim.give_back(context)
     reserve.fill(context.layout)
     for note in said:
         warn(note)
     return said + notes
+
+
+def _make_store_durable(context: Context) -> None:
+    """Make the names in the store durable, whoever made them: a checkpoint is no more durable than they are (rule F).
+
+    Raises:
+        OSError: That did not work; this process must not write to the store.
+    """
+    try:
+        files.sync_directory(context.layout.root)
+    except OSError as error:
+        context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
+        raise
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _left_aside(context: Context, error: CkstoreError) -> str:
+    if reserve.is_full(context.layout):
+        return f"the filesystem of {context.layout.root} is full, so the catalog is left aside; ckstore gc frees space"
+    return f"the catalog is left aside for now: {error.message}"
 
 
 def catch_up(context: Context) -> list[str]:

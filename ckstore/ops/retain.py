@@ -11,6 +11,7 @@ from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
 from ckstore.model.retention_report import RetentionReport, Skipped
+from ckstore.objects import reserve
 from ckstore.ops.config import retention_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.drop import drop, make_kept_durable, pins_by_checkpoint
@@ -101,6 +102,11 @@ def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
         OSError: The system refused. Those before it were dropped, those after it were not.
     """
     context.check_writable()
+    with reserve.given_up(context.layout):
+        return _apply(context, to_do)
+
+
+def _apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
     dropped: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
     for run in dict.fromkeys(entry.info.run for entry in to_do.dropped):

@@ -31,9 +31,12 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim, retain
 from ckstore.ops.admission import check_space
+from ckstore.ops.config import read_back_of
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.failing import describe_os_error
+from ckstore.ops.hold import held
 from ckstore.ops.packing import state_changed
+from ckstore.ops.room import how_to_free
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
@@ -83,9 +86,12 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
     """Save what was captured, a state or files; the request was checked."""
-    with _failing_as_save(f"saving {request.run}@{'next step' if request.step is None else request.step}"):
-        staging = Staging.create(context.layout, request.run, request.step)
+    what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
+    notes: list[str] = []
+    with _failing_as_save(context, what):
+        staging = Staging.create(context.layout, request.run, request.step, read_back=_reads_back(context))
         try:
+            notes += check_space(context, staging, captured.sources)
             manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request)
         except BaseException as error:
             if isinstance(error, publishing.UnknownOutcome):
@@ -101,7 +107,10 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     else:
         mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
     try:
-        tags = _write_tags(context, manifest, request.tags)
+        if outcome.existing is None:  # locked by its staging
+            tags = _write_tags(context, manifest, request.tags)
+        else:
+            tags = _tag_existing(context, outcome.existing, request.tags)
         catalogued = _catalogue(context, manifest.run, manifest.step, mine)
     finally:
         if outcome.existing is not None:
@@ -111,16 +120,24 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         reclaim.discard_path(context, outcome.old)
     context.continued[manifest.run] = manifest_id
     info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
-    warnings = retain.after_save(context, manifest.run)
-    return replace(info, durable=context.durable, catalogued=catalogued, warnings=warnings)
+    notes += retain.after_save(context, manifest.run)
+    return replace(info, durable=context.durable, catalogued=catalogued, warnings=tuple(notes))
+
+
+def _reads_back(context: Context) -> bool:
+    """Whether what is written is to be read back; yes where the settings cannot be read, which `after_save` tells."""
+    try:
+        return read_back_of(context)
+    except (CkstoreError, OSError):
+        return True
 
 
 def _stage_and_publish(
     context: Context, staging: Staging, captured: Captured, request: Request
 ) -> tuple[Manifest, str, Outcome]:
-    check_space(context, captured.sources)
     # Files may come from somebody who chose their bytes so that digests collide.
     stored = store_sources(context, staging, captured.sources, compare=bool(captured.files))
+    staging.heal_marked()
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -173,15 +190,31 @@ def _manifest(context: Context, captured: Captured, stored: Stored, request: Req
 
 
 def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Point the tags to the committed checkpoint as far as that works; return those that it has."""
+    """Point the tags to the committed checkpoint as far as that works; return those that it has.
+
+    The caller holds its directory locked. A tag that could not be made durable is not among those returned.
+    """
+    failed = set()
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
         except OSError:  # the returned info says which tags there are
-            continue
+            failed.add(tag)
     try:
-        return tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+        there = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     except OSError:  # they cannot be read now
+        return ()
+    return tuple(tag for tag in there if tag not in failed)
+
+
+def _tag_existing(context: Context, there: Published, tags: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_write_tags`, for a checkpoint that was there before: it is locked, so that nobody drops it meanwhile."""
+    if not tags:
+        return _write_tags(context, there.manifest, ())
+    try:
+        with held(context, CheckpointInfo.of(there.manifest, there.manifest_id)):
+            return _write_tags(context, there.manifest, tags)
+    except (CkstoreError, OSError):  # it is being dropped at this moment: a tag would name nothing
         return ()
 
 
@@ -208,7 +241,7 @@ def _inode_at(context: Context, run: str, step: int) -> int:
 
 
 @contextmanager
-def _failing_as_save(what: str) -> Iterator[None]:
+def _failing_as_save(context: Context, what: str) -> Iterator[None]:
     """Turn errors of the system into errors of the save; the cause stays attached."""
     try:
         yield
@@ -217,7 +250,7 @@ def _failing_as_save(what: str) -> Iterator[None]:
     except OSError as error:
         msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InsufficientSpace(msg, hint="free space on the filesystem of the store, then save again") from error
+            raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; the store can be used further") from error
     except MemoryError as error:
         msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"

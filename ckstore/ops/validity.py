@@ -14,6 +14,7 @@ from ckstore.fs import files
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest_read import parse_manifest
 from ckstore.objects import blobs, marks
+from ckstore.objects.checkpoints import why_not_own
 from ckstore.objects.layout import BLOBS, MANIFEST
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def _manifest_in(fd: int, path: Path, seen: ManifestsSeen | None) -> tuple[Manif
 
 def judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
     """Return what is wrong with the blobs in an open directory, and which of them were touched; no data is read."""
+    if why := why_not_own(fd):
+        return why, ()
     touched = []
     for blob in manifest.blobs:
         try:

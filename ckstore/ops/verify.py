@@ -1,247 +1,318 @@
-"""Read checkpoints whole and say what is damaged; remember it, or that a marked one is whole.
-
-Several threads read, each with one buffer. Every inode is read once, however many checkpoints share it. A checkpoint
-is locked for use while it is read, so nobody takes it apart meanwhile; one that goes before that is left out.
-"""
+"""Verify: look at everything, or read everything, or what was read longest ago; say what is damaged, and repair it."""
 
 from __future__ import annotations
 
 import math
 import os
 import random
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, DamagedBlob, InUse
-from ckstore.fs import locks
-from ckstore.model.verify_report import Damage, VerifyReport
-from ckstore.objects import blobs, marks
-from ckstore.objects.checking import READ_BYTES, Checked, Piece, check_blob
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.errors import BadInput
+from ckstore.model.digest import is_digest
+from ckstore.model.times import text_of_time
+from ckstore.model.verify_report import Damage, Finding, Mode, VerifyReport
+from ckstore.objects.checked import read_checked, remember_checked
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.checker import Checker, Place, Unit
 from ckstore.ops.find import find
-from ckstore.ops.marking import remember_damage
+from ckstore.ops.pace import Budget, Rate
 
 if TYPE_CHECKING:
+    from ckstore.model.checked import CheckedTimes, Copy
     from ckstore.model.info import CheckpointInfo
-    from ckstore.model.manifest import Manifest
     from ckstore.ops.context import Context
+    from ckstore.ops.repair import Repaired
 
 Progress = Callable[[int, int], None]
 """Called in the caller's thread with the bytes that are checked and those that are to be checked."""
 
-_WORKERS = 4
-_BATCH = 256
-_Place = tuple[int, int, str, str]
-"""Sorts checkpoints in the order of their commits; those whose order is not known come last."""
+_ROUND_BYTES = 256 * 2**20
+_FLUSH_S = 60.0
+Key = tuple[str, int]
+"""Run and step."""
 
 
-def verify(
-    context: Context,
-    ref: str | int | CheckpointInfo | None = None,
-    *,
-    sample: float | None = None,
-    progress: Progress | None = None,
-) -> VerifyReport:
-    """Read a checkpoint, or all, and say what is damaged; see `ckstore.Store.verify`."""
-    part = _check_sample(sample)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to verify.
+
+    Attributes:
+        sample: The part of the blobs to read, above 0, those read longest ago first; None: all.
+        budget_s: Begin nothing that would end later; None: no limit. Those read longest ago come first.
+        rate_bytes_s: Read at most so fast; None: as fast as the disk.
+        quick: Read no data.
+        repair: Put damaged blobs aside and right copies in their place.
+        repair_from: Other stores and directories to take right bytes from.
+        progress: Called now and then.
+
+    Raises:
+        BadInput: Some of them do not go together, or are out of range.
+    """
+
+    sample: float | None = None
+    budget_s: float | None = None
+    rate_bytes_s: float | None = None
+    quick: bool = False
+    repair: bool = False
+    repair_from: tuple[Path, ...] = ()
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and not 0 < self.sample <= 1:
+            msg = f"sample is the part of the blobs to read, above 0 and at most 1, got {self.sample!r}"
+            raise BadInput(msg)
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise BadInput(f"budget_s is a number of seconds above 0, got {self.budget_s!r}")
+        reading = (self.sample, self.budget_s, self.rate_bytes_s)
+        if self.quick and any(option is not None for option in reading):
+            raise BadInput("a quick verification reads no data: it goes without sample, budget_s and rate_bytes_s")
+
+    @property
+    def mode(self) -> Mode:
+        """What kind of verification that is."""
+        if self.quick:
+            return "quick"
+        return "sampled" if self.budget_s is not None or (self.sample or 1) < 1 else "full"
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The blobs in the directories of some checkpoints; nothing of them was read.
+
+    Attributes:
+        sizes: Copy of a blob -> its size.
+        first: Copy of a blob -> index of the first checkpoint that has it.
+    """
+
+    sizes: dict[Unit, int] = field(default_factory=dict)
+    first: dict[Unit, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: Context, places: Sequence[Key]) -> Inventory:
+        """List the directories of checkpoints."""
+        made = cls()
+        for index, (run, step) in enumerate(places):
+            try:
+                with os.scandir(context.layout.checkpoint(run, step) / BLOBS) as entries:
+                    for entry in entries:
+                        if is_digest(entry.name) and entry.is_file(follow_symlinks=False):
+                            status = entry.stat(follow_symlinks=False)
+                            unit = (status.st_dev, status.st_ino, entry.name)
+                            made.sizes[unit] = status.st_size
+                            made.first.setdefault(unit, index)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        return made
+
+
+class Verification:
+    """One run of `verify`."""
+
+    def __init__(self, context: Context, places: Sequence[Key], options: Options, *, everything: bool) -> None:
+        self._context = context
+        self._places = places
+        self._options = options
+        self._everything = everything
+        self._may_write = not context.readonly and not context.broken
+        self._budget = Budget(options.budget_s)
+        self._inventory = Inventory.of(context, places)
+        self._times: CheckedTimes = read_checked(context.layout)
+        self._now_s = int(time.time())
+        self._order: dict[Key, Place] = {}
+        self._found: dict[Key, list[Damage]] = {}
+        self._remembered = False
+        self._flushed_s = time.monotonic()
+
+    def run(self) -> VerifyReport:
+        """Verify, and repair if asked to."""
+        from ckstore.ops.repair import Repaired, repair
+
+        options = self._options
+        rate = None if options.rate_bytes_s is None else Rate(options.rate_bytes_s).wait
+        chosen = self._chosen()
+        with Checker(self._context, self._reporter(chosen), pace=rate, budget=self._budget) as checker:
+            try:
+                self._read(checker, chosen)
+                findings = self._survey(checker)
+            finally:
+                self._remember(checker)
+            done = Repaired()
+            if options.repair:
+                wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
+                done = repair(
+                    self._context,
+                    self._damage(),
+                    options.repair_from,
+                    canonical=wrong,
+                    right={unit[:2] for unit in checker.good},
+                )
+                self._look_again(checker, done)
+                if done.repaired or done.quarantined:
+                    findings = self._survey(checker)
+        damage = self._damage()
+        unread, oldest = self._age(checker)
+        hurt = {(found.run, found.step) for found in damage if found.affects}
+        return VerifyReport(
+            checkpoint_count=len(self._order),
+            checked_bytes=checker.checked_bytes,
+            damage=tuple(damage),
+            sample=1.0 if options.sample is None else float(options.sample),
+            mode=options.mode,
+            whole=tuple(f"{run}@{step}" for run, step in self._in_order() if (run, step) not in hurt),
+            findings=tuple(findings),
+            blob_count=len(self._inventory.sizes),
+            read_count=len(checker.good | checker.bad),
+            unread_count=unread,
+            oldest_check=oldest,
+            in_time=not self._budget.ended,
+            remembered=self._remembered,
+            repaired=tuple(done.repaired),
+            unrepaired=tuple(done.unrepaired),
+            quarantined=tuple(done.quarantined),
+        )
+
+    # ------------------------------------------------------------------------------------- what is read
+
+    def _chosen(self) -> list[Unit] | None:
+        """Return the copies to read, those that were read longest ago first; None: all, in any order."""
+        options, units = self._options, self._inventory.sizes
+        if options.quick:
+            return []
+        if options.mode == "full":
+            return None
+        when = self._times.when
+        drawn = random.random  # where nothing can be remembered, a sample is another one each time
+        ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
+        return ordered[: math.ceil((options.sample or 1) * len(ordered))]
+
+    def _read(self, checker: Checker, chosen: list[Unit] | None) -> None:
+        if chosen is None or self._options.budget_s is None:
+            only = None if chosen is None else set(chosen)
+            for key in self._places:
+                self._visit(checker, key, only)
+            return
+        for batch in self._rounds(chosen):
+            by_place: dict[int, dict[Unit, int]] = {}
+            for rank, unit in enumerate(batch):
+                by_place.setdefault(self._inventory.first[unit], {})[unit] = rank
+            for index, units in by_place.items():
+                self._visit(checker, self._places[index], units)
+            if self._budget.ended:
+                break
+        # Manifests, what is missing or has another size, and whoever else has what turned out to be damaged.
+        checker.lift_budget()
+        for key in self._places:
+            self._visit(checker, key, checker.bad)
+
+    def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
+        """Cut the list into parts that are done one after another, so that the oldest come first."""
+        rounds: list[list[Unit]] = [[]]
+        nbytes = 0
+        for unit in chosen:
+            if nbytes >= _ROUND_BYTES:
+                rounds.append([])
+                nbytes = 0
+            rounds[-1].append(unit)
+            nbytes += self._inventory.sizes[unit]
+        return rounds
+
+    def _visit(self, checker: Checker, key: Key, only: Container[Unit] | None) -> None:
+        seen = checker.checkpoint(*key, only)
+        if seen is None:
+            return
+        place, damage = seen
+        self._order[key] = place
+        self._found[key] = damage
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self._remember(checker)
+
+    def _reporter(self, chosen: list[Unit] | None) -> Callable[[int], None] | None:
+        progress = self._options.progress
+        if progress is None:
+            return None
+        sizes = {unit[:2]: size for unit, size in self._inventory.sizes.items()}
+        if chosen is not None:
+            wanted = {unit[:2] for unit in chosen}
+            sizes = {inode: size for inode, size in sizes.items() if inode in wanted}
+        total_bytes = sum(sizes.values())
+
+        def report(done_bytes: int) -> None:
+            progress(done_bytes, max(total_bytes, done_bytes))
+
+        return report
+
+    # ------------------------------------------------------------------------------------ what is known
+
+    def _in_order(self) -> list[Key]:
+        return sorted(self._order, key=lambda key: self._order[key])
+
+    def _damage(self) -> list[Damage]:
+        return [found for key in self._in_order() for found in self._found[key]]
+
+    def _remember(self, checker: Checker) -> None:
+        """Keep what was read when, for the next sample or budget."""
+        self._flushed_s = time.monotonic()
+        if not self._may_write or not (checker.good or checker.bad):
+            return
+        # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
+        read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
+        there = {(unit[2], unit[1]) for unit in self._inventory.sizes}
+        everything = self._everything
+
+        def keep(copy: Copy) -> bool:
+            return copy in there or not everything
+
+        self._remembered = remember_checked(self._context.layout, read, keep)
+
+    def _age(self, checker: Checker) -> tuple[int, str]:
+        """Return how many copies no verification has read, and when the one was read that was read longest ago."""
+        units = self._inventory.sizes
+        read = checker.good | checker.bad
+        times = [self._now_s if unit in read else self._times.when((unit[2], unit[1]), self._now_s) for unit in units]
+        unread = times.count(0)
+        if unread or not times:
+            return unread, ""
+        return 0, text_of_time(datetime.fromtimestamp(min(times), UTC))
+
+    # ------------------------------------------------------------------------------------- after a repair
+
+    def _survey(self, checker: Checker) -> list[Finding]:
+        from ckstore.ops.survey import survey
+
+        return list(survey(self._context, checker, self._options.mode)) if self._everything else []
+
+    def _look_again(self, checker: Checker, done: Repaired) -> None:
+        """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
+
+        After a full verification a mark goes when the whole checkpoint was found right.
+        """
+        checker.lift_budget()
+        healed = _CopiesOf({repair.digest for repair in done.repaired})
+        for key, damage in list(self._found.items()):
+            if damage:
+                self._visit(checker, key, None if self._options.mode == "full" else healed)
+
+
+class _CopiesOf(Container[Unit]):
+    """Every copy of some blobs."""
+
+    def __init__(self, digests: Container[str]) -> None:
+        self._digests = digests
+
+    def __contains__(self, unit: object) -> bool:
+        return isinstance(unit, tuple) and unit[2] in self._digests
+
+
+def verify(context: Context, ref: str | int | CheckpointInfo | None, options: Options) -> VerifyReport:
+    """Verify a checkpoint, or all; see `ckstore.Store.verify`."""
     if ref is None:
         places = sorted((run, step) for run, step, _ in context.layout.published())
     else:
         info = find(context, ref)
         places = [(info.run, info.step)]
-    found: list[tuple[_Place, list[Damage]]] = []
-    with Checker(context, part, _reporter(context, places, part, progress)) as checker:
-        for run, step in places:
-            damage = checker.checkpoint(run, step)
-            if damage is not None:
-                found.append(damage)
-    found.sort(key=lambda entry: entry[0])
-    return VerifyReport(
-        checkpoint_count=len(found),
-        checked_bytes=checker.checked_bytes,
-        damage=tuple(damage for _, listed in found for damage in listed),
-        sample=part,
-    )
-
-
-def _check_sample(sample: float | None) -> float:
-    if sample is None:
-        return 1.0
-    if not 0 < sample <= 1:
-        msg = f"sample is the part of the blobs to read, above 0 and at most 1, got {sample!r}"
-        raise BadInput(msg)
-    return float(sample)
-
-
-class Checker:
-    """Checks checkpoints one after another and remembers which blobs it has read; a context manager.
-
-    Attributes:
-        checked_bytes: Bytes that were read and compared.
-    """
-
-    def __init__(self, context: Context, sample: float = 1.0, report: Callable[[int], None] | None = None) -> None:
-        self.checked_bytes = 0
-        self._context = context
-        self._sample = sample
-        self._report = report
-        self._may_touch = not context.readonly and not context.broken
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-verify")
-        self._local = threading.local()
-        self._seen: dict[tuple[int, int, str], tuple[str, dict[Piece, str]]] = {}
-
-    def checkpoint(self, run: str, step: int) -> tuple[_Place, list[Damage]] | None:
-        """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
-
-        None: it is gone, or going.
-        """
-        path = self._context.layout.checkpoint(run, step)
-        try:
-            lock = locks.lock_shared(path)
-        except (FileNotFoundError, NotADirectoryError, InUse):
-            return None
-        with lock:
-            mark = marks.identity(lock.fd)
-            order: _Place = (1, step, run, "")
-            try:
-                directory = CheckpointDirectory.locked(path, lock)
-            except DamagedBlob as error:
-                damage = [Damage(run, step, (), "", error.message)]
-            else:
-                manifest = directory.manifest
-                order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                damage = self.directory(directory, run, step)
-            self._remember(lock, damage, mark)
-        return order, damage
-
-    def directory(self, directory: CheckpointDirectory, run: str, step: int) -> list[Damage]:
-        """Check the blobs of an open checkpoint; nothing is remembered but the times of blobs."""
-        manifest = directory.manifest
-        damage = []
-        if (manifest.run, manifest.step) != (run, step):
-            what = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
-            damage.append(Damage(run, step, (), "", what))
-        return damage + self.blobs(directory, range(len(manifest.blobs)))
-
-    def blobs(self, directory: CheckpointDirectory, indexes: Iterable[int]) -> list[Damage]:
-        """Check some blobs of an open checkpoint, given by their index in its manifest."""
-        manifest = directory.manifest
-        pieces = _pieces(manifest)
-        damage = []
-        work = iter(self._chosen(directory, list(indexes)))
-        while batch := list(islice(work, _BATCH)):
-            for index, checked in self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch):
-                self.checked_bytes += checked.read_bytes
-                if self._report is not None:
-                    self._report(self.checked_bytes)
-                if checked.problem or checked.bad:
-                    damage.append(_damage(manifest, index, checked))
-        return damage
-
-    def _chosen(self, directory: CheckpointDirectory, indexes: list[int]) -> list[int]:
-        """Return the blobs to look at: all, or of those that are there a random part, but at least one."""
-        if self._sample >= 1:
-            return indexes
-        there: list[int] = []
-        broken: list[int] = []
-        for index in indexes:
-            blob = directory.manifest.blobs[index]
-            try:
-                whole = blobs.has_size(directory.stat_blob(blob.digest), blob.nbytes)
-            except (FileNotFoundError, NotADirectoryError):
-                whole = False
-            (there if whole else broken).append(index)
-        return broken + random.sample(there, math.ceil(self._sample * len(there)))
-
-    def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
-        blob = directory.manifest.blobs[index]
-        try:
-            status = directory.stat_blob(blob.digest)
-            key = (status.st_dev, status.st_ino, blob.digest)
-        except (FileNotFoundError, NotADirectoryError):
-            return index, check_blob(directory.lock.fd, blob, pieces, self._buffer(), may_touch=False)
-        new = key not in self._seen
-        problem, known = self._seen.setdefault(key, ("", {}))
-        unknown = pieces - known.keys()
-        fd, may_touch = directory.lock.fd, self._may_touch
-        checked = check_blob(fd, blob, unknown, self._buffer(), may_touch=may_touch, whole=new)
-        if checked.absent:
-            return index, checked
-        problem = problem or checked.problem
-        known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
-        self._seen[key] = (problem, known)
-        return index, Checked(problem, {p: known[p] for p in pieces if known[p]}, checked.read_bytes)
-
-    def _buffer(self) -> memoryview:
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(READ_BYTES))
-        buffer: memoryview = self._local.buffer
-        return buffer
-
-    def _remember(self, lock: locks.DirectoryLock, damage: list[Damage], mark: marks.Identity | None) -> None:
-        if any(found.affects for found in damage):
-            remember_damage(self._context, lock, damage)
-        elif self._may_touch and self._sample >= 1:
-            marks.remove_mark(lock, mark)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
-    """Return the pieces that a manifest says are in each blob, by the blob's index."""
-    pieces: dict[int, set[Piece]] = defaultdict(set)
-    for storage in manifest.storages:
-        for extent in storage.extents:
-            pieces[extent.blob].add((extent.piece, extent.offset, extent.length))
-    return pieces
-
-
-def _damage(manifest: Manifest, index: int, checked: Checked) -> Damage:
-    """Say what a damaged blob means for a checkpoint."""
-    hurt = {
-        i
-        for i, storage in enumerate(manifest.storages)
-        if any(e.blob == index and (e.piece, e.offset, e.length) in checked.bad for e in storage.extents)
-    }
-    names = tuple(leaf.name for leaf in manifest.leaves if leaf.storage in hurt)
-    what = checked.problem or next(iter(checked.bad.values()))
-    affects = checked.absent or bool(checked.bad)
-    if not affects:
-        what += f"; {manifest.run}@{manifest.step} does not use the damaged bytes"
-    return Damage(manifest.run, manifest.step, names, manifest.blobs[index].digest, what, affects)
-
-
-def _reporter(
-    context: Context, places: list[tuple[str, int]], part: float, progress: Progress | None
-) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    total_bytes = int(sum(_sizes(context, places).values()) * part)
-
-    def report(done_bytes: int) -> None:
-        progress(done_bytes, max(total_bytes, done_bytes))
-
-    return report
-
-
-def _sizes(context: Context, places: list[tuple[str, int]]) -> dict[tuple[int, int], int]:
-    """Return the size of every inode of some checkpoints."""
-    sizes: dict[tuple[int, int], int] = {}
-    for run, step in places:
-        try:
-            with os.scandir(context.layout.checkpoint(run, step) / BLOBS) as entries:
-                for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
-                    sizes[status.st_dev, status.st_ino] = status.st_size
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-    return sizes
+    return Verification(context, places, options, everything=ref is None).run()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import DoctorReport, Finding, Store
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
@@ -192,14 +192,49 @@ def test_doctor_names_who_has_a_deleted_file_open(run: Run, path: Path) -> None:
         shown = run("doctor", "--leaks", "--store", path)
 
     mine = next(one for one in found if one["inode"] == inode)
-    assert keys(section("`ckstore doctor`")) == list(mine)
+    assert keys(section("`ckstore doctor`").split("### Deleted files")[1]) == list(mine)
     assert mine["holders"][0]["pid"] == os.getpid()
     assert re.search(rf"^ *1\.0 MiB +{os.getpid()} +descriptor \d+ ", shown.stdout, re.MULTILINE)
     assert shown.exit_code == 0
 
 
-def test_doctor_wants_to_know_what_to_look_for(run: Run, path: Path) -> None:
-    shown = run("doctor", "--store", path)
+def doctored(run: Run, path: Path, *findings: Finding) -> tuple[int, str, list[dict[str, Any]]]:
+    """Return the exit status, the text and the documents of doctor; with `findings` those are what it finds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if findings:
+            patch.setattr(Store, "doctor", lambda _self: DoctorReport(findings))
+        shown = run("doctor", "--store", path)
+        listed = run("doctor", "--json", "--store", path)
+    assert listed.exit_code == shown.exit_code
+    return shown.exit_code, shown.stdout, [json.loads(line) for line in listed.stdout.splitlines()]
 
-    assert shown.exit_code == 2
-    assert "--leaks" in shown.stderr
+
+def test_doctor_says_of_each_thing_what_is_so_and_what_to_do(run: Run, path: Path) -> None:
+    status, text, documents = doctored(run, path)
+
+    assert keys(section("`ckstore doctor`").split("### Deleted files")[0]) == list(documents[0])
+    assert {document["what"] for document in documents} >= {"filesystem", "free space", "links", "leases", "SQLite"}
+    for document in documents:
+        assert re.search(rf"^{document['level']:<8} {re.escape(document['what'])}: ", text, re.MULTILINE)
+        assert (f"do: {document['do']}\n" in text) == (document["level"] != "ok")
+    assert status == any(document["level"] == "error" for document in documents)
+
+
+@pytest.mark.parametrize("level,status", [("ok", 0), ("note", 0), ("warning", 0), ("error", 1)])
+def test_doctor_exits_with_1_only_for_an_error(level: Any, status: int, run: Run, path: Path) -> None:
+    made = Finding(level, "links", "x\x1b[2J", "" if level == "ok" else "mend it")
+
+    exit_code, text, documents = doctored(run, path, Finding("ok", "pins", "none"), made)
+
+    assert exit_code == status
+    assert documents[1]["level"] == level
+    assert f"{level:<8} links: x\\x1b[2J\n" in text
+
+
+def test_doctor_wraps_on_a_terminal(path: Path) -> None:
+    _, shown = on_terminal("doctor", "--store", path, columns=60)
+
+    plain = [re.sub(r"\x1b\[\d+m", "", line) for line in shown.splitlines()]
+    words = [line.split()[-1] for line in plain if line]
+    assert all(len(line) <= 60 or len(word) > 40 for line, word in zip(filter(None, plain), words, strict=True))
+    assert any(line.startswith(" " * 9) for line in plain)

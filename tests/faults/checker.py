@@ -16,22 +16,26 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
 
-from ckstore import Store
+from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError, StoreNotFound
 from ckstore.model.digest import algorithm_of
 from ckstore.model.info import CheckpointInfo
-from tests.faults.journal import Place, Promised
+from tests.faults.facts import broken_facts, facts_of
+from tests.faults.journal import Fact, Place, Promised
 from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state
 from tests.support.descriptors import open_below
 
 _DIGEST = r"xxh3-[0-9a-f]{32}"
 _RUN = r"[A-Za-z0-9._-]+"
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"  # what is being written has a dot in front
 _FILE_NAMES = re.compile(
     rf"""
       store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
-    | refs/{_RUN} | pins/{_RUN}\.json | reserve/.*
+    # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
+    | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
+    | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | quarantine/{_DIGEST}\.\d+
     """,
     re.VERBOSE,
 )
@@ -44,7 +48,8 @@ _DIRECTORY_NAMES = re.compile(
     re.VERBOSE,
 )
 _BLOB_MTIME_NS = 10**18
-_PROBE: Place = ("main", 1000)
+_PROBE = "probe"
+"""A run that no scenario has."""
 
 Contents = dict[Place, str]
 """The fingerprint of every checkpoint that can be seen."""
@@ -68,7 +73,7 @@ def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool 
             wrong.append(f"opened again it lists {_listed(again)} instead of {listed}")
         if _tree(path) != before:
             wrong.append(f"opening it again changes files: {sorted(before ^ _tree(path))}")
-        wrong += _saves_again(again, listed)
+        wrong += _goes_on(again, listed, facts_of(again))
         wrong += check_tree(path, set_aside=catalog_was_unreadable)
     except CkstoreError as error:
         wrong.append(f"{type(error).__name__}: {error}")
@@ -80,7 +85,7 @@ def check_contents(store: Store, promised: Promised) -> list[str]:
     """Return which promises an open store does not keep: everything that it shows is loaded."""
     wrong: list[str] = []
     seen = _contents(store, wrong)
-    return wrong + _broken_promises(promised, seen)
+    return wrong + _broken_promises(promised, seen) + broken_facts(promised, facts_of(store))
 
 
 def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> Store | None:
@@ -140,13 +145,28 @@ def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
     return wrong
 
 
-def _saves_again(store: Store, listed: list[tuple[str, str]]) -> list[str]:
-    info = store.save(state("probe"), run=_PROBE[0], step=_PROBE[1])
+def _goes_on(store: Store, listed: list[tuple[str, str]], facts: dict[Fact, str]) -> list[str]:
+    """Save two more, drop the older one by a policy and collect: both load, only that one goes, and all of it."""
+    older = store.save({"small": 1}, run=_PROBE, step=1)
+    newer = store.save(state("probe"), run=_PROBE, step=2)
     wrong = []
-    if fingerprint(store.load(info)) != expected("probe"):
+    if fingerprint(store.load(newer)) != expected("probe"):
         wrong.append("a new save does not load as it was saved")
-    if _listed(store) != [*listed, (info.name, info.id)]:
-        wrong.append(f"after a new save it lists {_listed(store)}, before that {listed}")
+    saved = [*listed, (older.name, older.id), (newer.name, newer.id)]
+    if _listed(store) != saved:
+        wrong.append(f"after two saves it lists {_listed(store)}, before that {listed}")
+    dropped = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run=_PROBE)).dropped
+    store.gc()
+    if [info.name for info in dropped] != [older.name]:
+        wrong.append(f"pruning dropped {[info.name for info in dropped]} instead of {older.name}")
+    saved.remove((older.name, older.id))
+    if _listed(store) != saved:
+        wrong.append(f"after prune and gc it lists {_listed(store)} instead of {saved}")
+    if facts_of(store) != facts:
+        wrong.append(f"after prune and gc it says {facts_of(store)}, before that {facts}")
+    used, there = ({path.name for path in store.path.glob(names)} for names in ("checkpoints/*/*/blobs/*", "blobs/*/*"))
+    if there - used:
+        wrong.append(f"gc left blobs that no checkpoint uses: {sorted(there - used)}")
     return wrong
 
 
@@ -158,6 +178,10 @@ def check_tree(path: Path, *, set_aside: bool = False) -> list[str]:
     wrong = []
     names: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for folder, directories, files in os.walk(path):
+        for name in [*directories]:
+            if (Path(folder) / name).is_symlink():  # a tag
+                directories.remove(name)
+                files.append(name)
         for name in directories:
             relative = (Path(folder) / name).relative_to(path).as_posix()
             if not _DIRECTORY_NAMES.fullmatch(relative):

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ckstore import Store
+from ckstore.errors import DamagedBlob
 from ckstore.ops import entering, reclaim
 from tests.faults.journal import Journal
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
+from tests.support.damage import flip
 
 RUN = "main"
 
@@ -34,6 +36,8 @@ class Scenario:
         uncertain: After an error of the act nobody knows whether it happened. A save does know.
         hit: Below which directory calls fail, given that of the store.
         inspect: Says what is wrong beside the store; its second argument tells whether the act reported success.
+        begins_damaged: The store that the act finds is damaged, so after an error of the act it may still be.
+        settle: Called before the store is looked at, as `inspect`; may end what the act left.
     """
 
     name: str
@@ -43,6 +47,8 @@ class Scenario:
     uncertain: bool = False
     hit: Callable[[Path], Path] = lambda store: store
     inspect: Callable[[Path, bool], list[str]] = lambda store, done: []
+    begins_damaged: bool = False
+    settle: Callable[[Path, bool], list[str]] = lambda store, done: []
 
 
 def _init(path: Path, journal: Journal) -> Store:
@@ -266,6 +272,43 @@ def _inspect(store: Path, done: bool, write: str, is_whole: Callable[[dict[str, 
     return wrong
 
 
+def _damaged(path: Path, journal: Journal) -> None:
+    """A store with every kind of damage, and beside it copies of its checkpoints with which it can be repaired."""
+    with _init(path, journal) as store:
+        for step, name in enumerate(("first", "second", "small-0"), 1):
+            save(store, journal, step, name)
+        for step in (1, 2, 3):
+            shutil.copytree(store.directory_of(f"{RUN}@{step}"), _backup(path) / str(step))
+        chunks = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        flip(chunks[-1], keep_time=True)  # another checkpoint may share it
+        flip(chunks[0])
+        (pack,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+        os.truncate(pack, 1000)
+        largest = max((path / "checkpoints" / RUN / "2" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        largest.unlink()
+        for blob in (chunks[-2], chunks[-1]):  # lost canonical names: of a good and of a damaged blob
+            (path / "blobs" / blob.name.partition("-")[2][:2] / blob.name).unlink(missing_ok=True)
+
+
+def _backup(path: Path) -> Path:
+    return path.parent / "backup"
+
+
+def _repairing(store: Store, journal: Journal) -> None:
+    report = store.verify(repair_from=_backup(store.path))
+    if not report.ok:  # it says so, and an error of the system among the reasons; here that is what a fault ends in
+        raise DamagedBlob("; ".join(lost.why for lost in report.unrepaired) or "something is damaged")
+
+
+def _settle_repair(path: Path, done: bool) -> list[str]:
+    """What was not repaired by a process that died is repaired by the next; what was done needs no more."""
+    with Store.open(path) as store:
+        report = store.verify() if done else store.verify(repair_from=_backup(path))
+        wrong = [f"{found.checkpoint}: {found.what}" for found in report.damage]
+        wrong += [found.what for found in report.findings if found.harmful and not found.mended]
+        return [f"{'repaired' if done else 'repaired again'}, and there is still {what}" for what in wrong]
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -277,6 +320,7 @@ SCENARIOS = {
         Scenario("gc", _dropped, _open_as_found, _collecting),
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
+        Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
         Scenario("commit", _with_files, _open, _committing(2, "files-2")),
         Scenario("checkout", _with_files, _open, _writing("checkout"), hit=_place, inspect=_inspect_checkout),
         Scenario(

@@ -128,7 +128,8 @@ class Server:
     def _check(self, files: Files, scenario: Scenario, fault: Fault, *, done: bool) -> dict[str, Any]:
         unreadable = bool(fault.families & (Family.READ | Family.OPEN))
         promised = read_journal(files.journal)
-        wrong = check_store(files.store, promised, catalog_was_unreadable=unreadable)
+        wrong = scenario.settle(files.store, done)
+        wrong += check_store(files.store, promised, catalog_was_unreadable=unreadable)
         return {"violations": wrong + scenario.inspect(files.store, done)}
 
     def _act(self, files: Files, scenario: Scenario, fault: Fault) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class Act:
         said = str(error)
         self._journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
         error.__traceback__ = None
-        if self._store is not None:
+        if self._store is not None and not self._scenario.begins_damaged:
             wrong += check_contents(self._store, read_journal(self._files.journal))
         again = self._attempt()
         if again is not None and "anew" in said + str(again):

@@ -13,7 +13,8 @@
  *   FAULT_STICKY  1: every call from N on
  *   FAULT_FAMILIES  sum of the families below that are counted; without it every mutating one
  *   FAULT_LOG     a file outside the directory: "number family name path [other path]" a line; a hit ends in " *"
- * or by fault_arm() for a while, which is what a fork server does.
+ * or by fault_arm() for a while, which is what a fork server does. After fault_cut_power() the process is not killed: its filesystem
+ * is shut down instead, and it goes on, as far as it gets.
  */
 
 #define _GNU_SOURCE
@@ -27,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -65,6 +67,9 @@ static unsigned families = MUTATING;
 static int log_fd = -1;
 static long count, hits, second_syncs;
 static int skip_syncs;
+static int cut_fd = -1;
+static unsigned cut_flags;
+#define FS_IOC_SHUTDOWN 0x8004587DUL /* of linux/fs.h, which older headers do not have */
 
 /* Files whose fsync was made to fail. A second fsync of one of them is a bug by itself: the kernel says success, and the bytes are
  * gone. The birth time tells a new file from an old one whose inode number it got. SQLite's own files are left out: the catalog
@@ -90,6 +95,13 @@ static ssize_t real_write(int fd, const void *data, size_t size) {
 }
 
 static void die(void) {
+    if (cut_fd >= 0) {
+        int saved = errno;
+        if (ioctl(cut_fd, FS_IOC_SHUTDOWN, &cut_flags))
+            abort();
+        errno = saved;
+        return;
+    }
     kill(getpid(), SIGKILL);
     for (;;)
         pause();
@@ -305,6 +317,12 @@ void fault_disarm(void) {
 /* 1: fsync and its kin are counted and may fail, but are not made. What a killed process leaves behind does not depend on them. */
 void fault_skip_syncs(int skip) {
     skip_syncs = skip;
+}
+
+/* Where the process would be killed, shut down the filesystem of `fd` instead: 1 writes out its log first, 2 drops it. -1: kill. */
+void fault_cut_power(int fd, unsigned flags) {
+    cut_fd = fd;
+    cut_flags = flags;
 }
 
 /* How many calls were counted, how many of them were hit, and how often a file whose fsync had failed was fsynced again. */

@@ -145,6 +145,15 @@ class Preloaded:
         """Make no fsync any more: what a killed process leaves behind does not depend on them."""
         self._c.fault_skip_syncs(1)
 
+    def cut_power_instead(self, fd: int, *, flush_log: bool) -> None:
+        """Where the process would be killed, shut down the filesystem of `fd` instead; the process goes on.
+
+        Args:
+            fd: Stays open as long as that may happen.
+            flush_log: Whether what the journal of the filesystem has in memory is written out first.
+        """
+        self._c.fault_cut_power(fd, 1 if flush_log else 2)
+
     @property
     def count(self) -> int:
         """Calls counted since `arm`."""

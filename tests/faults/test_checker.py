@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ckstore import RetentionPolicy, Store
+from ckstore.fs import files
+from ckstore.model.digest import algorithm_named
 from tests.faults.checker import check_store
 from tests.faults.harness import evenly, sample
 from tests.faults.journal import Journal, Place, Promised, read_journal
@@ -59,6 +62,31 @@ def test_a_broken_promise_is_found(store: Path, promised: Promised, found: str) 
     assert check_store(store, promised) == [found]
 
 
+def test_a_fact_that_is_missing_or_too_much_is_found(store: Path) -> None:
+    with Store.open(store) as opened:
+        opened.tag("best", "main@1")
+        opened.pin("main@1", "figure 3")
+        opened.annotate("main@1", {"loss": 0.5})
+        opened.set_retention(RetentionPolicy(keep_last=9))
+    promised = promise("first")
+    promised.facts = {
+        ("tag", "best"): {"main@1", None},
+        ("pin", "main@1"): {"figure 3"},
+        ("metric", "main@1 loss"): {"0.5"},
+        ("retention", "policy"): {'{"keep_last": 9}'},
+    }
+
+    assert check_store(store, promised) == []
+    promised.facts |= {("pin", "main@1"): {"figure 4"}, ("tag", "lost"): {"main@1"}}
+    del promised.facts["metric", "main@1 loss"]
+    # The second look finds what the first one saved.
+    assert [line for line in check_store(store, promised) if "probe" not in line] == [
+        "metric main@1 loss must be one of ['None'], found 0.5",
+        "pin main@1 must be one of ['figure 4'], found figure 3",
+        "tag lost must be one of ['main@1'], found None",
+    ]
+
+
 def lose_the_store(store: Path) -> None:
     (store / "store.json").unlink()
 
@@ -101,6 +129,17 @@ def make_a_blob_writable(store: Path) -> None:
     a_blob(store).chmod(0o644)
 
 
+def leave_a_tag_that_is_being_written(store: Path) -> None:
+    (store / "refs" / ".best").symlink_to("../checkpoints/main/1")
+
+
+def leave_a_blob_that_gc_does_not_know(store: Path) -> None:
+    data = b"nobody asked for this"
+    name = algorithm_named("xxh3_128").digest(data)
+    (store / "blobs" / name[5:7]).mkdir(exist_ok=True)
+    files.create_blob(store / "blobs" / name[5:7] / name, memoryview(data))
+
+
 def lose_uses_in_the_catalog(store: Path) -> None:
     with closing(sqlite3.connect(store / "catalog.db")) as catalog, catalog:
         catalog.execute("DELETE FROM uses")
@@ -119,6 +158,8 @@ def lose_uses_in_the_catalog(store: Path) -> None:
         (leave_a_temporary_directory, "a directory that has no business here: blobs/tmp"),
         (make_half_a_checkpoint, "directories [('main', 1), ('main', 2)], but listed and loaded [('main', 1)]"),
         (make_a_blob_writable, "mode 100644 of a blob"),
+        (leave_a_tag_that_is_being_written, "a file that has no business here: refs/.best"),
+        (leave_a_blob_that_gc_does_not_know, "gc left blobs that no checkpoint uses"),
         (lose_uses_in_the_catalog, "the catalog has other uses"),
         (lose_uses_in_the_catalog, "differ from the manifests"),
     ],
@@ -166,8 +207,10 @@ def test_what_a_journal_promises_follows_its_lines(tmp_path: Path) -> None:
     assert promised() == (True, {ONE: {"a", "c"}, two: {None}})
     journal.begin(ONE, None)
     journal.done(ONE, None)
+    journal.begin(("tag", "best"), "main@1")
     journal.close()
     assert promised() == (True, {ONE: {None}, two: {None}})
+    assert read_journal(path).facts == {("tag", "best"): {None, "main@1"}}
 
 
 def test_a_sample_has_both_ends_and_more_of_what_is_not_the_catalog() -> None:

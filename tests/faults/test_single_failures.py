@@ -40,12 +40,12 @@ class Failing:
 
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 16),
-    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 6),
-    "short": Failing(Family.WRITE, (0,), 4, mode="short"),
-    "closing": Failing(Family.CLOSE, (errno.EIO,), 4),
-    "locking": Failing(Family.LOCK, (errno.ENOLCK,), 4),
-    "reading": Failing(Family.READ, (errno.EIO,), 4),
+    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 10),
+    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 3),
+    "short": Failing(Family.WRITE, (0,), 3, mode="short"),
+    "closing": Failing(Family.CLOSE, (errno.EIO,), 3),
+    "locking": Failing(Family.LOCK, (errno.ENOLCK,), 3),
+    "reading": Failing(Family.READ, (errno.EIO,), 3),
     "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 4, sticky=True),
     "disk gone": Failing(Family.MUTATING, (errno.EIO,), 4, sticky=True),
 }

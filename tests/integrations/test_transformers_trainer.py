@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckstore import Store
+from tests.support.docblocks import blocks
 from tests.support.requirements import require_transformers
 from tests.support.stores import disk_bytes
 from tests.support.trees import look
@@ -121,3 +122,24 @@ def test_what_is_frozen_is_stored_once_whatever_file_it_is_in(tmp_path: Path) ->
     loaded = store.load(4)["model.safetensors"]
     assert all(torch.equal(loaded[name], tensor) for name, tensor in frozen.items())
     assert os.listdir(store.path / "staging") == []
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.filterwarnings("default")
+def test_the_callback_of_the_page_on_files_commits_what_the_trainer_has_written(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "files.md").read_text(encoding="utf-8")
+    (block,) = (one.text for one in blocks(page) if "TrainerCallback" in one.text)
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    names: dict[str, Any] = {"TrainerCallback": TrainerCallback, "Path": Path, "store": store}
+    exec(block, names)  # noqa: S102 - the page is ours
+    training = trainer(tmp_path / "trained", frozen=True)
+    training.add_callback(names["Commit"]())
+    training.train()
+
+    assert [info.step for info in store.checkpoints()] == [2, 4, 6]
+    for info in store.checkpoints():
+        store.checkout(info, tmp_path / str(info.step))
+        assert look(tmp_path / str(info.step)) == look(tmp_path / "trained" / f"checkpoint-{info.step}")

@@ -395,7 +395,7 @@ def test_what_the_page_does_not_allow_is_refused(change: Change, message: str) -
         (b"[]", "wanted a JSON object, found .."),
         (b'{"a":1', "wanted JSON"),
         (b"", "wanted JSON"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested deeper"),
     ],
 )
 def test_what_is_not_strict_json_is_refused(body: bytes, message: str) -> None:

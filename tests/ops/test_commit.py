@@ -404,7 +404,7 @@ def test_a_commit_that_is_killed_leaves_nothing_and_the_next_works(tmp_path: Pat
     other = trainer_directory(tmp_path / "checkpoint-8", seed=1)
     killed = 0
     for before in (True, False):
-        for at in range(1, 80):
+        for at in range(1, 80, 6):  # tests/faults kills it at every system call
             with Store.init(tmp_path / f"store-{before}-{at}", chunk_bytes=MIB) as store:
                 store.commit(other)
                 died = run_and_kill(lambda store=store: store.commit(source), at=at, before=before)  # type: ignore[misc]
@@ -421,7 +421,7 @@ def test_a_commit_that_is_killed_leaves_nothing_and_the_next_works(tmp_path: Pat
                 break
 
     print(f"{killed} kill points of a commit")
-    assert killed > 40
+    assert killed > 6
 
 
 def test_files_of_others_need_no_trust_with_blake3(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_disk_that_fills_during_the_save_is_left_as_it_was(
     state = {"w": drawn(10 * MIB, 0)}
     store.save(state)
     free = free_bytes(store.path)
-    monkeypatch.setattr(save_module, "check_space", lambda *_: None)  # as if others filled it after the check
+    monkeypatch.setattr(save_module, "check_space", lambda *_: ())  # as if others filled it after the check
 
     for seed in range(3):
         with pytest.raises(InsufficientSpace, match="No space left on device"):
@@ -90,7 +90,7 @@ def test_a_commit_that_cannot_fit_is_refused_with_numbers_and_leaves_nothing(
 
     with pytest.raises(InsufficientSpace, match=r"the save needs \d+ bytes, \d+ are free"):
         store.commit(large)
-    monkeypatch.setattr(save_module, "check_space", lambda *_: None)  # as if others filled it after the check
+    monkeypatch.setattr(save_module, "check_space", lambda *_: ())  # as if others filled it after the check
     with pytest.raises(InsufficientSpace, match="No space left on device"):
         store.commit(large)
 

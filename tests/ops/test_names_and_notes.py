@@ -169,6 +169,20 @@ def test_other_files_in_pins_are_left_aside(store: Store) -> None:
     store.delete(0)
 
 
+def test_what_killed_pinners_were_writing_goes_with_the_next_pin(store: Store) -> None:
+    fill(store, 1)
+    left: set[str] = set()
+    for at in range(1, 10):
+        run_and_kill(lambda: store.pin(0, "killed"), at=at, before=True)
+        left |= {name for name in os.listdir(store.path / "pins") if name.startswith(".")}
+        assert len([name for name in os.listdir(store.path / "pins") if name.startswith(".")]) <= 1
+
+    store.pin(0, "again")
+
+    assert len(left) == 1
+    assert not left & set(os.listdir(store.path / "pins"))
+
+
 # ---------------------------------------------------------------------------------------------- annotations
 
 

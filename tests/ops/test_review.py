@@ -17,7 +17,6 @@ from ckstore.errors import BadInput, CannotStore, InUse, NoSuchRef, StepExists
 from ckstore.fs import locks
 from ckstore.objects import blobs
 from ckstore.objects.staging import Staging
-from tests.support.stores import check_links, check_store
 
 MIB = 2**20
 
@@ -250,30 +249,3 @@ def test_a_blob_that_vanishes_from_the_staging_is_noticed_before_publishing(
         store.save({"w": drawn(2 * MIB, 0)})
 
     assert store.checkpoints() == []
-
-
-def test_another_s_checkpoint_is_not_exchanged_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two savers find the same damaged checkpoint; the second must not replace what the first published."""
-    from ckstore.objects import publish
-
-    store.save({"w": drawn(2 * MIB, 0)}, step=1)
-    os.unlink(next(iter((store.directory_of(1) / "blobs").iterdir())))
-    real = publish._that_stays
-    first: list[object] = []
-
-    def other_saver_is_faster(*args: Any) -> Any:
-        stays = real(*args)
-        if not first:
-            first.append(True)
-            first.append(Store.open(store.path).save({"w": 1}, step=1))
-        return stays
-
-    monkeypatch.setattr(publish, "_that_stays", other_saver_is_faster)
-
-    with pytest.raises(StepExists):
-        store.save({"w": 2}, step=1)
-
-    assert store.load(1) == {"w": 1}
-    check_links(store.path)
-    Store.open(store.path)
-    check_store(store.path)

@@ -22,7 +22,8 @@ def covered(lane: str, what: str, *, violations: int = 0, seed: int | None = Non
     Returns:
         One line for people; print it.
     """
-    line = {"lane": lane, "what": what, "counts": counts, "violations": violations, "seed": seed}
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[0]
+    line = {"lane": lane, "what": what, "counts": counts, "violations": violations, "seed": seed, "test": test}
     path = os.environ.get(REPORT)
     if path:
         data = (json.dumps(line) + "\n").encode()

@@ -24,7 +24,7 @@ def run_and_kill(work: Callable[[], object], *, at: int, before: bool) -> bool:
     if child == 0:
         status = 1
         try:
-            _arm(at, before)
+            arm(at, before=before)
             work()
             status = 0
         finally:
@@ -35,7 +35,8 @@ def run_and_kill(work: Callable[[], object], *, at: int, before: bool) -> bool:
     return code == KILLED
 
 
-def _arm(at: int, before: bool) -> None:
+def arm(at: int, *, before: bool) -> None:
+    """Let this process die at its `at`-th change of the filesystem from now on."""
     calls = itertools.count(1)  # one step even for several threads: two of them must not skip the chosen call
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,6 +43,13 @@ def require_program(name: str) -> Path:
     return Path(str(found))
 
 
+def require_fuse() -> None:
+    """Go on where a process can show a filesystem by mfusepy and libfuse; else skip or fail."""
+    require(os.path.exists("/dev/fuse"), "needs /dev/fuse")
+    require_program("fusermount3")
+    require(importlib.util.find_spec("mfusepy") is not None, "needs mfusepy: pip install -c constraints.txt mfusepy")
+
+
 def require_c_compiler() -> Path:
     """Return the system's C compiler; else skip or fail."""
     return require_program("cc")

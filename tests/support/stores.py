@@ -11,12 +11,12 @@ from ckstore.model.manifest_read import parse_manifest
 
 
 def names_by_inode(root: Path) -> dict[int, list[Path]]:
-    """Return every name of every regular file in the store by inode, the catalog's own files left out."""
+    """Return every name of every regular file in the store by inode; not the catalog's files, nor what verify keeps."""
     names: dict[int, list[Path]] = {}
     for folder, _, files in os.walk(root):
         for file in files:
             path = Path(folder, file)
-            if not file.startswith("catalog.db") and not path.is_symlink():
+            if not file.startswith(("catalog.db", "verified.json")) and not path.is_symlink():
                 names.setdefault(path.stat().st_ino, []).append(path)
     return names
 

@@ -1,39 +1,85 @@
-"""``ckstore doctor``: find what is wrong around a store; for now deleted files that still take space."""
+"""``ckstore doctor``: what a store and its place are able to keep, and what to do about the rest."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ckstore_cli._format import columns, cut, printable, size_text
+from ckstore_cli._errors import FAILED
+from ckstore_cli._format import columns, cut, printable, size_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
+
+if TYPE_CHECKING:
+    from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.gc_report import DeletedFile
 
 
 @click.command()
-@click.option("--leaks", is_flag=True, help="List deleted files that still take space, and who has them open.")
+@click.option("--leaks", is_flag=True, help="Only list deleted files that still take space, and who has them open.")
 @store_option
 @json_option
 @pass_frame
 def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
-    """Find deleted files that still take space on the store's filesystem.
+    """Look at a store and its place, and say what to do.
 
-    They are those of any program: df does not go down until it closes them. As
-    root all processes are seen, otherwise your own.
+    The filesystem, free space, what the kernel can do, the libraries, what dead
+    saves left, pins, owners and permissions. Nothing in the store is changed;
+    links are tried with names that are gone at once.
+
+    With --leaks: deleted files, of any program, that still take space: df does
+    not go down until they are closed. As root all processes are seen, otherwise
+    your own.
 
     \b
     Example:
+      ckstore doctor
       ckstore doctor --leaks
 
     \b
     Exit status:
-      0  done, whether there are any or not
+      0  nothing is an error; with --leaks: done
+      1  something is an error: a promise is not kept here
       2  wrong usage
       4  there is no such store
     """
-    if not leaks:
-        raise click.UsageError("say what to look for: --leaks")
     out = frame.output()
     with frame.reading() as store:
-        found = store.leaks()
+        if leaks:
+            _tell_leaks(out, store.leaks())
+            return
+        report = store.doctor()
+    _tell(out, report)
+    if not report.ok:
+        raise click.exceptions.Exit(FAILED)
+
+
+_LOOKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+
+
+def _tell(out: Output, report: DoctorReport) -> None:
+    for finding in report.findings:
+        out.document({"level": finding.level, "what": finding.what, "found": finding.found, "do": finding.do})
+    margin = " " * (max(map(len, _LOOKS)) + 2)
+    for finding in report.findings:
+        level = out.style(finding.level.ljust(len(margin)), _LOOKS[finding.level])
+        _tell_words(out, level, f"{finding.what}: {finding.found}", margin)
+        if finding.do:
+            _tell_words(out, margin, f"do: {finding.do}", margin)
+    counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(_LOOKS)]
+    out.line(", ".join(f"{count} {level}" for level, count in counts if count))
+
+
+def _tell_words(out: Output, head: str, text: str, margin: str) -> None:
+    words = printable(text).split(" ")
+    lines = [" ".join(words)] if out.width is None else wrap(words, max(out.width - len(margin), 20))
+    out.line(f"{head}{lines[0]}")
+    for line in lines[1:]:
+        out.line(f"{margin}{line}")
+
+
+def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
     for one in found:
         holders = [
             {"pid": who.pid, "command": who.command, "how": who.how, "target": who.target} for who in one.holders

@@ -1,21 +1,24 @@
-"""``ckstore verify``: read every byte and say what is damaged."""
+"""``ckstore verify``: look at everything or read every byte, say what is damaged, and repair it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.names import plain
 from ckstore_cli._format import printable, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._output import Output
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._retention import checkpoints
 
 if TYPE_CHECKING:
-    from ckstore.model.verify_report import Damage, VerifyReport
+    from ckstore.model.verify_report import Damage, Finding, VerifyReport
 
 _NAMES_SHOWN = 5
 
@@ -33,27 +36,76 @@ def _sample(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     return part
 
 
+def _budget(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    from ckstore.model.times import duration_s
+
+    try:
+        return None if value is None else duration_s(value, "a budget")
+    except BadInput as error:
+        raise click.BadParameter(error.message) from error
+
+
+def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    from ckstore.model.sizes import parse_size
+
+    try:
+        rate_bytes_s = None if value is None else parse_size(value.removesuffix("/s"))
+    except BadInput as error:
+        raise click.BadParameter(error.message) from error
+    if rate_bytes_s == 0:
+        raise click.BadParameter(f"wanted a rate above 0, got {value!r}")
+    return rate_bytes_s
+
+
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
-@click.option("--sample", metavar="PART", callback=_sample, help="Read only this part, at random: 5% or 0.05.")
+@click.option("--quick", is_flag=True, help="Read no data: sizes, times, links, names, the catalog, small files.")
+@click.option(
+    "--sample", metavar="PART", callback=_sample, help="Read only this part, 5% or 0.05: what was read longest ago."
+)
+@click.option(
+    "--budget", metavar="TIME", callback=_budget, help="Stop after 10m or 2h; read first what was read longest ago."
+)
+@click.option("--rate", metavar="SIZE", callback=_rate, help="Read at most 200MB, or so, a second.")
+@click.option("--repair", is_flag=True, help="Put damaged blobs aside, and right copies in their place.")
+@click.option(
+    "--repair-from",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take right bytes from this store or directory, too; may be given several times.",
+)
 @store_option
 @json_option
 @pass_frame
-def verify(frame: Frame, ref: str | None, sample: float | None) -> int:
+def verify(
+    frame: Frame,
+    ref: str | None,
+    *,
+    quick: bool,
+    sample: float | None,
+    budget: float | None,
+    rate: int | None,
+    repair: bool,
+    repair_from: tuple[Path, ...],
+) -> int:
     """Read every byte of the checkpoint REF, or of all, and say what is damaged.
 
     What is damaged is remembered: latest-valid passes over it. Saving the same
-    step again replaces it.
+    step again replaces it, saving the same bytes anywhere heals it, and so does
+    --repair where a right copy is found.
 
     \b
     Example:
       ckstore verify
       ckstore verify latest
-      ckstore verify --sample 5%
+      ckstore verify --quick
+      ckstore verify --budget 10m --rate 200MB
+      ckstore verify --repair-from /mnt/backup
 
     \b
     Exit status:
-      0  everything that was read is right
+      0  everything that was looked at is right, or was repaired
       2  wrong usage
       3  something is damaged
       4  there is no such store or checkpoint, or several fit
@@ -65,28 +117,72 @@ def verify(frame: Frame, ref: str | None, sample: float | None) -> int:
             shown.total_bytes = all_bytes
             shown.advance(done_bytes - shown.done_bytes)
 
-        report = store.verify(ref, sample=sample, progress=progress)
+        report = store.verify(
+            ref,
+            sample=sample,
+            quick=quick,
+            budget_s=budget,
+            rate_bytes_s=rate,
+            repair=repair,
+            repair_from=repair_from,
+            progress=progress,
+        )
     out.document(_document(report))
-    for damage in report.damage:
-        out.line(f"{out.style('damaged', 'red')}  {damage.checkpoint}  {_what(damage)}")
-    out.line(_summary(report))
+    for line in _lines(report, out):
+        out.line(line)
     return 0 if report.ok else DamagedBlob.exit_status
+
+
+def _lines(report: VerifyReport, out: Output) -> Iterator[str]:
+    for one in report.repaired:
+        count = checkpoints(one.checkpoint_count)
+        yield f"{out.style('repaired', 'green')}  {one.digest}  from {printable(one.source)}, for {count}"
+    for lost in report.unrepaired:
+        yield f"{out.style('not repaired', 'red')}  {lost.digest or 'manifest'}  {printable(lost.why)}"
+    for damage in report.damage:
+        yield f"{out.style('damaged', 'red')}  {damage.checkpoint}  {_what(damage)}"
+    for found in report.findings:
+        yield _finding(found, out)
+    if report.damage:
+        whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
+        yield f"{whole} of {checkpoints(report.checkpoint_count)} whole, as far as was read"
+    for path in report.quarantined:
+        yield f"put aside: {printable(path)}"
+    if report.mode == "sampled":
+        yield _age(report)
+    yield _summary(report)
 
 
 def _what(damage: Damage) -> str:
     what = printable(damage.what)
     if not damage.affects:
         return f"{what} (in a part that this checkpoint does not use)"
-    names = [printable(plain(name)) or "(the state itself)" for name in damage.names[:_NAMES_SHOWN]]
-    more = len(damage.names) - len(names)
+    known = [*damage.names, *(path for path in damage.files if path not in damage.names)]
+    names = [printable(plain(name)) or "(the state itself)" for name in known[:_NAMES_SHOWN]]
+    more = len(known) - len(names)
     listed = ", ".join(names) + (f" and {more} more" if more else "")
     return f"{listed}: {what}" if listed else what
 
 
+def _finding(found: Finding, out: Output) -> str:
+    if found.mended:
+        return f"{out.style('mended', 'green')}  {printable(found.what)}"
+    word, look = ("wrong", "red") if found.harmful else ("note", "yellow")
+    return f"{out.style(word, look)}  {printable(found.what)}"
+
+
+def _age(report: VerifyReport) -> str:
+    if report.unread_count:
+        return f"{report.unread_count} of {report.blob_count} blobs were never read by a verification"
+    return f"every blob was read since {report.oldest_check}" if report.oldest_check else "there are no blobs"
+
+
 def _summary(report: VerifyReport) -> str:
     read = f"{checkpoints(report.checkpoint_count)}, {size_text(report.checked_bytes)} read"
-    if report.sample < 1:
-        read += f" ({report.sample:.3%} of the blobs at random)".replace(".000%", "%")
+    if report.mode == "quick":
+        read = f"{checkpoints(report.checkpoint_count)}, no data read"
+    elif report.mode == "sampled":
+        read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
     bad_count = len({damage.checkpoint for damage in report.damage})
     return f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
 
@@ -94,18 +190,47 @@ def _summary(report: VerifyReport) -> str:
 def _document(report: VerifyReport) -> dict[str, Any]:
     return {
         "ok": report.ok,
+        "mode": report.mode,
         "checkpoint_count": report.checkpoint_count,
         "checked_bytes": report.checked_bytes,
         "sample": report.sample,
+        "blob_count": report.blob_count,
+        "read_count": report.read_count,
+        "unread_count": report.unread_count,
+        "oldest_check": report.oldest_check or None,
+        "in_time": report.in_time,
+        "whole": list(report.whole),
         "damage": [
             {
                 "run": damage.run,
                 "step": damage.step,
                 "names": list(damage.names),
+                "files": list(damage.files),
                 "blob": damage.blob,
                 "what": damage.what,
                 "affects": damage.affects,
             }
             for damage in report.damage
         ],
+        "findings": [
+            {
+                "kind": found.kind,
+                "what": found.what,
+                "subject": found.subject,
+                "harmful": found.harmful,
+                "mended": found.mended,
+            }
+            for found in report.findings
+        ],
+        "repaired": [
+            {
+                "digest": one.digest,
+                "nbytes": one.nbytes,
+                "source": one.source,
+                "checkpoint_count": one.checkpoint_count,
+            }
+            for one in report.repaired
+        ],
+        "unrepaired": [{"digest": one.digest, "nbytes": one.nbytes, "why": one.why} for one in report.unrepaired],
+        "quarantined": list(report.quarantined),
     }

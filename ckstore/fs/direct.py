@@ -1,0 +1,120 @@
+"""Read what the disk holds, not what the page cache holds.
+
+After a failed write the page cache goes on giving the new bytes while the disk has the old ones, and a rotten sector
+shows only when it is read from the disk. So the cache is passed by with O_DIRECT where the filesystem can; elsewhere
+what it holds of the file is dropped before and after (which the kernel does neither for mapped nor for dirty pages,
+and not at all on tmpfs).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+GRAIN_BYTES = 4096
+"""Offsets, lengths and memory of direct reads are multiples of it: no disk in use has larger logical blocks."""
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def aligned_buffer(nbytes: int) -> memoryview:
+    """Return memory that direct reads can go to; `nbytes` is a multiple of `GRAIN_BYTES`."""
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+class UncachedFile:
+    """An open file whose bytes come from the disk as far as that can be had.
+
+    Attributes:
+        fd: Its descriptor.
+        direct: Whether reads pass the page cache by.
+    """
+
+    def __init__(self, fd: int, *, direct: bool) -> None:
+        self.fd = fd
+        self.direct = direct
+        if not direct:
+            self.drop_cached()
+
+    def drop_cached(self) -> None:
+        """Drop what the page cache holds of the file, as far as the kernel does that."""
+        with suppress(OSError):  # a filesystem that cannot: then bytes are read as they are cached
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
+        """Read bytes from `start`, at most to `stop` and at most one buffer less the alignment; empty at the end.
+
+        Args:
+            start: Any offset.
+            stop: Above `start`.
+            buffer: Of `aligned_buffer`; the bytes are a part of it.
+
+        Raises:
+            OSError: The disk cannot read them.
+        """
+        if self.direct:
+            lead = start % GRAIN_BYTES
+            wanted = -(-(lead + stop - start) // GRAIN_BYTES) * GRAIN_BYTES
+            try:
+                count = os.preadv(self.fd, [buffer[: min(wanted, len(buffer))]], start - lead)
+            except OSError as error:
+                if error.errno not in _CANNOT:
+                    raise
+                self._go_through_cache()  # this filesystem refuses at the first read, not when it is opened
+            else:
+                return buffer[lead : max(lead, min(count, lead + stop - start))]
+        count = os.preadv(self.fd, [buffer[: stop - start]], start)
+        return buffer[:count]
+
+    def _go_through_cache(self) -> None:
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self.direct = False
+        self.drop_cached()
+
+
+@contextmanager
+def opened_uncached(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> Iterator[UncachedFile]:
+    """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    fd, direct = _open(path, dir_fd)
+    try:
+        file = UncachedFile(fd, direct=direct)
+        yield file
+        if not file.direct:
+            file.drop_cached()
+    except BaseException:
+        with suppress(OSError):  # it was only read; the error that brought us here says more
+            os.close(fd)
+        raise
+    os.close(fd)
+
+
+def _open(path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int, bool]:
+    try:
+        return os.open(path, _FLAGS | os.O_DIRECT | os.O_CLOEXEC, dir_fd=dir_fd), True
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+    return os.open(path, _FLAGS | os.O_CLOEXEC, dir_fd=dir_fd), False
+
+
+def read_whole(path: str | os.PathLike[str], nbytes: int, *, dir_fd: int | None = None) -> bytearray:
+    """Return the content of a regular file from the disk, at most its first `nbytes` and one more.
+
+    Raises:
+        OSError: It cannot be opened or read.
+    """
+    data = bytearray()
+    buffer = aligned_buffer(4 * 2**20)
+    with opened_uncached(path, dir_fd=dir_fd) as file:
+        while len(data) <= nbytes and (part := file.read(len(data), nbytes + 1, buffer)):
+            data += part
+    return data

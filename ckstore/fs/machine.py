@@ -1,0 +1,88 @@
+"""What the kernel tells of the machine around a store: pages to be written, the device, what files can do."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import ExitStack
+from pathlib import Path
+
+from ckstore.fs import files, lease, reflink, statx
+from ckstore.model.doctor.space import DirtyFacts
+
+_VM = Path("/proc/sys/vm")
+
+
+def dirty_pages() -> DirtyFacts:
+    """Return how much is to be written, of all programs, and where the kernel makes writers wait; 0 where not told."""
+    known_bytes = {}
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        fields = value.split()
+        if fields and fields[0].isdigit():
+            known_bytes[name] = int(fields[0]) * 1024
+    limit_bytes = _number(_VM / "dirty_bytes")
+    if not limit_bytes:
+        # The kernel counts in pages that could be had: free ones and those of files.
+        usable_bytes = known_bytes.get("MemAvailable", 0)
+        limit_bytes = usable_bytes * (_number(_VM / "dirty_ratio") or 0) // 100
+    return DirtyFacts(known_bytes.get("Dirty", 0), known_bytes.get("Writeback", 0), limit_bytes)
+
+
+def read_ahead_kib(path: Path) -> int | None:
+    """Return how far is read ahead on the device of `path`; None if there is none, or it cannot be seen."""
+    device = os.stat(path).st_dev
+    here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    for queue in (here / "queue", here / ".." / "queue"):  # a partition has that of its disk
+        found = _number(Path(os.path.realpath(queue)) / "read_ahead_kb")
+        if found is not None:
+            return found
+    return _number(Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"))
+
+
+def link_limit(path: Path) -> int:
+    """Return how many names a file may have there; 0 if the system does not tell."""
+    try:
+        limit = os.pathconf(path, "PC_LINK_MAX")
+    except (OSError, ValueError):
+        return 0
+    return max(limit, 0)
+
+
+def open_files_limit() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft
+
+
+def lease_support(path: Path) -> str:
+    """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
+    return {lease.Holding.FREE: "yes", lease.Holding.HELD: "held", lease.Holding.UNKNOWN: "no"}[lease.ask(path)]
+
+
+def direct_io_bytes(path: Path) -> int | None:
+    """As `statx.direct_io_bytes`."""
+    return statx.direct_io_bytes(path)
+
+
+def can_reflink(directory: Path) -> bool | None:
+    """Try whether two files in `directory` can share blocks; they never have names. None: it could not be tried."""
+    with ExitStack() as opened:
+        try:
+            one, other = (opened.enter_context(files.opened(directory, os.O_TMPFILE | os.O_RDWR)) for _ in range(2))
+            files.write_all(one, memoryview(bytes(reflink.BLOCK_BYTES)))
+            return reflink.try_share(one, 0, reflink.BLOCK_BYTES, other, 0)
+        except OSError:  # no room, no right to write, or no files without names here
+            return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,1 @@
+"""What `Store.doctor` judges: facts become findings. Pure; `ckstore.ops.doctor` gathers the facts."""

@@ -1,0 +1,142 @@
+"""Judge what lies in a store beside its checkpoints: dead saves, trash, pins, damage; and deleted files still open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckstore.model.doctor.finding import Finding, age_words, ok, size_words
+from ckstore.model.gc_report import DeletedFile
+
+_OLD_S = 86400.0
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A directory or file in ``staging/`` or ``trash/``.
+
+    Attributes:
+        name: Its name.
+        age_s: Since something was last made or removed in it.
+        nbytes: What its files have; of those that are nowhere else.
+        owner: User who made it.
+        alive: Somebody holds it.
+    """
+
+    name: str
+    age_s: float
+    nbytes: int = 0
+    owner: str = ""
+    alive: bool = False
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _told(found: Leftover) -> str:
+    return f"{found.name} (untouched for {age_words(found.age_s)}, of {found.owner or 'nobody known'})"
+
+
+def check_staging(stagings: Sequence[Leftover]) -> Finding:
+    """Return what is to be said of saves that are under way, or died."""
+    dead = [found for found in stagings if not found.alive]
+    stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
+    if dead:
+        kept_bytes = sum(found.nbytes for found in dead)
+        told = (
+            f"{_count(len(dead), 'save')} died and left {size_words(kept_bytes)}: {_listed([_told(d) for d in dead])}"
+        )
+        do = "ckstore gc, or any save of that user, frees it; what the store needs is not among it"
+        return Finding("note", "staging", told, do)
+    if stuck:
+        told = f"{_count(len(stuck), 'save')} under way for long: {_listed([_told(found) for found in stuck])}"
+        do = "see whether its process still works or hangs on the disk; it keeps its space until it ends"
+        return Finding("warning", "staging", told, do)
+    return ok("staging", f"{_count(len(stagings), 'save')} under way" if stagings else "no save is under way")
+
+
+def check_trash(trash: Sequence[Leftover]) -> Finding:
+    """Return what is to be said of what is on its way out."""
+    if not trash:
+        return ok("trash", "empty")
+    kept_bytes = sum(found.nbytes for found in trash)
+    oldest = max(trash, key=lambda found: found.age_s)
+    told = f"{_count(len(trash), 'entry', 'entries')} with {size_words(kept_bytes)}; the oldest: {_told(oldest)}"
+    if oldest.age_s > _OLD_S:
+        return Finding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
+    return Finding("note", "trash", told, "ckstore gc frees it")
+
+
+@dataclass(frozen=True, slots=True)
+class PinFacts:
+    """What the pins are.
+
+    Attributes:
+        count: All of them.
+        expired: Names of those whose time is over.
+        dangling: Names of those whose checkpoint is gone or was replaced.
+        problem: Why one cannot be read; empty if all can.
+    """
+
+    count: int = 0
+    expired: tuple[str, ...] = ()
+    dangling: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def check_pins(facts: PinFacts) -> Finding:
+    """Return what is to be said of the pins."""
+    if facts.problem:
+        do = "remove that pin with ckstore unpin, and pin anew: until then nothing is dropped at all"
+        return Finding("warning", "pins", facts.problem, do)
+    if facts.expired:
+        told = f"expired, so that nothing is protected by it any more: {_listed(facts.expired)}"
+        return Finding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin anew for longer")
+    if facts.dangling:
+        told = f"of a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
+        return Finding("note", "pins", told, f"ckstore unpin {facts.dangling[0]}")
+    return ok("pins", _count(facts.count, "pin"))
+
+
+def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> Finding:
+    """Return what is to be said of checkpoints that were found damaged, and of blobs that were put aside."""
+    if marked:
+        told = f"{_count(len(marked), 'checkpoint')} marked as damaged: {_listed(marked)}"
+        do = "ckstore verify says what is damaged; saving the same content again heals it"
+        return Finding("warning", "damage", told, do)
+    if quarantined:
+        told = f"{_count(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
+        return Finding("note", "damage", told, "when all checkpoints verify they may be removed from quarantine/")
+    return ok("damage", "no checkpoint is marked as damaged")
+
+
+def check_catalog(problems: Sequence[str]) -> Finding:
+    """Return what is to be said of the catalog."""
+    if problems:
+        do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
+        return Finding("warning", "catalog", _listed(list(problems)), do)
+    return ok("catalog", "whole")
+
+
+def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:
+    """Return what is to be said of deleted files that still take space."""
+    leaks = [leak for leak in leaks if leak.nbytes]
+    if not leaks:
+        return ok("leaked files", "no deleted file takes space")
+    by_process: dict[tuple[int, str], int] = {}
+    for leak in leaks:
+        for key in {(who.pid, who.command) for who in leak.holders}:
+            by_process[key] = by_process.get(key, 0) + leak.nbytes
+    most = sorted(by_process.items(), key=lambda item: (-item[1], item[0]))
+    who = [f"{size_words(nbytes)} by PID {pid} ({command})" for (pid, command), nbytes in most]
+    total_bytes = sum(leak.nbytes for leak in leaks)
+    told = f"{_count(len(leaks), 'deleted file')} with {size_words(total_bytes)} not yet freed: {_listed(who)}"
+    do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
+    return Finding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)

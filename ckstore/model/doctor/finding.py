@@ -1,0 +1,77 @@
+"""A finding: what was looked at, what is so, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Level = Literal["ok", "note", "warning", "error"]
+"""``ok``; ``note``: good to know; ``warning``: something costs, or will go wrong; ``error``: a promise is not kept."""
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: How bad it is.
+        what: What was looked at, in stable words: ``filesystem``, ``free space`` …
+        found: What is so, with numbers.
+        do: What to do about it; empty only where all is well.
+    """
+
+    level: Level
+    what: str
+    found: str
+    do: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level != "ok" and not self.do:
+            msg = f"{self.what}: a finding of the level {self.level} must say what to do"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """What `ckstore.Store.doctor` found.
+
+    Attributes:
+        findings: Everything that was looked at, in a fixed order.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> Level:
+        """The worst level of all findings."""
+        return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is an error."""
+        return self.worst != "error"
+
+
+def ok(what: str, found: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding("ok", what, found)
+
+
+def age_words(age_s: float) -> str:
+    """Return an age as a sentence has it: ``40 seconds``, ``3 hours``, ``12 days``."""
+    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        count = int(age_s // unit_s)
+        if count >= 2 or unit_s == 1:
+            return f"{max(count, 0)} {unit}{'' if count == 1 else 's'}"
+    return "0 seconds"
+
+
+def size_words(nbytes: float) -> str:
+    """Return a size as ``512 B`` or ``37.4 MiB``."""
+    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while value >= 1023.95 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{int(value)} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -1,0 +1,81 @@
+"""Judge whose a store is, and who else may read or change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckstore.model.doctor.finding import Finding, ok
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFacts:
+    """Owner and permissions of a store.
+
+    Attributes:
+        path: Its root.
+        mode: Permission bits of the root.
+        owner: Name of the root's owner.
+        owner_id, process_id: User ids of the owner of the root, and of this process.
+        misplaced: Directories of the store that are symlinks, no directories, or on another filesystem.
+        open_to_all: Directories or files in it, other than the root, that anybody may change.
+        foreign_count: Files in it that belong to another user than the root.
+        writable_blobs: Blobs that have write permission.
+    """
+
+    path: str
+    mode: int = 0o700
+    owner: str = ""
+    owner_id: int = 0
+    process_id: int = 0
+    misplaced: tuple[str, ...] = ()
+    open_to_all: tuple[str, ...] = ()
+    foreign_count: int = 0
+    writable_blobs: int = 0
+
+
+def check_owner(facts: OwnerFacts) -> Finding:
+    """Return whether this process runs as the owner of the store."""
+    if facts.owner_id == facts.process_id:
+        return ok("owner", f"{facts.path} belongs to this user, {facts.owner}")
+    me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
+    told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
+    if facts.process_id == 0:
+        told += ": what it writes will be root's, which its owner can neither link nor free"
+    else:
+        told += ": the kernel may refuse it links to that user's blobs, and does not tell it who has them open"
+    return Finding(
+        "warning", "owner", told, f"work in it as its owner, or give it to this user: chown -R (as root) {facts.path}"
+    )
+
+
+def check_permissions(facts: OwnerFacts) -> Finding:
+    """Return who else may read or change the store."""
+    open_ = [facts.path] if facts.mode & 0o002 else []
+    open_ += facts.open_to_all
+    if open_:
+        more = f" and {len(open_) - 3} more" if len(open_) > 3 else ""
+        told = f"anybody on this machine may change {', '.join(open_[:3])}{more}"
+        return Finding("error", "permissions", told, f"chmod -R o-w {facts.path}")
+    if facts.writable_blobs:
+        told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
+        return Finding("warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify")
+    if facts.foreign_count:
+        told = f"files in {facts.path} of another user than {facts.owner}: {facts.foreign_count}"
+        return Finding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
+    if facts.mode & 0o077:
+        told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: others may {_may(facts.mode)} it"
+        return Finding("note", "permissions", told, f"nothing, if that is meant; else: chmod -R go-rwx {facts.path}")
+    return ok("permissions", f"{facts.path} is {facts.owner}'s alone")
+
+
+def _may(mode: int) -> str:
+    return "read and change" if mode & 0o020 else "read" if mode & 0o044 else "reach into"
+
+
+def check_layout(misplaced: Sequence[str]) -> Finding:
+    """Return whether the directories of the store are where they belong."""
+    if misplaced:
+        do = "move the content back into the store: all of it must be on one filesystem, without symlinks"
+        return Finding("error", "layout", "; ".join(misplaced), do)
+    return ok("layout", "every directory of the store is a directory of its own filesystem")

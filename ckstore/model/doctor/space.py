@@ -1,0 +1,97 @@
+"""Judge free space and inodes, the reserve, and how much the kernel still has to write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckstore.model.doctor.finding import Finding, ok, size_words
+
+_LOW_PART = 0.05
+_LOW_INODES = 1000
+_MAKE_ROOM = "make room: ckstore prune --keep-last N, then ckstore gc; ckstore du says what takes it"
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceFacts:
+    """Room on a filesystem, in bytes and inodes that this user may take.
+
+    Attributes:
+        total_bytes, free_bytes: Of the filesystem.
+        total_inodes: 0: it makes them as it needs them.
+        free_inodes: Meaningless without a total.
+        newest_bytes: Size of the newest checkpoint; 0 if there is none.
+        reserve_bytes, reserve_wanted_bytes: Space that the store keeps back for gc on a full disk, and should.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    total_inodes: int
+    free_inodes: int
+    newest_bytes: int
+    reserve_bytes: int
+    reserve_wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyFacts:
+    """What the kernel has not written yet, of all programs, and from where on it makes writers wait.
+
+    Attributes:
+        dirty_bytes, writeback_bytes: Waiting to be written, and being written.
+        limit_bytes: Where writers are made to wait; 0 if not known.
+    """
+
+    dirty_bytes: int
+    writeback_bytes: int
+    limit_bytes: int
+
+
+def check_bytes(facts: SpaceFacts) -> Finding:
+    """Return what is to be said of free bytes."""
+    found = f"{size_words(facts.free_bytes)} of {size_words(facts.total_bytes)} are free"
+    if facts.free_bytes < facts.reserve_wanted_bytes:
+        return Finding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
+    if facts.free_bytes < facts.newest_bytes:
+        found += f", less than the newest checkpoint has ({size_words(facts.newest_bytes)})"
+        return Finding("warning", "free space", found, _MAKE_ROOM)
+    if facts.free_bytes < _LOW_PART * facts.total_bytes:
+        return Finding("warning", "free space", f"{found}, less than {_LOW_PART:.0%}", _MAKE_ROOM)
+    return ok("free space", found)
+
+
+def check_inodes(facts: SpaceFacts) -> Finding:
+    """Return what is to be said of free inodes."""
+    if facts.total_inodes == 0:
+        return ok("free inodes", "the filesystem makes them as it needs them")
+    found = f"{facts.free_inodes} of {facts.total_inodes} are free"
+    if facts.free_inodes < 16:
+        return Finding("error", "free inodes", f"{found}: nothing can be saved", _MAKE_ROOM)
+    if facts.free_inodes < _LOW_INODES:
+        return Finding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files of others")
+    return ok("free inodes", found)
+
+
+def check_reserve(facts: SpaceFacts) -> Finding:
+    """Return what is to be said of the space that is kept back."""
+    if facts.reserve_bytes >= facts.reserve_wanted_bytes:
+        return ok("reserve", f"{size_words(facts.reserve_bytes)} are kept back for gc on a full disk")
+    part = f"{size_words(facts.reserve_bytes)} of {size_words(facts.reserve_wanted_bytes)}"
+    return Finding(
+        "note",
+        "reserve",
+        f"{part} are kept back for gc on a full disk",
+        "make room, then open the store for writing (ckstore gc does): it is made again where there is plenty",
+    )
+
+
+def check_dirty(facts: DirtyFacts) -> Finding:
+    """Return what is to be said of what the kernel has not written yet."""
+    waiting_bytes = facts.dirty_bytes + facts.writeback_bytes
+    found = f"{size_words(facts.dirty_bytes)} dirty and {size_words(facts.writeback_bytes)} in write-back"
+    if not facts.limit_bytes:
+        return ok("dirty pages", f"{found}; the limit is not known")
+    found += f", writers wait from {size_words(facts.limit_bytes)} on"
+    if waiting_bytes > 0.8 * facts.limit_bytes:
+        do = "wait until it is written, or find who writes (iotop); a smaller vm.dirty_bytes makes such waits shorter"
+        return Finding("warning", "dirty pages", found, do)
+    return ok("dirty pages", found)

@@ -1,0 +1,61 @@
+"""Put damaged blobs aside in ``quarantine/``, so that no save uses them and they can still be looked at.
+
+Nothing there is ever used, and nothing but its owner removes it. Source: docs/format/v1.md, "quarantine".
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from ckstore.fs import files, links
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ckstore.objects.layout import Layout
+
+
+def put_aside(layout: Layout, digest: str, names: Iterable[Path]) -> list[Path]:
+    """Give each damaged copy of a blob a name in quarantine; the canonical name is taken from it.
+
+    Args:
+        layout: The store.
+        digest: What the copies are not.
+        names: A name of each copy. Names in checkpoints stay until a good copy takes their place.
+
+    Returns:
+        The new names.
+
+    Raises:
+        OSError: A copy could not be put aside; those before it were.
+    """
+    canonical = layout.blob(digest)
+    made = []
+    for name in names:
+        try:
+            status = os.stat(name, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        aside = layout.root / "quarantine" / f"{digest}.{status.st_ino}"
+        if stat.S_ISDIR(status.st_mode):
+            links.rename(name, aside)
+        elif name == canonical:
+            if os.path.lexists(aside):  # of the same inode: renaming one name over the other would do nothing
+                links.unlink(aside)
+            links.rename(canonical, aside)
+        elif not os.path.lexists(aside):
+            try:
+                links.link(name, aside)
+            except OSError as error:
+                if error.errno not in links.CANNOT_LINK:
+                    raise
+                continue
+        made.append(aside)
+    if made:
+        files.sync_directory(layout.root / "quarantine")
+        if canonical.parent.is_dir():
+            files.sync_directory(canonical.parent)
+    return made

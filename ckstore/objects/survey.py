@@ -1,0 +1,137 @@
+"""Look over a store without reading data: what lies in staging and trash, whose its files are, who may change them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.model.digest import is_digest
+from ckstore.model.doctor.contents import Leftover
+from ckstore.objects import marks, trash
+from ckstore.objects.layout import BLOBS, MANIFEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.objects.layout import Layout
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the files of a store are like.
+
+    Attributes:
+        link_most: Most names that a blob has.
+        writable_blobs: Blobs with write permission for anybody.
+        foreign_count: Files and directories of another owner than the root's.
+        open_to_all: Paths that anybody may change.
+    """
+
+    link_most: int = 0
+    writable_blobs: int = 0
+    foreign_count: int = 0
+    open_to_all: list[str] = field(default_factory=list)
+
+
+def survey(layout: Layout) -> Survey:
+    """Look at every canonical blob, every directory and every small file, but not at other names of blobs.
+
+    Raises:
+        OSError: Something cannot be looked at.
+    """
+    done = Survey()
+    owner = os.stat(layout.root).st_uid
+    for path, status in _everything(layout):
+        if stat.S_ISLNK(status.st_mode):  # a tag; its permissions mean nothing
+            continue
+        done.foreign_count += status.st_uid != owner
+        if status.st_mode & 0o002:
+            done.open_to_all.append(path)
+        if is_digest(os.path.basename(path)) and stat.S_ISREG(status.st_mode):
+            done.link_most = max(done.link_most, status.st_nlink)
+            done.writable_blobs += bool(status.st_mode & 0o222)
+    return done
+
+
+def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
+    yield from _entries(layout.root)
+    for folder in (layout.refs, layout.pins, layout.staging, layout.trash, layout.blobs):
+        yield from _entries(folder)
+    for name in trash.names_in(layout.blobs):
+        yield from _entries(layout.blobs / name)
+    for run, step, _ in layout.published():
+        path = layout.checkpoint(run, step)
+        for inner in (path, path / MANIFEST, path / BLOBS):
+            try:
+                yield str(inner), os.stat(inner, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    yield entry.path, entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def leftovers(folder: Path, dead: frozenset[str] | None = None) -> list[Leftover]:
+    """Return what lies in ``staging/`` or ``trash/``, by name.
+
+    Args:
+        folder: One of these.
+        dead: Names of those whose owner is dead; None: of all of them.
+    """
+    now_s = time.time()
+    found = []
+    for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):
+        name = os.path.basename(path)
+        found.append(
+            Leftover(
+                name=name,
+                age_s=max(now_s - status.st_ctime, 0.0),
+                nbytes=_own_bytes(path, status),
+                owner=user_name(status.st_uid),
+                alive=dead is not None and name not in dead,
+            )
+        )
+    return found
+
+
+def _own_bytes(path: str, status: os.stat_result) -> int:
+    """Return the sizes of the files that have no other name."""
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size if status.st_nlink == 1 else 0
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                inner = os.stat(os.path.join(folder, name), follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            total += inner.st_size if inner.st_nlink == 1 else 0
+    return total
+
+
+def marked(layout: Layout) -> list[str]:
+    """Return the checkpoints, as ``RUN@STEP``, that are marked as damaged."""
+    places = sorted((run, step) for run, step, _ in layout.published())
+    return [f"{run}@{step}" for run, step in places if marks.is_marked(layout.checkpoint(run, step))]
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; ``uid N`` if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

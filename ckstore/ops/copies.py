@@ -1,0 +1,260 @@
+"""Find right copies of blobs: in the store itself, in other stores, in copied checkpoints, in any directory.
+
+Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
+its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CkstoreError
+from ckstore.fs import direct, files
+from ckstore.model.digest import algorithm_of, is_digest
+from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.manifest_read import parse_manifest
+from ckstore.objects.checking import Piece
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+Range = tuple[Path, int]
+"""A file and an offset in it."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A blob of which right bytes are needed.
+
+    Attributes:
+        pieces: What checkpoints say is in it.
+    """
+
+    digest: str
+    nbytes: int
+    pieces: set[Piece] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Right bytes of a blob: a file of the store's own that has them, or the bytes; and where they are from."""
+
+    source: str
+    path: Path | None = None
+    data: bytearray | None = None
+
+
+class Copies:
+    """Looks for right bytes; what it has to walk it walks once.
+
+    Args:
+        context: The store.
+        sources: Other stores, or any directories.
+
+    Raises:
+        BadInput: A source is no directory that can be read.
+    """
+
+    def __init__(self, context: Context, sources: Iterable[Path]) -> None:
+        self._layout = context.layout
+        self._sources = [_Tree(_check_source(path)) for path in sources]
+
+    def whole(self, wanted: Wanted) -> Right | None:
+        """Return a right copy of a blob; None if there is none."""
+        for path in dict.fromkeys(names_of(self._layout, wanted.digest)):
+            if _read_if_right(path, wanted) is not None:
+                return Right("the store", path=path)
+        for tree in self._sources:
+            for path in tree.may_be(wanted):
+                data = _read_if_right(path, wanted)
+                if data is not None:
+                    return Right(str(path), data=data)
+        return None
+
+    def assembled(self, wanted: Wanted) -> Right | None:
+        """Return a blob put together from pieces that are right; None if some are nowhere."""
+        same = [*names_of(self._layout, wanted.digest), *(p for tree in self._sources for p in tree.named(wanted))]
+        images = [image for path in dict.fromkeys(same) if (image := _read(path, wanted.nbytes)) is not None]
+        for manifest in (found for tree in self._sources for _, found in tree.manifests):
+            add_pieces(manifest, {wanted.digest: wanted})
+        # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or it is zeros.
+        for base in [*images, bytearray()]:
+            whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
+            sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
+            if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
+                return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
+        return None
+
+    def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
+        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""
+        for tree in self._sources:
+            for path, found in tree.manifests:
+                if (found.run, found.step) != (run, step):
+                    continue
+                data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
+                if parse_manifest(data, where=str(path))[1] == manifest_id:
+                    return data, str(path)
+        return None
+
+    def _mend(self, whole: bytearray, piece: Piece, images: list[bytearray]) -> str:
+        """Put right bytes in the place of a piece that is wrong; return where they are from, empty if it was right."""
+        digest, start, length = piece
+        stop = start + length
+        if _is(whole[start:stop], digest):
+            return ""
+        for image in images:
+            if _is(image[start:stop], digest):
+                whole[start:stop] = image[start:stop]
+                return "damaged copies"
+        for path, offset in self._elsewhere(piece):
+            data = _read_range(path, offset, length)
+            if data is not None and _is(data, digest):
+                whole[start:stop] = data
+                return str(path) if not path.is_relative_to(self._layout.root) else "other blobs of the store"
+        return ""
+
+    def _elsewhere(self, piece: Piece) -> Iterator[Range]:
+        """Return where else the bytes of a piece should be."""
+        yield from ((path, 0) for path in names_of(self._layout, piece[0]))
+        yield from self._own_pieces.get(piece[0], ())
+        for tree in self._sources:
+            yield from ((path, 0) for path in tree.by_name.get(piece[0], ()))
+            yield from tree.pieces.get(piece[0], ())
+
+    @cached_property
+    def _own_pieces(self) -> dict[str, list[Range]]:
+        found: dict[str, list[Range]] = {}
+        for run, step, _ in self._layout.published():
+            path = self._layout.checkpoint(run, step)
+            manifest = _manifest_at(path / MANIFEST)
+            if manifest is not None:
+                _add_places(found, manifest, path)
+        return found
+
+
+class _Tree:
+    """A directory of somebody else, walked once: no symlink is followed, what cannot be read is left out."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def named(self, wanted: Wanted) -> list[Path]:
+        return self.by_name.get(wanted.digest, [])
+
+    def may_be(self, wanted: Wanted) -> Iterator[Path]:
+        """Return the files that may have the bytes: those of that name first, then those of that size."""
+        yield from self.named(wanted)
+        yield from self._walked[1].get(wanted.nbytes, ())
+
+    @property
+    def by_name(self) -> dict[str, list[Path]]:
+        """Files whose names are digests."""
+        return self._walked[0]
+
+    @cached_property
+    def manifests(self) -> list[tuple[Path, Manifest]]:
+        return [(path, found) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
+
+    @cached_property
+    def pieces(self) -> dict[str, list[Range]]:
+        found: dict[str, list[Range]] = {}
+        for path, manifest in self.manifests:
+            _add_places(found, manifest, path.parent)
+        return found
+
+    @cached_property
+    def _walked(self) -> tuple[dict[str, list[Path]], dict[int, list[Path]], list[Path]]:
+        by_name: dict[str, list[Path]] = {}
+        by_size: dict[int, list[Path]] = {}
+        manifests: list[Path] = []
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = Path(folder, name)
+                if is_digest(name):
+                    by_name.setdefault(name, []).append(path)
+                elif name == MANIFEST:
+                    manifests.append(path)
+                elif path.is_file() and not path.is_symlink():
+                    by_size.setdefault(path.stat().st_size, []).append(path)
+        return by_name, by_size, manifests
+
+
+def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
+    """Add what a manifest says is in the blobs that are wanted."""
+    indexes = {i: wanted[blob.digest] for i, blob in enumerate(manifest.blobs) if blob.digest in wanted}
+    if not indexes:
+        return
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            if extent.blob in indexes:
+                indexes[extent.blob].pieces.add((extent.piece, extent.offset, extent.length))
+
+
+def names_of(layout: Layout, digest: str) -> Iterator[Path]:
+    """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
+    seen = set()
+    held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
+    for folder in (layout.trash, layout.staging):
+        held += [folder / name for name in sorted(os.listdir(folder))] if folder.is_dir() else []
+    for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
+        try:
+            inode = os.stat(path, follow_symlinks=False).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if inode not in seen:
+            seen.add(inode)
+            yield path
+
+
+def _check_source(path: Path) -> Path:
+    try:
+        os.listdir(path)
+    except OSError as error:
+        msg = f"{path} is no directory that can be read: {error.strerror}"
+        raise BadInput(msg, hint="name another store, or a directory with copies of checkpoints") from error
+    return path.resolve()
+
+
+def _manifest_at(path: Path) -> Manifest | None:
+    try:
+        return parse_manifest(files.read_file(path, most_bytes=MANIFEST_MAX_BYTES), where=str(path))[0]
+    except (CkstoreError, OSError):  # it is of no use here; a damaged one of the store is told elsewhere
+        return None
+
+
+def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Path) -> None:
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            path = directory / BLOBS / manifest.blobs[extent.blob].digest
+            found.setdefault(extent.piece, []).append((path, extent.offset))
+
+
+def _read(path: Path, nbytes: int) -> bytearray | None:
+    """Return what can be read of a file."""
+    try:
+        return direct.read_whole(path, nbytes) if path.is_file() else None
+    except OSError:  # another copy may do
+        return None
+
+
+def _read_if_right(path: Path, wanted: Wanted) -> bytearray | None:
+    data = _read(path, wanted.nbytes)
+    return data if data is not None and len(data) == wanted.nbytes and _is(data, wanted.digest) else None
+
+
+def _read_range(path: Path, offset: int, length: int) -> bytes | None:
+    try:
+        with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            return os.pread(fd, length, offset)
+    except OSError:  # another copy may do
+        return None
+
+
+def _is(data: bytes | bytearray, digest: str) -> bool:
+    return algorithm_of(digest).digest(data) == digest

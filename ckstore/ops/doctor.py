@@ -1,0 +1,173 @@
+"""Gather the facts about a store and its place, and have them judged: `Store.doctor`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, UnsafePlace
+from ckstore.fs import machine, place
+from ckstore.fs.holders import deleted_but_open
+from ckstore.model.doctor import abilities, contents, owners, space
+from ckstore.model.doctor.finding import DoctorReport, Finding
+from ckstore.model.doctor.place import check_place
+from ckstore.objects import reserve, survey, trash
+from ckstore.ops.failing import describe_os_error
+from ckstore.ops.find import infos
+from ckstore.ops.pins import pins
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+Findings = Iterator[Finding]
+
+
+def examine_all(context: Context) -> DoctorReport:
+    """Look at everything; what cannot be looked at is a finding of its own."""
+    findings: list[Finding] = []
+    for what, look in _LOOKS:
+        try:
+            findings += look(context)
+        except (CkstoreError, OSError) as error:
+            found = describe_os_error(error) if isinstance(error, OSError) else error.message
+            do = "run doctor as the owner of the store, or as root"
+            findings.append(Finding("warning", what, f"could not be looked at: {found}", do))
+    return DoctorReport(tuple(findings))
+
+
+def _place(context: Context) -> Findings:
+    yield from check_place(place.examine(context.layout.root))
+
+
+def _space(context: Context) -> Findings:
+    status = os.statvfs(context.layout.root)
+    newest = max(infos(context), key=lambda info: info.order, default=None)
+    facts = space.SpaceFacts(
+        total_bytes=status.f_blocks * status.f_frsize,
+        free_bytes=status.f_bavail * status.f_frsize,
+        total_inodes=status.f_files,
+        free_inodes=status.f_favail,
+        newest_bytes=newest.logical_bytes if newest is not None else 0,
+        reserve_bytes=reserve.kept_bytes(context.layout),
+        reserve_wanted_bytes=reserve.wanted_bytes(context.layout),
+    )
+    yield space.check_bytes(facts)
+    yield space.check_inodes(facts)
+    yield space.check_reserve(facts)
+
+
+def _machine(context: Context) -> Findings:
+    facts = abilities.AbilityFacts(
+        read_ahead_kib=machine.read_ahead_kib(context.layout.root),
+        direct_io_bytes=machine.direct_io_bytes(context.layout.settings),
+        open_files=machine.open_files_limit(),
+    )
+    yield space.check_dirty(machine.dirty_pages())
+    yield abilities.check_read_ahead(facts)
+    yield abilities.check_direct_io(facts)
+    yield abilities.check_open_files(facts)
+
+
+def _abilities(context: Context) -> Findings:
+    layout = context.layout
+    may_write = os.access(layout.staging, os.W_OK)
+    facts = abilities.AbilityFacts(
+        links=_try_links(context) if may_write else None,
+        lease=machine.lease_support(layout.settings),
+        reflink=machine.can_reflink(layout.staging) if may_write else None,
+    )
+    yield abilities.check_links(facts)
+    yield abilities.check_lease(facts)
+    yield abilities.check_reflink(facts)
+
+
+def _try_links(context: Context) -> str:
+    layout = context.layout
+    try:
+        place.try_links(layout.staging, layout.linked)
+    except UnsafePlace as error:
+        return error.message
+    return ""
+
+
+def _sqlite(_context: Context) -> Findings:
+    from ckstore.catalog.connection import sqlite_version
+
+    yield abilities.check_sqlite(abilities.AbilityFacts(sqlite=sqlite_version()))
+
+
+def _catalog(context: Context) -> Findings:
+    yield contents.check_catalog(context.catalog.check())
+
+
+def _files(context: Context) -> Findings:
+    layout = context.layout
+    found = survey.survey(layout)
+    status = os.stat(layout.root)
+    facts = owners.OwnerFacts(
+        path=str(layout.root),
+        mode=stat.S_IMODE(status.st_mode),
+        owner=survey.user_name(status.st_uid),
+        owner_id=status.st_uid,
+        process_id=os.geteuid(),
+        open_to_all=tuple(found.open_to_all),
+        foreign_count=found.foreign_count,
+        writable_blobs=found.writable_blobs,
+    )
+    yield owners.check_owner(facts)
+    yield owners.check_permissions(facts)
+    yield owners.check_layout(place.misplaced(layout.root, layout.directories))
+    limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.root), link_most=found.link_most)
+    yield abilities.check_headroom(limits)
+
+
+def _staging(context: Context) -> Findings:
+    dead = frozenset(trash.dead_stagings(context.layout))
+    yield contents.check_staging(survey.leftovers(context.layout.staging, dead))
+
+
+def _trash(context: Context) -> Findings:
+    yield contents.check_trash(survey.leftovers(context.layout.trash))
+
+
+def _pins(context: Context) -> Findings:
+    try:
+        all_pins = pins(context)
+    except CkstoreError as error:
+        yield contents.check_pins(contents.PinFacts(problem=error.message))
+        return
+    now = datetime.now(UTC)
+    facts = contents.PinFacts(
+        count=len(all_pins),
+        expired=tuple(pin.name for pin in all_pins if pin.expired(now)),
+        dangling=tuple(pin.name for pin in all_pins if pin.dangling),
+    )
+    yield contents.check_pins(facts)
+
+
+def _damage(context: Context) -> Findings:
+    quarantined = trash.names_in(context.layout.root / "quarantine")
+    yield contents.check_damage(survey.marked(context.layout), quarantined)
+
+
+def _leaks(context: Context) -> Findings:
+    yield contents.check_leaks(deleted_but_open(os.stat(context.layout.root).st_dev))
+
+
+_LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
+    ("filesystem", _place),
+    ("links", _abilities),
+    ("free space", _space),
+    ("machine", _machine),
+    ("SQLite", _sqlite),
+    ("catalog", _catalog),
+    ("permissions", _files),
+    ("staging", _staging),
+    ("trash", _trash),
+    ("pins", _pins),
+    ("damage", _damage),
+    ("leaked files", _leaks),
+)

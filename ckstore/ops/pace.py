@@ -1,0 +1,79 @@
+"""How fast and how long a verification reads: a rate in bytes a second, and a budget of time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ckstore.errors import BadInput
+
+Clock = Callable[[], float]
+
+
+class Rate:
+    """Lets threads read at a rate together: each waits before it reads until what was read before is paid for."""
+
+    def __init__(
+        self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        if not bytes_s > 0:
+            raise BadInput(f"a rate is a number of bytes a second above 0, got {bytes_s!r}")
+        self._bytes_s = bytes_s
+        self._clock, self._sleep = clock, sleep
+        self._mutex = threading.Lock()
+        self._free_s = clock()
+
+    def wait(self, nbytes: int) -> None:
+        """Wait until `nbytes` more may be read."""
+        with self._mutex:
+            now_s = self._clock()
+            starts_s = max(now_s, self._free_s)
+            self._free_s = starts_s + nbytes / self._bytes_s
+        if starts_s > now_s:
+            self._sleep(starts_s - now_s)
+
+
+class Budget:
+    """Ends reading in time. A blob is read whole or not at all, so one is begun only if it can be done in time.
+
+    How long it takes is judged by those before it; the first is always read, so that every run gets on.
+
+    Attributes:
+        ended: Whether something was left out.
+    """
+
+    def __init__(self, budget_s: float | None, *, clock: Clock = time.monotonic) -> None:
+        self.ended = False
+        self._budget_s = budget_s
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._began_s = clock()
+        self._reading_since_s: float | None = None
+        self._begun_bytes = self._done_bytes = 0
+
+    def begin(self, nbytes: int) -> bool:
+        """Whether a blob of that size may be read; `done` must follow if so."""
+        if self._budget_s is None:
+            return True
+        with self._mutex:
+            now_s = self._clock()
+            if self._reading_since_s is None:
+                self._reading_since_s = now_s
+            elif self.ended or now_s - self._began_s + self._takes_s(now_s, nbytes) > self._budget_s:
+                self.ended = True
+                return False
+            self._begun_bytes += nbytes
+            return True
+
+    def done(self, nbytes: int) -> None:
+        """Take note that a blob was read."""
+        with self._mutex:
+            self._done_bytes += nbytes
+
+    def _takes_s(self, now_s: float, nbytes: int) -> float:
+        """Return how long it will take to read a further blob, and those that are being read."""
+        spent_s = now_s - (self._reading_since_s or now_s)
+        if not self._done_bytes or spent_s <= 0:
+            return 0.0
+        return (self._begun_bytes - self._done_bytes + nbytes) * spent_s / self._done_bytes

@@ -1,0 +1,268 @@
+"""A warm process that cuts the power and looks at what is left: a case costs no start of Python.
+
+It is started with the fault library preloaded, has mounts of its own, reads one JSON request a line from its standard
+input and answers with one line. See `Worker.answer` for what it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckstore.errors import CkstoreError
+from tests.crash.forked import Child
+from tests.crash.recorder import Entry, read_log
+from tests.crash.recording import record
+from tests.crash.scenarios import scenario
+from tests.faults.checker import check_store
+from tests.faults.journal import Journal, Promised, promised_by
+from tests.faults.scenarios import Scenario
+from tests.faults.shim import Family, Fault, Mode, Preloaded
+from tests.faults.states import NAMES, expected
+from tests.support.mounts import bind, cut_power, own_mounts
+from tests.support.volume import Kind, Snapshot, Volume, snapshot, write_image
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BEFORE = uuid.UUID(int=1)
+"""The start of the machine on which everything is prepared and happens, so that it always makes the same calls."""
+_MOST_KEPT = 5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A filesystem with the store as a scenario finds it, cleanly unmounted, and what was promised so far."""
+
+    content: Snapshot
+    journal: str
+
+
+class Worker:
+    """Does one thing after another; its files are in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._volumes: dict[Kind, Volume] = {}
+        self._prepared: dict[tuple[Kind, str], Prepared] = {}
+        self._log: tuple[str, list[Entry]] = ("", [])
+        self._kept = 0
+        self._shim = Preloaded()
+        self._boot_id = folder / "boot_id"
+        self._start_of_machine(_BEFORE)
+        bind(self._boot_id, _BOOT_ID)
+
+    def warm_up(self) -> None:
+        """Import what children import, and compute what they compare with."""
+        for name in NAMES:
+            expected(name)
+        self._volume("ext4").restore(self._prepare("ext4", "commit").content)
+
+        def look() -> dict[str, Any]:
+            check_store(self._store("ext4"), Promised())
+            return {"modules": [*sys.modules]}
+
+        with self._volume("ext4").mounted():
+            loaded = set(self._child(look).end()["modules"])
+        for module in sorted(loaded - sys.modules.keys()):
+            with suppress(ImportError):
+                importlib.import_module(module)
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked: `calls`, `cut`, `record` or `image`, as they are told there."""
+        return {"calls": self._calls, "cut": self._cut, "record": self._record, "image": self._image}[asked["do"]](
+            asked
+        )
+
+    def close(self) -> None:
+        """Take the volumes down."""
+        for volume in self._volumes.values():
+            volume.close()
+
+    # ------------------------------------------------------------------ power cuts
+
+    def _calls(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Let the scenario happen; return its calls, and how long it took."""
+        done = self._cut({**asked, "at": 0, "flush_log": False})
+        if done["wrong"] or done["error"]:
+            raise RuntimeError(f"{asked['scenario']} fails although the power stays on: {done}")
+        calls = (self._folder / "calls").read_text().splitlines()
+        return {"calls": calls, "took_s": done["took_s"]}
+
+    def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Let the scenario happen and cut the power after its `at`-th call, or after `after_s`; mount and look."""
+        kind, one = asked["kind"], scenario(asked["scenario"])
+        prepared = self._prepare(kind, asked["scenario"])
+        volume, journal, calls = self._volume(kind), self._folder / "journal", self._folder / "calls"
+        volume.restore(prepared.content)
+        journal.write_text(prepared.journal)
+        calls.unlink(missing_ok=True)
+        after_s = asked.get("after_s")
+        mode: Mode = "count" if after_s is not None or asked["at"] == 0 else "kill-after"
+
+        def act() -> dict[str, Any]:
+            fd = os.open(volume.mountpoint, os.O_RDONLY | os.O_CLOEXEC)
+            self._shim.cut_power_instead(fd, flush_log=asked["flush_log"])
+            self._shim.arm(Fault(mode, asked["at"], families=Family.MUTATING), self._store(kind), calls)
+            begun_s = time.monotonic()
+            error = _attempt(one, self._store(kind), Journal(journal))
+            took_s = time.monotonic() - begun_s
+            self._shim.disarm()
+            return {**error, "hits": self._shim.hits, "took_s": took_s}
+
+        with volume.mounted() as mountpoint:
+            child = self._child(act)
+            if after_s is not None:
+                child.wait(after_s)
+                fd = os.open(mountpoint, os.O_RDONLY | os.O_CLOEXEC)
+                cut_power(fd, flush_log=asked["flush_log"])
+                os.close(fd)
+            acted = child.end()
+        if "signal" in acted:
+            # Where the disk is gone the kernel cannot give SQLite the page of its shared memory (XFS).
+            wrong = [] if acted["signal"] == signal.SIGBUS else [f"the process died by signal {acted['signal']}"]
+            acted = {"error": "", "hits": 1, "wrong": wrong, "died": True}
+        promised = promised_by(journal.read_text().splitlines())
+        seen = self._look(kind, promised)
+        hit = [line for line in calls.read_text().splitlines() if line.endswith(" *")] if calls.exists() else []
+        acted["call"] = " ".join(hit)
+        return {**acted, **seen, "wrong": acted["wrong"] + seen["wrong"]}
+
+    # ------------------------------------------------------------------ crash images
+
+    def _record(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Let the scenario happen on the logged disk; return where the log, the disk and the journal before it are."""
+        kind, one = asked["kind"], scenario(asked["scenario"])
+        prepared = self._prepare(kind, asked["scenario"])
+        log = self._folder / f"{asked['scenario']}-{kind}.log"
+
+        def act(store: Path, journal: Path) -> None:
+            def work() -> dict[str, Any]:
+                return _attempt(one, store, Journal(journal))
+
+            done = self._child(work).end()
+            if done["error"] or done["wrong"]:
+                raise RuntimeError(f"{asked['scenario']} fails on the logged disk: {done}")
+
+        record(self._volume(kind), prepared.content, log, act)
+        base = log.with_suffix(".base")
+        write_image(base, self._volume(kind).size_bytes, prepared.content.extents)
+        return {"log": str(log), "base": str(base), "journal": prepared.journal}
+
+    def _image(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Make the disk with some of the logged writes over it, each as (entry, bytes of it); mount and look."""
+        kind = asked["kind"]
+        if self._log[0] != asked["log"]:
+            self._log = asked["log"], read_log(Path(asked["log"]))
+        entries = self._log[1]
+
+        def writes() -> Iterator[tuple[int, bytes]]:
+            for number, nbytes in asked["writes"]:
+                yield entries[number].offset, entries[number].data[:nbytes]
+
+        self._volume(kind).restore(self._prepare(kind, asked["scenario"]).content, writes())
+        promised = Promised(
+            {(run, step): set(options) for run, step, options in asked["options"]},
+            {(what, which): set(options) for what, which, options in asked["facts"]},
+            asked["store"],
+        )
+        return self._look(kind, promised)
+
+    # ------------------------------------------------------------------ both
+
+    def _look(self, kind: Kind, promised: Promised) -> dict[str, Any]:
+        """Mount, as after a start of the machine, and return what is wrong; a disk with something wrong is kept."""
+        self._start_of_machine(uuid.uuid4())
+        volume = self._volume(kind)
+        found = snapshot(volume.image)
+
+        def look() -> dict[str, Any]:
+            return {"wrong": check_store(self._store(kind), promised), "signal": None}
+
+        try:
+            with volume.mounted():
+                seen = self._child(look).end()
+            wrong = seen.get("wrong", [f"looking at it ended by signal {seen['signal']}"])
+        except (OSError, RuntimeError) as error:
+            wrong = [f"it cannot be looked at: {error}"]
+        self._start_of_machine(_BEFORE)
+        if not wrong or self._kept == _MOST_KEPT:
+            return {"wrong": wrong}
+        self._kept += 1
+        kept = self._folder / f"wrong-{self._kept}.{kind}"
+        write_image(kept, volume.size_bytes, found.extents)
+        return {"wrong": wrong, "kept": str(kept)}
+
+    def _start_of_machine(self, boot_id: object) -> None:
+        """Say which start of the machine this is: after another one, names that a power cut brought back are found."""
+        self._boot_id.write_text(f"{boot_id}\n")
+
+    def _prepare(self, kind: Kind, name: str) -> Prepared:
+        found = self._prepared.get((kind, name))
+        if found is None:
+            found = self._prepared[kind, name] = self._prepare_now(kind, name)
+        return found
+
+    def _prepare_now(self, kind: Kind, name: str) -> Prepared:
+        volume, journal, one = self._volume(kind), self._folder / "journal", scenario(name)
+        volume.restore(volume.empty)
+        journal.unlink(missing_ok=True)
+
+        def work() -> dict[str, Any]:
+            one.prepare(self._store(kind), Journal(journal))
+            return {"modules": [*sys.modules]}
+
+        with volume.mounted():
+            self._child(work).end()
+        return Prepared(snapshot(volume.image), journal.read_text() if journal.exists() else "")
+
+    def _volume(self, kind: Kind) -> Volume:
+        if kind not in self._volumes:
+            self._volumes[kind] = Volume(kind)
+        return self._volumes[kind]
+
+    def _store(self, kind: Kind) -> Path:
+        return self._volume(kind).mountpoint / "store"
+
+    def _child(self, work: Callable[[], dict[str, Any]]) -> Child:
+        return Child(work, self._folder / "answer")
+
+
+def _attempt(one: Scenario, store: Path, journal: Journal) -> dict[str, Any]:
+    """Open and act; after an error say what it was, and note what is known of what was tried."""
+    try:
+        with one.open(store, journal) as opened:
+            one.act(opened, journal)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        journal.failed(unknown=one.uncertain or "may or may not" in said)
+        if isinstance(error, CkstoreError):
+            return {"error": said, "wrong": []}
+        return {"error": said, "wrong": ["not a CkstoreError: " + "".join(traceback.format_exception(error))]}
+    return {"error": "", "wrong": []}
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # so that nothing a child prints is taken for an answer
+    own_mounts()
+    worker = Worker(Path(sys.argv[1]))
+    worker.warm_up()
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)
+    worker.close()
+
+
+if __name__ == "__main__":
+    main()

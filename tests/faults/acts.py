@@ -1,0 +1,233 @@
+"""Further acts of the store, for the law of the trace: every step of the protocol is in one of them or in `scenarios`.
+
+They say themselves what they have done, by `mark`, since no journal is kept of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import DamagedBlob
+from ckstore.fs import files, links
+from ckstore.ops import reclaim
+from tests.faults.journal import Journal
+from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save
+from tests.faults.states import state
+from tests.faults.straced import mark
+
+_ONE = f"store/checkpoints/{RUN}/1"
+_SAVED = SCENARIOS["deduplicated_save"].prepare
+
+
+def _open(path: Path, journal: Journal) -> Store:
+    return Store.open(path)
+
+
+def _nothing_more(store: Store, journal: Journal) -> None:
+    pass
+
+
+def _saving_again(store: Store, journal: Journal) -> None:
+    save(store, journal, 1, "first")
+
+
+def _saving_with_tags(step: int, name: str) -> Callable[[Store, Journal], None]:
+    def act(store: Store, journal: Journal) -> None:
+        info = store.save(state(name), step=step, run=RUN, tags=("best", "other"))
+        journal.done((RUN, step), name)
+        mark(durable=[f"store/refs/{tag}" for tag in info.tags])
+
+    return act
+
+
+def _tagging(store: Store, journal: Journal) -> None:
+    store.tag("best", f"{RUN}@1")
+    mark(durable=["store/refs/best", _ONE])
+    store.tag("best", f"{RUN}@2")
+    mark(durable=["store/refs/best", f"store/checkpoints/{RUN}/2"])
+    store.untag("best")
+    mark(gone=["store/refs/best"])
+
+
+def _pinning(store: Store, journal: Journal) -> None:
+    name = store.pin(f"{RUN}@1", "figure 3").name
+    mark(durable=[f"store/pins/{name}.json", _ONE])
+    store.unpin(name)
+    mark(gone=[f"store/pins/{name}.json"])
+
+
+def _annotating(store: Store, journal: Journal) -> None:
+    for bleu in (27.0, 28.0):
+        store.annotate(f"{RUN}@1", metrics={"bleu": bleu})
+        mark(durable=[f"{_ONE}/annotations.json", _ONE])
+
+
+def _setting_retention(store: Store, journal: Journal) -> None:
+    for keep_last in (3, 2):
+        store.set_retention(RetentionPolicy(keep_last=keep_last))
+        mark(durable=["store/config.json"])
+
+
+def _rotated(path: Path, journal: Journal) -> None:
+    _SAVED(path, journal)
+    with Store.open(path) as store:
+        store.set_retention(RetentionPolicy(keep_last=1))
+
+
+def _rotating(store: Store, journal: Journal) -> None:
+    info = store.save(state("second"), step=2, run=RUN)
+    journal.done((RUN, 2), "second")
+    if not info.warnings:
+        mark(gone=[_ONE])
+
+
+class _KilledError(BaseException):
+    """Ends a preparation as a kill would."""
+
+
+def _killed_at(
+    number: int,
+    module: object,
+    call: str,
+    act: Callable[[Store, Journal], None],
+    before: Callable[[Path, Journal], None] = SCENARIOS["replace"].prepare,
+) -> Callable[[Path, Journal], None]:
+    """A store in which an act was killed when it wanted to make that call for the `number`-th time."""
+
+    def prepare(path: Path, journal: Journal) -> None:
+        before(path, journal)
+        original, numbers = getattr(module, call), count(1)
+
+        def killed(*arguments: Any, **options: Any) -> Any:
+            if next(numbers) >= number:
+                raise _KilledError
+            return original(*arguments, **options)
+
+        with Store.open(path) as store:
+            reclaim.discard = lambda *_: None  # a dead process cleans up nothing
+            reclaim.give_back = lambda *_: None
+            setattr(module, call, killed)
+            try:
+                act(store, journal)
+            except _KilledError:
+                return
+            finally:
+                setattr(module, call, original)
+        raise RuntimeError(f"{call} was not called {number} times")
+
+    return prepare
+
+
+def _replacing(store: Store, journal: Journal) -> None:
+    save(store, journal, 1, "second", if_exists="replace")
+
+
+def _deleting(store: Store, journal: Journal) -> None:
+    store.delete(f"{RUN}@2")
+
+
+def _collecting(store: Store, journal: Journal) -> None:
+    store.gc()
+
+
+def _open_as_found(path: Path, journal: Journal) -> Store:
+    """Open a store without emptying its trash, which is left for the act."""
+    give_back, reclaim.give_back = reclaim.give_back, lambda *_: None
+    try:
+        return Store.open(path)
+    finally:
+        reclaim.give_back = give_back
+
+
+def _largest_blob(store: Path) -> Path:
+    return max(store.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
+
+
+def _touched(path: Path, journal: Journal) -> None:
+    _SAVED(path, journal)
+    os.utime(_largest_blob(path), ns=(5, 5))
+
+
+def _damaged(path: Path, journal: Journal) -> None:
+    _SAVED(path, journal)
+    blob = _largest_blob(path)
+    blob.chmod(0o644)
+    with blob.open("r+b") as file:
+        file.write(b"damage")
+        file.flush()
+        os.fsync(file.fileno())
+    blob.chmod(0o444)
+
+
+def _marked(path: Path, journal: Journal) -> None:
+    _damaged(path, journal)
+    with Store.open(path) as store:
+        _found_damaged(store, journal)
+
+
+def _pruning(store: Store, journal: Journal) -> None:
+    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
+
+
+def _saving_more(store: Store, journal: Journal) -> None:
+    save(store, journal, 2, "first")
+
+
+def _without_a_name(path: Path, journal: Journal) -> None:
+    _SAVED(path, journal)
+    for blob in path.glob("blobs/*/*"):
+        blob.unlink()
+
+
+def _found_damaged(store: Store, journal: Journal) -> None:
+    with suppress(DamagedBlob):  # whether the mark could be made is told to nobody
+        store.load(f"{RUN}@1")
+
+
+def _without_empty_directories(path: Path, journal: Journal) -> None:
+    Store.init(path, chunk_bytes=2**20).close()
+    for name in ("checkpoints", "staging", "trash", "refs", "pins", "quarantine"):
+        (path / name).rmdir()
+
+
+ACTS = SCENARIOS | {
+    act.name: act
+    for act in (
+        Scenario("save_again", _SAVED, _open, _saving_again),
+        Scenario("save_with_tags", _SAVED, _open, _saving_with_tags(2, "second")),
+        Scenario("save_again_with_tags", _SAVED, _open, _saving_with_tags(1, "first")),
+        Scenario("save_into_a_copy", _without_empty_directories, _open, _saving_with_tags(1, "first")),
+        Scenario("save_touched", _touched, _open, _saving_more),
+        Scenario("save_heals", _damaged, _open, _saving_more),
+        Scenario("save_offers_again", _without_a_name, _open, _saving_more),
+        Scenario("save_heals_what_is_marked", _marked, _open, _saving_more),
+        Scenario("load_marks", _damaged, _open, _found_damaged),
+        Scenario("tag", SCENARIOS["replace"].prepare, _open, _tagging),
+        Scenario("pin", _SAVED, _open, _pinning),
+        Scenario("annotate", _SAVED, _open, _annotating),
+        Scenario("set_retention", _SAVED, _open, _setting_retention),
+        Scenario("prune", SCENARIOS["replace"].prepare, _open, _pruning),
+        Scenario("rotate", _rotated, _open, _rotating),
+        Scenario("open_after_half_a_save", _killed_at(1, files, "sync_directory", _replacing), _open, _nothing_more),
+        Scenario(
+            "open_after_an_exchange", _killed_at(1, files, "sync_open_directory", _replacing), _open, _nothing_more
+        ),
+        Scenario(
+            "gc_after_half_a_delete", _killed_at(4, files, "sync_directory", _deleting), _open_as_found, _collecting
+        ),
+        Scenario(
+            "gc_after_half_a_gc",
+            _killed_at(3, links, "unlink", _collecting, SCENARIOS["gc"].prepare),
+            _open_as_found,
+            _collecting,
+        ),
+    )
+}
+"""All scenarios and all further acts."""

@@ -1,0 +1,106 @@
+"""Reading past the page cache gives the same bytes, whatever the range and whatever the filesystem can."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckstore.fs import direct
+
+DATA = os.urandom(50_001)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.mark.property
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.integers(0, 51_000), length=st.integers(1, 60_000), cached=st.booleans(), pages=st.integers(2, 9))
+def test_any_range_is_read_as_it_is(file: Path, start: int, length: int, cached: bool, pages: int) -> None:
+    buffer = direct.aligned_buffer(pages * direct.GRAIN_BYTES)
+    found = bytearray()
+    with direct.opened_uncached(file) as opened:
+        if cached:
+            opened._go_through_cache()
+        while len(found) < length and (part := opened.read(start + len(found), start + length, buffer)):
+            found += part
+
+    assert found == DATA[start : start + length]
+
+
+def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_read_all_the_same(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.preadv
+    refused: list[int] = []
+
+    def refusing(fd: int, buffers: Sequence[Any], offset: int) -> int:
+        if not refused:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+
+    assert direct.read_whole(file, len(DATA)) == DATA
+    assert refused
+
+
+def test_a_filesystem_that_cannot_open_for_direct_reads_is_read_all_the_same(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+    dropped: list[int] = []
+
+    def refusing(path: Any, flags: int, *more: Any, **names: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, *more, **names)
+
+    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call[3]))
+
+    assert direct.read_whole(file, len(DATA)) == DATA
+    assert dropped == [os.POSIX_FADV_DONTNEED] * 2, "before and after"
+
+
+def test_an_error_of_the_disk_passes_on_and_nothing_stays_open(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        direct.read_whole(file, len(DATA))
+
+
+def test_more_than_is_wanted_is_told_by_one_byte(file: Path) -> None:
+    assert direct.read_whole(file, 10_000) == DATA[:10_001]
+
+
+@pytest.mark.root
+def test_what_is_read_does_not_fill_the_page_cache(journaled_tmp_path: Path) -> None:
+    path = journaled_tmp_path / "file"
+    path.write_bytes(DATA * 20)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        with direct.opened_uncached(path) as opened:
+            assert opened.direct
+        direct.read_whole(path, path.stat().st_size)
+        with pytest.raises(OSError, match="temporarily unavailable"):  # RWF_NOWAIT reads only what is cached
+            os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT)
+    finally:
+        os.close(fd)

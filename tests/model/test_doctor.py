@@ -1,0 +1,240 @@
+"""Facts become findings: each that is not ok says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.model.doctor import abilities, contents, owners, space
+from ckstore.model.doctor.finding import LEVELS, DoctorReport, Finding, age_words, size_words
+from ckstore.model.doctor.place import PlaceFacts, check_place
+from ckstore.model.gc_report import DeletedFile, Holder
+
+GIB = 2**30
+sizes = st.integers(0, 2**50)
+
+
+def levels_of_place(**facts: object) -> dict[str, str]:
+    given_facts = {"path": "/s", "kind": "ext4", "mount": "/", "source": "/dev/x", "journal": True, **facts}
+    return {finding.what: finding.level for finding in check_place(PlaceFacts(**given_facts))}  # type: ignore[arg-type]
+
+
+@given(level=st.sampled_from(LEVELS[1:]))
+def test_a_finding_that_is_not_ok_must_say_what_to_do(level: str) -> None:
+    with pytest.raises(ValueError, match="must say what to do"):
+        Finding(level, "x", "y")  # type: ignore[arg-type]
+
+
+@given(levels=st.lists(st.sampled_from(LEVELS)))
+def test_a_report_is_as_bad_as_its_worst_finding(levels: list[str]) -> None:
+    report = DoctorReport(tuple(Finding(level, "x", "y", "z") for level in levels))  # type: ignore[arg-type]
+
+    assert report.ok == ("error" not in levels)
+    assert all(LEVELS.index(report.worst) >= LEVELS.index(level) for level in levels)  # type: ignore[arg-type]
+    assert report.worst in levels or not levels
+
+
+@pytest.mark.parametrize(
+    "facts,wanted",
+    [
+        ({}, {"filesystem": "ok", "journal": "ok", "mount options": "ok"}),
+        ({"kind": "xfs", "journal": None}, {"filesystem": "ok", "journal": "ok"}),
+        ({"kind": "btrfs", "journal": None}, {"filesystem": "note"}),
+        ({"kind": ""}, {"filesystem": "note"}),
+        ({"journal": False}, {"journal": "error"}),
+        ({"journal": None}, {"journal": "note"}),
+        ({"kind": "tmpfs"}, {"filesystem": "error"}),
+        ({"kind": "overlay"}, {"filesystem": "warning"}),
+        ({"kind": "nfs4"}, {"filesystem": "warning"}),
+        ({"kind": "lustre"}, {"filesystem": "warning", "striping": "note"}),
+        ({"options": frozenset({"rw", "nobarrier"})}, {"mount options": "error"}),
+        ({"options": frozenset({"rw", "barrier=0"})}, {"mount options": "error"}),
+        ({"options": frozenset({"ro"})}, {"mount options": "note"}),
+        ({"options": frozenset({"rw", "dirsync"})}, {"mount options": "note"}),
+    ],
+)
+def test_a_place_is_judged_by_what_it_is(facts: dict[str, object], wanted: dict[str, str]) -> None:
+    found = levels_of_place(**facts)
+
+    assert {what: found.get(what) for what in wanted} == wanted
+
+
+@given(facts=st.builds(space.SpaceFacts, *[sizes] * 7))
+def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: space.SpaceFacts) -> None:
+    level = space.check_bytes(facts).level
+
+    assert (level == "error") == (facts.free_bytes < facts.reserve_wanted_bytes)
+    if facts.free_bytes < facts.newest_bytes:
+        assert level in ("warning", "error")
+    if level == "ok":
+        assert facts.free_bytes >= 0.05 * facts.total_bytes
+
+
+ROOM = space.SpaceFacts(100 * GIB, 50 * GIB, 10**6, 10**6, GIB, 2**20, 2**20)
+
+
+@pytest.mark.parametrize(
+    "total,free,level", [(0, 0, "ok"), (100, 15, "error"), (10**6, 999, "warning"), (10**6, 10**5, "ok")]
+)
+def test_inodes_run_out_too(total: int, free: int, level: str) -> None:
+    assert space.check_inodes(replace(ROOM, total_inodes=total, free_inodes=free)).level == level
+
+
+def test_a_reserve_that_was_given_up_is_told() -> None:
+    assert space.check_reserve(ROOM).level == "ok"
+    assert space.check_reserve(replace(ROOM, reserve_bytes=0)).level == "note"
+
+
+@given(dirty=sizes, writeback=sizes, limit=sizes)
+def test_dirty_pages_near_the_limit_make_writers_wait(dirty: int, writeback: int, limit: int) -> None:
+    level = space.check_dirty(space.DirtyFacts(dirty, writeback, limit)).level
+
+    assert (level == "warning") == (limit > 0 and dirty + writeback > 0.8 * limit)
+
+
+ABLE = abilities.AbilityFacts()
+
+
+@pytest.mark.parametrize(
+    "check,facts,level",
+    [
+        (abilities.check_links, {}, "ok"),
+        (abilities.check_links, {"links": None}, "note"),
+        (abilities.check_links, {"links": "no links here"}, "error"),
+        (abilities.check_lease, {"lease": "held"}, "ok"),
+        (abilities.check_lease, {"lease": "no"}, "warning"),
+        (abilities.check_reflink, {"reflink": True}, "ok"),
+        (abilities.check_reflink, {"reflink": False}, "note"),
+        (abilities.check_reflink, {"reflink": None}, "note"),
+        (abilities.check_headroom, {"link_limit": 65000, "link_most": 58500}, "ok"),
+        (abilities.check_headroom, {"link_limit": 65000, "link_most": 58501}, "note"),
+        (abilities.check_headroom, {"link_limit": 0, "link_most": 10**9}, "ok"),
+        (abilities.check_direct_io, {"direct_io_bytes": 512}, "ok"),
+        (abilities.check_direct_io, {"direct_io_bytes": 0}, "note"),
+        (abilities.check_direct_io, {"direct_io_bytes": None}, "ok"),
+        (abilities.check_read_ahead, {"read_ahead_kib": 127}, "note"),
+        (abilities.check_read_ahead, {"read_ahead_kib": 128}, "ok"),
+        (abilities.check_read_ahead, {"read_ahead_kib": None}, "ok"),
+        (abilities.check_open_files, {"open_files": 256}, "warning"),
+        (abilities.check_open_files, {"open_files": 1024}, "ok"),
+        (abilities.check_sqlite, {"sqlite": (3, 36, 0)}, "error"),
+        (abilities.check_sqlite, {"sqlite": (3, 40, 1)}, "note"),
+        (abilities.check_sqlite, {"sqlite": (3, 51, 3)}, "ok"),
+    ],
+)
+def test_what_is_possible_here_is_judged(check: object, facts: dict[str, object], level: str) -> None:
+    assert check(replace(ABLE, **facts)).level == level  # type: ignore[operator, arg-type]
+
+
+@pytest.mark.parametrize(
+    "version,has",
+    [
+        ((3, 6, 23), False),
+        ((3, 7, 0), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 45, 0), True),
+        ((3, 50, 6), True),
+        ((3, 50, 7), False),
+        ((3, 51, 2), True),
+        ((3, 51, 3), False),
+        ((3, 53, 0), False),
+    ],
+)
+def test_the_versions_of_sqlite_with_the_wal_reset_bug_are_known(version: tuple[int, int, int], has: bool) -> None:
+    assert abilities.has_wal_reset_bug(version) is has
+
+
+MINE = owners.OwnerFacts(path="/s", owner="ann", owner_id=7, process_id=7)
+
+
+@pytest.mark.parametrize(
+    "check,facts,level,said",
+    [
+        (owners.check_owner, {}, "ok", "ann"),
+        (owners.check_owner, {"process_id": 0}, "warning", "root's"),
+        (owners.check_owner, {"process_id": 8}, "warning", "the user 8"),
+        (owners.check_permissions, {}, "ok", "ann's alone"),
+        (owners.check_permissions, {"mode": 0o750}, "note", "others may read it"),
+        (owners.check_permissions, {"mode": 0o2770}, "note", "read and change"),
+        (owners.check_permissions, {"mode": 0o703}, "error", "anybody on this machine may change /s"),
+        (owners.check_permissions, {"open_to_all": ("/s/a", "/s/b", "/s/c", "/s/d")}, "error", "/s/c and 1 more"),
+        (owners.check_permissions, {"foreign_count": 3}, "warning", ": 3"),
+        (owners.check_permissions, {"writable_blobs": 2}, "warning", "mistake: 2"),
+    ],
+)
+def test_whose_a_store_is_and_who_may_change_it_is_judged(
+    check: object, facts: dict[str, object], level: str, said: str
+) -> None:
+    found = check(replace(MINE, **facts))  # type: ignore[operator, arg-type]
+
+    assert (found.level, said in found.found) == (level, True), found
+
+
+def test_directories_that_lead_elsewhere_are_an_error() -> None:
+    assert owners.check_layout(()).level == "ok"
+    assert owners.check_layout(("/s/blobs is a symlink",)).level == "error"
+
+
+def leftover(age_s: float, *, alive: bool = False) -> contents.Leftover:
+    return contents.Leftover("main@5.ab", age_s, 2**20, "ann", alive)
+
+
+@pytest.mark.parametrize(
+    "stagings,level,said",
+    [
+        ([], "ok", "no save"),
+        ([leftover(5, alive=True)], "ok", "1 save under way"),
+        ([leftover(200000, alive=True)], "warning", "untouched for 2 days, of ann"),
+        ([leftover(5), leftover(200000, alive=True)], "note", "1 save died and left 1.0 MiB: main@5.ab"),
+    ],
+)
+def test_saves_that_died_and_saves_that_hang_are_told(stagings: list[contents.Leftover], level: str, said: str) -> None:
+    found = contents.check_staging(stagings)
+
+    assert (found.level, said in found.found) == (level, True), found
+
+
+def test_trash_that_stays_is_told() -> None:
+    assert contents.check_trash([]).level == "ok"
+    assert contents.check_trash([leftover(5)]).level == "note"
+    assert contents.check_trash([leftover(5), leftover(90000)]).level == "warning"
+
+
+def test_pins_that_protect_nothing_are_told() -> None:
+    assert contents.check_pins(contents.PinFacts(count=3)).level == "ok"
+    assert "unpin a" in contents.check_pins(contents.PinFacts(3, expired=("a", "b"))).do
+    assert "unpin c" in contents.check_pins(contents.PinFacts(3, dangling=("c",))).do
+    assert contents.check_pins(contents.PinFacts(problem="x.json is damaged")).level == "warning"
+
+
+def test_damage_and_quarantine_are_told() -> None:
+    assert contents.check_damage([], []).level == "ok"
+    assert contents.check_damage([], ["xxh3-1"]).level == "note"
+    assert contents.check_damage(["main@1"], ["xxh3-1"]).level == "warning"
+    assert contents.check_catalog([]).level == "ok"
+    assert contents.check_catalog(["is damaged"]).level == "warning"
+
+
+def test_leaked_files_are_told_by_process_the_largest_first() -> None:
+    ann, bob = Holder(1, "ann", "mapping", "/a"), Holder(2, "bob", "descriptor 3", "/b")
+    small, large = DeletedFile(10, 2**20, (ann, ann)), DeletedFile(11, 2 * GIB, (bob,))
+
+    assert contents.check_leaks([DeletedFile(9, 0, (ann,))]).level == "ok"
+    assert contents.check_leaks([small]).level == "note"
+    found = contents.check_leaks([small, large])
+    assert found.level == "warning"
+    assert "2.0 GiB by PID 2 (bob), 1.0 MiB by PID 1 (ann)" in found.found
+
+
+@pytest.mark.parametrize(
+    "age_s,words",
+    [(-5, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7199, "119 minutes"), (86400, "24 hours")],
+)
+def test_ages_are_told_in_words(age_s: float, words: str) -> None:
+    assert age_words(age_s) == words
+    assert size_words(1536) == "1.5 KiB"
+    assert size_words(12) == "12 B"

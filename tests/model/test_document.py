@@ -1,0 +1,68 @@
+"""Documents are parsed to a fixed depth, whatever the interpreter would follow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore.model.document import MAX_LEVELS, parse_object
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.text(alphabet='[]{}"\\ab', max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='[{"\\', max_size=3), inner, max_size=3)
+    ),
+    max_leaves=30,
+)
+
+
+def nested(levels: int, inner: object, *, lists: bool) -> dict[str, Any]:
+    """Return a document of `levels` around `inner`; every second level is a list, if asked for."""
+    for level in range(levels - 1):
+        inner = [inner] if lists and level % 2 else {"[": inner}
+    return {"a": inner}
+
+
+@given(value=values, levels=st.integers(1, 60), lists=st.booleans())
+def test_a_shallow_document_is_parsed_whatever_its_strings_hold(value: object, levels: int, lists: bool) -> None:
+    document = nested(levels, [value, *[[]] * MAX_LEVELS], lists=lists)
+
+    assert parse_object(json.dumps(document).encode(), where="x") == document
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("levels,parsed", [(MAX_LEVELS, True), (MAX_LEVELS + 1, False), (900, False)])
+def test_the_depth_that_is_parsed_has_a_limit(levels: int, parsed: bool, lists: bool) -> None:
+    data = json.dumps(nested(levels, 1, lists=lists)).encode()
+
+    if parsed:
+        assert parse_object(data, where="x")
+    else:
+        with pytest.raises(BadInput, match=f"at most {MAX_LEVELS} levels"):
+            parse_object(data, where="x")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":' + "[" * 10**6, "[" * 10**6 + "]" * 10**6, '{"a":' * 10**6 + "1" + "}" * 10**6]
+)
+def test_no_depth_ends_the_process_whatever_the_limit_of_recursion_is(text: str) -> None:
+    code = (
+        "import sys; sys.setrecursionlimit(10**7)\n"
+        "from ckstore.errors import BadInput\n"
+        "from ckstore.model.document import parse_object\n"
+        "try: parse_object(sys.stdin.buffer.read(), where='x')\n"
+        "except BadInput as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=text.encode(), capture_output=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"nested deeper" in done.stdout

@@ -1,0 +1,137 @@
+"""Take a guard away in a copy of the sources, and run the test that has to notice.
+
+``python -m tests.mutants.runner [NAME …]`` runs all mutants, or these, and prints who caught which;
+``--write`` puts the list into docs/reliability-mutants.md, if all were caught.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.tracing import Request, trace
+from tests.mutants.durability import DURABILITY
+from tests.mutants.mutant import Mutant
+from tests.mutants.sharing import SHARING
+from tests.support.coverage import covered
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reliability-mutants.md"
+MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING)}
+
+_TIMEOUT_S = 900.0
+_COPIED = ("ckstore", "cli", "migrations", "tests", "docs")
+_FAILED = 1
+_SHOWN_LINES = 40
+
+_HEAD = """\
+# Mutants of the protocol
+
+For each guard of the protocols of [protocol.md](protocol.md): the code without it, and who notices. A mutant is a
+change of the sources in `tests/mutants/`; `make mutants` applies one after another, runs the test that has to fail, and
+writes this page if each did, for the reason given.
+
+*Trace law* is `tests/faults/test_trace_law.py`, with the law that is broken and the act that breaks it.
+
+| guard | mutant | caught by |
+| --- | --- | --- |
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant.
+
+    Attributes:
+        caught: The test failed, for the reason that the mutant gives.
+        output: The end of what the test printed.
+    """
+
+    mutant: Mutant
+    caught: bool
+    output: str
+
+
+def sources_of(mutant: Mutant) -> str:
+    """Return the text of the mutant's file, without the guard."""
+    return mutant.without_guard((ROOT / "ckstore" / mutant.file).read_text(encoding="utf-8"))
+
+
+def judge(mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
+    """Run the acts of mutants that the trace law catches, all under one strace, in the empty directory `folder`."""
+    cases = [Request(m.act, m.failing_sync, (m.file, sources_of(m))) for m in mutants]
+    outcomes = []
+    for mutant, traced in zip(mutants, trace(folder, cases), strict=True):
+        caught = any(line.startswith(mutant.says) for line in traced.broken)
+        outcomes.append(Outcome(mutant, caught, "\n".join(traced.broken)))
+    return outcomes
+
+
+def run(mutant: Mutant) -> Outcome:
+    """Make the mutant in a copy of the sources, and run the test that catches it."""
+    with tempfile.TemporaryDirectory(prefix="ckstore-mutant-") as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.md") if name != "docs" else None)
+        shutil.copy2(ROOT / "pyproject.toml", copy)
+        path = copy / "ckstore" / mutant.file
+        path.write_text(sources_of(mutant), encoding="utf-8")
+        left_out = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "cli"), str(copy / "migrations")])
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
+            cwd=copy,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    test = mutant.caught_by.partition("[")[0]
+    failed = done.returncode == _FAILED and re.search(rf"^FAILED {re.escape(test)}", done.stdout, re.MULTILINE)
+    lines = done.stdout.splitlines()
+    return Outcome(mutant, bool(failed) and mutant.says in done.stdout, "\n".join(lines[-_SHOWN_LINES:]))
+
+
+def page() -> str:
+    """Return what docs/reliability-mutants.md says when every mutant is caught."""
+    rows = [f"| {mutant.guard} | {mutant.name} | {mutant.catcher} |\n" for mutant in MUTANTS.values()]
+    return _HEAD + "".join(rows)
+
+
+def _all(names: Sequence[str]) -> Iterator[Outcome]:
+    mutants = [MUTANTS[name] for name in names]
+    with tempfile.TemporaryDirectory(prefix="ckstore-mutants-") as folder:
+        yield from judge([mutant for mutant in mutants if mutant.act], Path(folder))
+    yield from (run(mutant) for mutant in mutants if not mutant.act)
+
+
+def main() -> int:
+    """Run mutants; return 0 if each was caught."""
+    names = [name for name in sys.argv[1:] if name != "--write"]
+    missed = []
+    for outcome in _all(names or list(MUTANTS)):
+        mutant = outcome.mutant
+        said = mutant.catcher if outcome.caught else f"NOBODY ({mutant.catcher} passes)"
+        print(f"{mutant.guard} | {mutant.name} | {said}", flush=True)
+        if not outcome.caught:
+            missed.append(mutant.name)
+            print(outcome.output, file=sys.stderr, flush=True)
+    count = len(names or MUTANTS)
+    print(covered("mutants", "all" if not names else "some", violations=len(missed), mutants=count))
+    if "--write" in sys.argv and not missed and not names:
+        PAGE.write_text(page(), encoding="utf-8")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Doctor on real stores and real filesystems: what is wrong is found, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from tests.support.holding import holding
+from tests.support.loopfs import Kind
+from tests.support.requirements import require, require_root
+
+STATE = {"w": b"1" * 9000}
+
+
+def levels(store: Store) -> dict[str, str]:
+    report = store.doctor()
+    assert all(finding.do or finding.level == "ok" for finding in report.findings)
+    return {finding.what: finding.level for finding in report.findings}
+
+
+def told(store: Store, what: str) -> str:
+    (finding,) = (finding for finding in store.doctor().findings if finding.what == what)
+    return f"{finding.level}: {finding.found} -> {finding.do}"
+
+
+def everything(root: Path) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for path in root.rglob("*"):
+        if not path.name.startswith("catalog.db"):
+            status = path.lstat()
+            found[str(path)] = (status.st_ino, status.st_mode, status.st_nlink, status.st_size)
+    return found
+
+
+@pytest.mark.parametrize("kind,reflink", [("ext4", "note"), ("xfs", "ok")])
+def test_a_healthy_store_is_told_so_and_nothing_is_changed(
+    kind: Kind, reflink: str, make_filesystem: Callable[[Kind, int], Path]
+) -> None:
+    root = make_filesystem(kind, 64) / "store"
+    with Store.init(root) as store:
+        store.save(STATE, step=1)
+        before = everything(root)
+
+        report = store.doctor()
+        found = levels(store)
+
+        assert report.ok
+        assert everything(root) == before
+    assert len(found) == len(report.findings), "every finding has a name of its own"
+    assert found.pop("reflink") == reflink
+    assert found.pop("SQLite") in ("ok", "note")
+    assert {found.pop(name) for name in ("dirty pages", "read-ahead", "direct I/O", "open files")} <= {
+        "ok",
+        "note",
+        "warning",
+    }
+    assert {what: level for what, level in found.items() if level != "ok"} == {}
+
+
+def test_a_store_in_memory_is_an_error(tmp_path: Path) -> None:
+    require_root()
+    (tmp_path / "m").mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "none", str(tmp_path / "m")], check=False)
+    require(done.returncode == 0, "cannot mount a tmpfs")
+    try:
+        with Store.init(tmp_path / "m" / "store") as store:
+            assert levels(store)["filesystem"] == "error"
+            assert not store.doctor().ok
+            assert "ext4 or XFS" in told(store, "filesystem")
+    finally:
+        subprocess.run(["umount", str(tmp_path / "m")], check=True)
+
+
+def test_what_dead_saves_left_is_told_with_its_size_and_owner(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        dead = tmp_path / "store" / "staging" / "main@5.0123"
+        (dead / "blobs").mkdir(parents=True)
+        (dead / "blobs" / "x").write_bytes(b"x" * 3 * 2**20)
+        (tmp_path / "store" / "trash" / "old").write_bytes(b"x" * 2**20)
+
+        assert "note: 1 save died and left 3.0 MiB: main@5.0123 (untouched for" in told(store, "staging")
+        assert "note: 1 entry with 1.0 MiB" in told(store, "trash")
+        store.gc()
+        assert levels(store)["staging"] == levels(store)["trash"] == "ok"
+
+
+def test_pins_that_expired_or_lost_their_checkpoint_are_told(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.save(STATE, step=1)
+        pin = store.pin(1, "paper", expires=timedelta(seconds=1000))
+        assert levels(store)["pins"] == "ok"
+        path = tmp_path / "store" / "pins" / f"{pin.name}.json"
+        path.write_bytes(path.read_bytes().replace(pin.expires.encode(), b"2001-09-09T01:46:40.000000Z"))  # type: ignore[union-attr]
+        assert f"note: expired, so that nothing is protected by it any more: {pin.name}" in told(store, "pins")
+        path.write_bytes(b"{}")
+        assert told(store, "pins").startswith("warning:")
+
+
+def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with Store.init(root) as store:
+        store.save(STATE, step=1)
+        (root / "checkpoints" / "main" / "1" / "damaged.json").write_text("{}")
+        assert "warning: 1 checkpoint marked as damaged: main@1" in told(store, "damage")
+        (root / "catalog.db").write_bytes(b"no database" * 1000)
+        assert "reindex" in told(store, "catalog")
+        (blob,) = root.glob("blobs/*/xxh3-*")
+        blob.chmod(0o644)
+        assert "warning: blobs with write permission, which a program may change by mistake: 1" in told(
+            store, "permissions"
+        )
+        root.chmod(0o707)
+        assert told(store, "permissions").startswith(f"error: anybody on this machine may change {root} ->")
+    (root / "catalog.db").unlink()
+
+
+def test_a_store_of_somebody_else_is_told_at_opening_and_by_doctor(tmp_path: Path) -> None:
+    require_root()
+    root = tmp_path / "store"
+    Store.init(root)
+    for folder, names, files in os.walk(root):
+        for name in (".", *names, *files):
+            os.chown(os.path.join(folder, name), 65534, 65534)
+
+    with Store(root) as store:
+        assert any("belongs to uid 65534" in note and "root's" in note for note in store.warnings)
+        store.save(STATE, step=1)
+        assert levels(store)["owner"] == "warning"
+        assert "of another user than nobody" in told(store, "permissions")
+    assert not any("belongs to" in note for note in Store(root, readonly=True).warnings)
+
+
+def test_a_store_that_anybody_may_change_is_told_at_opening(tmp_path: Path) -> None:
+    Store.init(tmp_path / "store")
+    (tmp_path / "store").chmod(0o777)
+
+    assert any("anybody on this machine may change" in note for note in Store(tmp_path / "store").warnings)
+
+
+def test_parts_of_the_store_that_lead_elsewhere_are_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    Store.init(root)
+    (root / "refs").rename(tmp_path / "refs")
+    (root / "refs").symlink_to(tmp_path / "refs")
+
+    with Store(root, readonly=True) as store:
+        assert f"error: {root}/refs is a symlink" in told(store, "layout")
+
+
+def test_deleted_files_that_are_held_are_told_by_process(make_filesystem: Callable[[Kind, int], Path]) -> None:
+    mount = make_filesystem("ext4", 64)
+    with Store.init(mount / "store") as store:
+        (mount / "leaked").write_bytes(b"x" * 2**20)
+        with holding("read", mount / "leaked"):
+            (mount / "leaked").unlink()
+            assert "1 deleted file with 1.0 MiB not yet freed: 1.0 MiB by PID" in told(store, "leaked files")
+        assert levels(store)["leaked files"] == "ok"
+
+
+def test_what_cannot_be_looked_at_is_a_finding_and_the_rest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ckstore.objects import survey
+
+    def refuse(_layout: object) -> None:
+        raise PermissionError(13, "Permission denied", "/store/blobs")
+
+    monkeypatch.setattr(survey, "survey", refuse)
+    with Store.init(tmp_path / "store") as store:
+        assert "warning: could not be looked at: Permission denied (/store/blobs)" in told(store, "permissions")
+        assert levels(store)["leaked files"]

@@ -1,0 +1,93 @@
+"""A rate is kept whoever reads, and a budget begins nothing that would end too late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import BadInput
+from ckstore.ops.pace import Budget, Rate
+
+
+class Clock:
+    """A clock that only moves when somebody sleeps or works."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+@pytest.mark.property
+@given(sizes=st.lists(st.integers(1, 10**9), min_size=1), bytes_s=st.integers(1, 10**9), work_s=st.floats(0, 10))
+def test_no_more_is_read_than_the_rate_allows(sizes: list[int], bytes_s: int, work_s: float) -> None:
+    clock = Clock()
+    rate = Rate(bytes_s, clock=clock, sleep=clock.sleep)
+    read_bytes = 0
+    for size in sizes:
+        rate.wait(size)
+        assert read_bytes <= (clock.now_s - 100.0) * bytes_s * (1 + 1e-9) + 1, "before this one begins"
+        read_bytes += size
+        clock.now_s += work_s
+
+
+def test_a_disk_that_is_slower_than_the_rate_is_not_waited_for() -> None:
+    clock = Clock()
+    rate = Rate(1000, clock=clock, sleep=lambda _: pytest.fail("it slept"))
+    for _ in range(5):
+        rate.wait(1000)
+        clock.now_s += 2
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(BadInput, match="above 0"):
+        Rate(rate)
+
+
+@pytest.mark.property
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=50),
+    speed=st.integers(1, 1000),
+    budget_s=st.floats(0.01, 100),
+)
+def test_a_steady_disk_ends_in_time_but_for_the_first_blob(sizes: list[int], speed: int, budget_s: float) -> None:
+    clock = Clock()
+    budget = Budget(budget_s, clock=clock)
+    begun = []
+    for size in sizes:
+        if not budget.begin(size):
+            break
+        begun.append(size)
+        clock.now_s += size / speed
+        budget.done(size)
+
+    took_s = clock.now_s - 100.0
+    assert len(begun) >= 1
+    assert took_s <= budget_s * (1 + 1e-9) or len(begun) == 1
+    assert budget.ended == (len(begun) < len(sizes))
+    if budget.ended:
+        assert took_s + sizes[len(begun)] / speed >= budget_s * (1 - 1e-9), "it would have been too late"
+
+
+def test_what_others_are_reading_counts() -> None:
+    clock = Clock()
+    budget = Budget(10, clock=clock)
+    assert budget.begin(100)
+    clock.now_s += 1
+    budget.done(100)
+    assert budget.begin(800)
+    assert not budget.begin(150), "800 take 8 s of the 9 that are left"
+
+
+def test_without_a_budget_everything_is_read() -> None:
+    budget = Budget(None)
+
+    assert all(budget.begin(10**12) for _ in range(3))
+    assert not budget.ended

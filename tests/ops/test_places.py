@@ -1,0 +1,170 @@
+"""A place (run and step) is changed by one at a time: who judges what is there moves it, too, and nobody in between."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from ckstore.errors import InUse, StepExists
+from ckstore.fs import files, links, locks
+from ckstore.objects import publish, trash
+from tests.support import crashing
+
+_NEVER = 10**9
+
+
+def state(seed: int) -> dict[str, Any]:
+    return {"w": np.random.default_rng(seed).integers(0, 256, 70_000, dtype=np.uint8)}
+
+
+def is_alone(store: Store) -> bool:
+    """Whether nobody else can publish in the run main now."""
+    try:
+        locks.lock_shared(store.path / "checkpoints" / "main", timeout_s=0).release()
+    except InUse:
+        return True
+    return False
+
+
+def test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(0), step=1)
+    alone: list[bool] = []
+    judge, exchange = publish._that_stays, links.exchange
+
+    def judging(*args: Any) -> Any:
+        alone.append(is_alone(store))
+        return judge(*args)
+
+    def exchanging(one: Path, other: Path) -> None:
+        alone.append(is_alone(store))
+        exchange(one, other)
+
+    monkeypatch.setattr(publish, "_that_stays", judging)
+    monkeypatch.setattr(links, "exchange", exchanging)
+    store.save(state(1), step=1, if_exists="replace")
+
+    assert alone == [True, True]
+    assert not is_alone(store)
+
+
+def test_nobody_publishes_while_a_checkpoint_is_taken_from_its_place(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rename by path could take another one along, which a kill then leaves in trash."""
+    store.save(state(0), step=1)
+    alone: list[bool] = []
+    move = trash.move_to_trash
+
+    def moving(*args: Any) -> Path:
+        alone.append(is_alone(store))
+        return move(*args)
+
+    monkeypatch.setattr(trash, "move_to_trash", moving)
+    store.delete(1)
+
+    assert alone == [True]
+    assert not is_alone(store)
+
+
+def repair_when_told(path: Path, step: int, go: int, done: int) -> int:
+    """Fork a saver that waits for a byte, saves, and says whether that was acknowledged."""
+    pid = os.fork()
+    if pid == 0:
+        os.read(go, 1)
+        publish._RUN_TIMEOUT_S = 0.0
+        try:
+            Store.open(path).save(state(1000), step=step)
+            os.write(done, b"y")
+        except (InUse, StepExists):
+            os.write(done, b"n")
+        os._exit(0)
+    return pid
+
+
+def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(store: Store) -> None:
+    """Two find a step damaged. The second comes while the first judges; the first may die at any later call."""
+    for at in range(1, 100):
+        store.save(state(0), step=at)
+        for blob in (store.directory_of(at) / "blobs").iterdir():
+            blob.unlink()
+        (go, tell), (told, done) = os.pipe(), os.pipe()
+        other = repair_when_told(store.path, at, go, done)
+        judge = publish._that_stays
+
+        def judging(
+            *args: Any, judge: Any = judge, tell: int = tell, told: int = told, done: int = done, at: int = at
+        ) -> Any:
+            found = judge(*args)
+            os.write(tell, b"!")
+            said = os.read(told, 1)
+            os.write(done, said)  # for the parent
+            publish._that_stays = judge
+            crashing.arm(at, before=True)
+            return found
+
+        def repair(judging: Any = judging, step: int = at) -> None:
+            publish._that_stays = judging
+            Store.open(store.path).save(state(1), step=step)
+
+        died = crashing.run_and_kill(repair, at=_NEVER, before=True)
+        os.write(tell, b"!")  # if the first never came so far
+        os.waitpid(other, 0)
+        acknowledged = os.read(told, 1) == b"y"
+        for fd in (go, tell, told, done):
+            os.close(fd)
+
+        if acknowledged:
+            assert np.array_equal(Store.open(store.path).load(at)["w"], state(1000)["w"]), f"killed after call {at}"
+        Store.open(store.path).save(state(1), step=at, if_exists="replace")
+        if not died:
+            return
+    pytest.fail("the save never came to its end")
+
+
+def test_a_save_that_replaces_is_not_told_that_it_failed_when_the_old_one_is_swept_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(0), step=1)
+    exchange = links.exchange
+
+    def exchanging(one: Path, other: Path) -> None:
+        exchange(one, other)
+        assert trash.sweep_staging(store._context.layout) == 1  # as somebody who opens the store at this moment
+
+    monkeypatch.setattr(links, "exchange", exchanging)
+    info = store.save(state(1), step=1, if_exists="replace")
+
+    assert store.info(1).id == info.id
+    assert np.array_equal(store.load(1)["w"], state(1)["w"])
+
+
+def test_what_replaced_a_dead_checkpoint_is_durable_before_that_goes_to_trash(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(0), step=1)
+    layout = store._context.layout
+    links.make_directory(layout.staging / "main@1.dead")
+    (layout.staging / "main@1.dead" / "manifest.json").write_text("of the checkpoint that was exchanged")
+    calls: list[str] = []
+    sync, rename = files.sync_directory, links.rename
+
+    def syncing(path: str | Path) -> None:
+        calls.append(f"sync {Path(path).name}")
+        sync(path)
+
+    def renaming(source: Path, target: Path) -> None:
+        calls.append(f"rename to {target.parent.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(files, "sync_directory", syncing)
+    monkeypatch.setattr(links, "rename", renaming)
+    assert trash.sweep_staging(layout) == 1
+
+    assert calls == ["sync main", "sync checkpoints", "rename to trash", "sync trash", "sync staging"]

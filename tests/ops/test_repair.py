@@ -1,0 +1,407 @@
+"""`verify(repair=…)` puts right bytes where damaged ones were, from wherever they are, and says what it could not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from ckstore.errors import BadInput, DamagedBlob, SaveFailed
+from ckstore.fs import files, links
+from ckstore.model.verify_report import VerifyReport
+from ckstore.objects import heal
+from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.stores import check_store
+
+
+@pytest.fixture
+def harmed(tmp_path: Path) -> Store:
+    """A store that is not looked at after the test."""
+    return Store.init(tmp_path / "harmed", chunk_bytes=MIB)
+
+
+@pytest.fixture
+def shared(harmed: Store) -> Store:
+    """Three checkpoints with the same bytes and one with others."""
+    for run in ("a", "b", "c"):
+        harmed.save(two_part_state(1), run=run, step=1)
+    harmed.save(two_part_state(2), run="d", step=1)
+    return harmed
+
+
+def canonical(store: Store, digest: str) -> Path:
+    return store.path / "blobs" / digest.partition("-")[2][:2] / digest
+
+
+def own_copy(path: Path) -> None:
+    """Give a name an inode of its own, as at the limit of links."""
+    shutil.copy2(path, path.with_name("copy"))
+    path.with_name("copy").rename(path)
+
+
+def assert_all_well(store: Store) -> None:
+    """Everything loads, nothing is marked, every invariant holds."""
+    opened = Store.open(store.path)
+    report = opened.verify()
+    assert (report.ok, report.damage) == (True, ())
+    for info in opened.checkpoints():
+        assert same_state(opened.load(info), two_part_state(2 if info.run == "d" else 1))
+        assert not (opened.directory_of(info) / "damaged.json").exists()
+    check_store(store.path)
+
+
+def repaired(report: VerifyReport) -> list[tuple[str, int]]:
+    assert report.unrepaired == ()
+    return [(one.digest, one.checkpoint_count) for one in report.repaired]
+
+
+# -------------------------------------------------------------------------------------------- from where
+
+
+def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Store) -> None:
+    victim = blobs_by_size(shared, "a@1")[-1]
+    flip(victim, keep_time=True)
+    inode = victim.stat().st_ino
+
+    report = shared.verify(repair=True)
+
+    assert not report.ok
+    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(victim.name, "no right copy was found")]
+    assert report.quarantined == (f"quarantine/{victim.name}.{inode}",)
+    assert (shared.path / report.quarantined[0]).stat().st_ino == inode
+    assert not canonical(shared, victim.name).exists(), "no save links it any more"
+    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert report.whole == ("d@1",)
+
+    shared.save(two_part_state(1), run="e", step=1)
+
+    assert_all_well(shared)
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "delete", "link", "directory"])
+def test_a_good_copy_in_the_store_heals_without_writing_one(shared: Store, how: str) -> None:
+    victim = blobs_by_size(shared, "b@1")[-1]
+    own_copy(victim)
+    good = canonical(shared, victim.name).stat().st_ino
+    if how == "flip":
+        flip(victim, keep_time=True)
+    elif how == "truncate":
+        os.truncate(victim, 10)
+    else:
+        victim.unlink()
+        if how == "link":
+            victim.symlink_to("elsewhere")
+        elif how == "directory":
+            victim.mkdir()
+    assert not shared.verify().ok
+
+    report = shared.verify(repair=True)
+
+    assert report.ok
+    assert repaired(report) == [(victim.name, 1)]
+    assert report.repaired[0].source == "the store"
+    assert victim.stat().st_ino == good
+    assert_all_well(shared)
+
+
+def test_a_damaged_canonical_copy_is_replaced_by_the_good_one_of_a_checkpoint(shared: Store) -> None:
+    own = blobs_by_size(shared, "c@1")[-1]
+    own_copy(own)
+    flip(blobs_by_size(shared, "a@1")[-1], keep_time=True)
+
+    report = shared.verify(repair=True)
+
+    assert repaired(report) == [(own.name, 2)]
+    assert {path.stat().st_ino for path in shared.path.rglob(own.name)} == {own.stat().st_ino}
+    assert_all_well(shared)
+
+
+@pytest.mark.parametrize("kind", ["store", "copied checkpoint", "directory of copies", "plain files"])
+def test_right_bytes_come_from_elsewhere(shared: Store, tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "source"
+    if kind == "store":
+        other = Store.init(source, chunk_bytes=MIB)
+        other.save({"also": two_part_state(1)["big"], "and": two_part_state(1)}, run="x")
+    elif kind == "copied checkpoint":
+        shutil.copytree(shared.directory_of("a@1"), source)
+    elif kind == "directory of copies":
+        shutil.copytree(shared.directory_of("d@1"), source / "old" / "d")
+        shutil.copytree(shared.directory_of("a@1"), source / "old" / "deep" / "a")
+    else:
+        source.mkdir()
+        for number, path in enumerate(blobs_by_size(shared, "a@1")):
+            shutil.copy(path, source / f"file-{number}.bin")
+    victim = blobs_by_size(shared, "a@1")[-1]
+    flip(victim, keep_time=True)
+    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+
+    report = shared.verify(repair_from=source)
+
+    assert report.ok
+    assert repaired(report) == [(victim.name, 3)]
+    assert report.repaired[0].source.startswith(str(source))
+    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+    assert_all_well(shared)
+
+
+def test_bytes_elsewhere_that_are_damaged_too_are_not_used(shared: Store, tmp_path: Path) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "bad")
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "good")
+    victim = blobs_by_size(shared, "a@1")[-1]
+    flip(victim, keep_time=True)
+    flip(tmp_path / "bad" / "blobs" / victim.name, at=7, keep_time=True)
+
+    assert not shared.verify(repair_from=tmp_path / "bad").ok
+    report = shared.verify(repair_from=[tmp_path / "bad", tmp_path / "good"])
+
+    assert report.repaired[0].source.startswith(str(tmp_path / "good"))
+    assert_all_well(shared)
+
+
+def test_a_link_in_a_source_is_not_followed(shared: Store, tmp_path: Path) -> None:
+    victim = blobs_by_size(shared, "a@1")[-1]
+    shutil.copy(victim, tmp_path / "elsewhere")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / victim.name).symlink_to(tmp_path / "elsewhere")
+    flip(victim, keep_time=True)
+
+    assert not shared.verify(repair_from=tmp_path / "source").ok
+
+
+# ----------------------------------------------------------------------------------------------- pieces
+
+
+def test_a_pack_is_put_together_from_pieces_that_other_packs_have(harmed: Store) -> None:
+    first = {f"t{i}": np.full(1000, i) for i in range(6)}
+    harmed.save(first, run="a", step=1)
+    other = Store.init(harmed.path.with_name("other"), chunk_bytes=MIB)
+    other.save({"x": first["t2"], "y": np.ones(70), "z": first["t4"]}, step=1)
+    (pack,) = blobs_by_size(harmed, "a@1")
+    for number in (2, 4):
+        flip(pack, at=number * 8000 + 100, keep_time=True)
+
+    report = harmed.verify(repair_from=other.path)
+
+    assert report.ok
+    assert repaired(report) == [(pack.name, 1)]
+    assert "pieces in " in report.repaired[0].source
+    assert all(np.array_equal(harmed.load("a@1")[name], value) for name, value in first.items())
+    check_store(harmed.path)
+
+
+def test_two_damaged_copies_of_a_pack_make_one_that_is_right(harmed: Store) -> None:
+    state = {f"t{i}": np.full(1000, i) for i in range(6)}
+    for run in ("a", "b"):
+        harmed.save(state, run=run, step=1)
+    own = blobs_by_size(harmed, "b@1")[0]
+    own_copy(own)
+    flip(own, at=5, keep_time=True)
+    flip(blobs_by_size(harmed, "a@1")[0], at=8000 * 5 + 1, keep_time=True)
+
+    report = harmed.verify(repair=True)
+
+    assert repaired(report) == [(own.name, 2)]
+    assert len(report.quarantined) == 2
+    assert harmed.verify().ok
+
+
+def test_a_short_pack_is_filled_up_and_a_piece_that_is_nowhere_is_not_made_up(harmed: Store) -> None:
+    state = {f"t{i}": np.full(1000, i) for i in range(4)}
+    harmed.save(state, run="a", step=1)
+    (pack,) = blobs_by_size(harmed, "a@1")
+    whole = pack.read_bytes()
+    os.truncate(pack, 24_001)
+    assert not harmed.verify(repair=True).ok
+    other = Store.init(harmed.path.with_name("other"), chunk_bytes=MIB)
+    other.save({"a": state["t3"]}, step=1)
+
+    assert harmed.verify(repair_from=other.path).ok
+    assert pack.read_bytes() == whole
+
+
+# -------------------------------------------------------------------------------- manifests, names, links
+
+
+def test_a_manifest_comes_back_from_a_copy_of_that_very_checkpoint(shared: Store, tmp_path: Path) -> None:
+    for run in ("a", "d"):
+        shutil.copytree(shared.directory_of(f"{run}@1"), tmp_path / "backup" / run)
+    manifest = shared.directory_of("a@1") / "manifest.json"
+    flip(manifest, at=manifest.stat().st_size // 2)
+    assert not shared.verify(repair=True).ok
+
+    report = shared.verify(repair_from=tmp_path / "backup")
+
+    assert report.ok
+    assert report.repaired[0].source == str(tmp_path / "backup" / "a" / "manifest.json")
+    assert_all_well(shared)
+
+
+def test_a_manifest_of_another_save_at_that_step_is_not_taken(shared: Store, tmp_path: Path) -> None:
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.save(two_part_state(3), run="a", step=1)
+    (shared.directory_of("a@1") / "manifest.json").unlink()
+
+    report = shared.verify(repair_from=other.path)
+
+    assert not report.ok
+    assert report.repaired == ()
+
+
+def test_two_names_that_were_swapped_are_right_again_and_nobody_else_is_blamed(shared: Store) -> None:
+    one, other = blobs_by_size(shared, "a@1")[-2:]
+    assert one.stat().st_size == other.stat().st_size
+    one.rename(one.with_name("between"))
+    other.rename(one)
+    one.with_name("between").rename(other)
+
+    report = shared.verify()
+
+    assert {found.checkpoint for found in report.damage} == {"a@1"}
+    assert {path.stat().st_mtime_ns for path in blobs_by_size(shared, "b@1")} == {files.BLOB_MTIME_NS}
+    fixed = shared.verify(repair=True)
+    assert (fixed.ok, fixed.quarantined) == (True, ())
+    assert_all_well(shared)
+
+
+def test_a_canonical_name_of_other_bytes_is_put_aside_and_made_anew(shared: Store) -> None:
+    one, other = (canonical(shared, path.name) for path in blobs_by_size(shared, "a@1")[-2:])
+    one.unlink()
+    os.link(other, one)
+
+    report = shared.verify()
+
+    assert [(found.kind, found.subject) for found in report.findings if found.harmful] == [("name", one.name)]
+    assert report.damage == ()
+    fixed = shared.verify(repair=True)
+    assert fixed.ok
+    assert fixed.quarantined == ()
+    assert os.path.samefile(one, next(p for p in blobs_by_size(shared, "a@1") if p.name == one.name))
+    assert_all_well(shared)
+
+
+def test_where_no_further_name_can_be_had_copies_are_made(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = blobs_by_size(shared, "b@1")[-1]
+    own_copy(victim)
+    flip(victim, keep_time=True)
+    real = links.link
+
+    def limited(source: Path, target: Path) -> None:
+        if os.stat(source).st_nlink >= 3:
+            raise OSError(errno.EMLINK, "Too many links", str(source))
+        real(source, target)
+
+    monkeypatch.setattr(links, "link", limited)
+
+    assert shared.verify(repair=True).ok
+    monkeypatch.undo()
+    assert_all_well(shared)
+
+
+# --------------------------------------------------------------------------------------------- by saving
+
+
+@pytest.mark.parametrize("which", [1, -1], ids=["pack", "chunk"])
+@pytest.mark.parametrize("how", ["own copy", "deleted", "no blobs", "quarantined"])
+def test_saving_the_same_bytes_heals_what_verify_found(shared: Store, how: str, which: int) -> None:
+    victim = blobs_by_size(shared, "b@1")[which]
+    if how == "own copy":
+        own_copy(victim)
+        flip(victim, keep_time=True)
+    elif how == "deleted":
+        victim.unlink()
+    elif how == "no blobs":
+        shutil.rmtree(victim.parent)
+    else:
+        flip(victim, keep_time=True)
+    assert not shared.verify(repair=how == "quarantined").ok or how != "quarantined"
+
+    Store.open(shared.path).save(two_part_state(1), run="e", step=1)
+
+    assert_all_well(shared)
+
+
+def test_a_marked_checkpoint_that_cannot_be_healed_does_not_fail_a_save(
+    shared: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs_by_size(shared, "b@1")[-1].unlink()
+    shared.verify()
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(heal, "_replace", refused)
+    info = shared.save(two_part_state(1), run="e", step=1)
+    monkeypatch.undo()
+
+    assert sorted(os.listdir(shared.directory_of(info))) == ["blobs", "manifest.json"]
+    with pytest.raises(DamagedBlob):
+        shared.load("b@1")
+    shared.save(two_part_state(1), run="f", step=1)
+    assert_all_well(shared)
+
+
+# ------------------------------------------------------------------------------------------------ bounds
+
+
+def test_an_error_while_one_blob_is_repaired_is_told_and_the_others_are_repaired(
+    shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    *_, one, other = blobs_by_size(shared, "a@1")
+    for path in (one, other):
+        flip(path, keep_time=True)
+    real: Callable[..., None] = files.create_blob
+
+    def failing(path: Path, data: memoryview) -> None:
+        if path.name == one.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(files, "create_blob", failing)
+    report = shared.verify(repair_from=tmp_path / "backup")
+    monkeypatch.undo()
+
+    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(one.name, "No space left on device")]
+    assert [found.digest for found in report.repaired] == [other.name]
+    assert {found.blob for found in report.damage} == {one.name}
+    assert shared.verify(repair_from=tmp_path / "backup").ok
+    assert_all_well(shared)
+
+
+def test_one_checkpoint_is_repaired_by_its_ref_and_with_a_quick_look(shared: Store) -> None:
+    blobs_by_size(shared, "b@1")[-1].unlink()
+
+    report = shared.verify("b@1", quick=True, repair=True)
+
+    assert report.ok
+    assert_all_well(shared)
+
+
+@pytest.mark.parametrize("options", [{"repair": True}, {"repair_from": "."}])
+def test_a_store_for_reading_is_not_repaired(shared: Store, options: dict[str, Any]) -> None:
+    with pytest.raises(SaveFailed, match="reading only"):
+        Store.open(shared.path, readonly=True).verify(**options)
+
+
+def test_a_source_that_is_no_directory_is_refused(shared: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadInput, match="no directory"):
+        shared.verify(repair_from=tmp_path / "file")
+
+
+def test_a_reader_of_the_damaged_copy_keeps_what_it_has_open(shared: Store, tmp_path: Path) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    flip(blobs_by_size(shared, "a@1")[-1], keep_time=True)
+
+    with shared.open_checkpoint("a@1") as checkpoint:
+        report = shared.verify(repair_from=tmp_path / "backup")
+        assert report.ok
+        assert np.array_equal(checkpoint["big"], two_part_state(1)["big"])
+    assert_all_well(shared)

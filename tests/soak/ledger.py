@@ -1,0 +1,131 @@
+"""What the processes of a soak have promised, in one file that all of them append to.
+
+Each line is one write, so that a kill leaves a whole line or, at worst, a torn one that counts as not written: a save
+is noted before it begins and after it returned, a drop before it begins. The file lies outside the store and has to
+outlive processes, not the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Place = tuple[str, int]
+"""Run and step."""
+
+
+class Ledger:
+    """The file at `path`; shared by all processes of a soak."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def trying(self, run: str, step: int | None, token: int) -> None:
+        """A save of the state that `token` stands for is about to begin; `step` None: the next one of the run."""
+        self._line(["try", run, step, token])
+
+    def acknowledged(self, run: str, step: int, token: int) -> None:
+        """That save has returned."""
+        self._line(["ack", run, step, token])
+
+    def dropping(self, places: list[Place]) -> None:
+        """These checkpoints are about to be dropped, if nothing speaks against it."""
+        self._line(["drop", *places])
+
+    def did(self, **counts: int) -> None:
+        """Something else was done, so many times."""
+        self._line(["did", counts])
+
+    def read(self) -> History:
+        """Return what was noted up to now."""
+        history = History()
+        for line in self.path.read_bytes().split(b"\n"):
+            try:
+                what, *rest = json.loads(line)
+            except ValueError:  # between two lines, or torn by a kill
+                continue
+            history.add(what, rest)
+        return history
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _line(self, entry: list[Any]) -> None:
+        data = f"\n{json.dumps(entry)}\n".encode()
+        if os.write(self._fd, data) != len(data):
+            raise OSError(f"{self.path} took a part of a line only")
+
+
+@dataclass
+class History:
+    """What a ledger says.
+
+    Attributes:
+        tried: For each run the saves that were begun, as (number of the line, step or None, token).
+        acknowledged: For each place the last save that returned: (number of the line in which it began, token).
+        dropped: For each place the number of the last line that says it is about to be dropped.
+        did: How often what was done.
+    """
+
+    tried: dict[str, list[tuple[int, int | None, int]]] = field(default_factory=dict)
+    acknowledged: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    dropped: dict[Place, int] = field(default_factory=dict)
+    did: Counter[str] = field(default_factory=Counter)
+    _lines: int = 0
+    _begun: dict[int, int] = field(default_factory=dict)
+    _acknowledged_tokens: set[int] = field(default_factory=set)
+
+    def add(self, what: str, rest: list[Any]) -> None:
+        """Take in one line."""
+        self._lines += 1
+        if what == "try":
+            run, step, token = rest
+            self.tried.setdefault(run, []).append((self._lines, step, token))
+            self._begun[token] = self._lines
+        elif what == "ack":
+            run, step, token = rest
+            self.acknowledged[run, step] = (self._begun[token], token)
+            self._acknowledged_tokens.add(token)
+            self.did["acknowledged"] += 1
+        elif what == "drop":
+            self.dropped.update(dict.fromkeys(((run, step) for run, step in rest), self._lines))
+        else:
+            self.did.update(rest[0])
+
+    @property
+    def promised(self) -> list[Place]:
+        """Every place at which a checkpoint must be: one was acknowledged and nobody set out to drop it since."""
+        return [place for place in self.acknowledged if not self.may_be_gone(place)]
+
+    def may_be_gone(self, place: Place) -> bool:
+        """Whether there may be no checkpoint at a place."""
+        began, _ = self.acknowledged.get(place, (0, 0))
+        return not began or self.dropped.get(place, 0) > began
+
+    def tokens(self, place: Place, *, since: History | None = None) -> set[int]:
+        """Return the tokens of the states of which one must be at `place` if a checkpoint is there.
+
+        That is the last that was acknowledged, or one whose save began later and was not heard of again. With
+        `since`, what was acknowledged after that older history does not count as done, so that a look at the store
+        between the two is judged fairly.
+        """
+        run, step = place
+        known = self if since is None else since
+        began, token = known.acknowledged.get(place, (0, 0))
+        tried = self.tried.get(run, [])
+        later = {
+            other
+            for line, at, other in tried
+            if line > began and (at == step or (at is None and not began and not self._is_elsewhere(other, place)))
+        }
+        return later | {token} if began else later
+
+    def _is_elsewhere(self, token: int, place: Place) -> bool:
+        """Whether a save without a step was acknowledged at another place."""
+        return token in self._acknowledged_tokens and self.acknowledged.get(place, (0, 0))[1] != token

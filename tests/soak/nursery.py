@@ -1,0 +1,101 @@
+"""Keeps a crowd at work and kills its members at random: ``python -m tests.soak.nursery STORE LEDGER SECONDS SEED``.
+
+It has everything imported and no store open, so a member is one fork. It prints one line of JSON: how many it killed,
+and what went wrong in members that ended by themselves, of which none must.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from ckstore.ops import commit, gc_plan, latest_valid, load, retain, save, tags, verify
+from tests.soak.doomed import ROLES, live
+from tests.soak.ledger import Ledger
+
+_IMPORTED = (commit, gc_plan, latest_valid, load, retain, save, tags, verify)
+_PAUSE_MOST_S = 0.8
+
+
+class Nursery:
+    """The crowd at one store.
+
+    Attributes:
+        kills: How many members were killed.
+        violations: What those said that ended by themselves.
+    """
+
+    def __init__(self, path: Path, ledger: Ledger, seed: int) -> None:
+        self.kills = 0
+        self.violations: list[str] = []
+        self._path = path
+        self._ledger = ledger
+        self._draw = random.Random(seed)
+        self._slots: dict[int, int] = {}
+        self._said = ledger.path.with_suffix(".said")
+
+    def run(self, seconds: float) -> None:
+        """Keep the crowd at work for so long, then kill all of it."""
+        deadline = time.monotonic() + seconds
+        for slot in range(len(ROLES)):
+            self._start(slot)
+        while time.monotonic() < deadline and not self.violations:
+            time.sleep(self._draw.random() * _PAUSE_MOST_S)
+            self._bury()
+            pid, slot = self._draw.choice(list(self._slots.items()))
+            os.kill(pid, signal.SIGKILL)
+            self._bury(pid)
+            self._start(slot)
+        for pid in list(self._slots):
+            os.kill(pid, signal.SIGKILL)
+            self._bury(pid)
+
+    def _start(self, slot: int) -> None:
+        seed = self._draw.randrange(2**32)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                live(slot, self._path, self._ledger, seed)
+            except BaseException:
+                told = traceback.format_exc()
+                Path(f"{self._said}.{os.getpid()}").write_text(f"slot {slot}: {told}")
+            finally:
+                os._exit(1)
+        self._slots[pid] = slot
+
+    def _bury(self, wanted: int = -1) -> None:
+        """Wait for one member that was killed, or for all that ended by themselves."""
+        while self._slots:
+            pid, status = os.waitpid(wanted, 0 if wanted > 0 else os.WNOHANG)
+            if pid == 0:
+                return
+            slot = self._slots.pop(pid)
+            if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
+                self.kills += 1
+            else:
+                said = Path(f"{self._said}.{pid}")
+                self.violations.append(said.read_text() if said.exists() else f"slot {slot} ended by {status}")
+            if wanted > 0:
+                return
+
+
+def main() -> None:
+    """Run a soak."""
+    path, ledger_path, seconds, seed = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    ledger = Ledger(ledger_path)
+    gc.freeze()
+    nursery = Nursery(path, ledger, seed)
+    nursery.run(seconds)
+    ledger.close()
+    print(json.dumps({"kills": nursery.kills, "violations": nursery.violations}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
