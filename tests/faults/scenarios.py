@@ -195,8 +195,12 @@ def _copied(path: Path, journal: Journal) -> None:
     """A store that was copied with times and without hardlinks; one blob has lost its canonical name."""
     _saved("first", "second")(path, journal)
     for file in sorted(path.glob("checkpoints/*/*/blobs/*")):
-        copy = path.parent / "copy"
-        shutil.copy2(file, copy)
+        status, data, copy = file.stat(), file.read_bytes(), path.parent / "copy"
+        with copy.open("xb", buffering=0) as out:
+            out.write(data)
+            os.fchmod(out.fileno(), status.st_mode)
+            os.utime(out.fileno(), ns=(status.st_mtime_ns, status.st_mtime_ns))
+            os.fsync(out.fileno())
         os.replace(copy, file)
     _used_blobs(path)[0].unlink()
 

@@ -115,7 +115,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
 
 
 @pytest.mark.property
-@settings(max_examples=100 if CRASH_FULL else 20)
+@settings(max_examples=100 if CRASH_FULL else 12)
 @given(acts=st.lists(ACTS, max_size=14), policy=POLICIES, how=st.sampled_from(["removed", "kept", "damaged"]))
 def test_after_a_reindex_a_store_says_what_it_said_before(
     acts: list[tuple[Any, ...]], policy: RetentionPolicy, how: str

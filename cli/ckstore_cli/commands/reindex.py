@@ -83,7 +83,8 @@ def _lines(report: ReindexReport, out: Output) -> Iterator[str]:
 
 def _relinked(done: RelinkReport, out: Output) -> Iterator[str]:
     for digest in done.damaged:
-        yield f"{out.style('damaged', 'red')}  blob {digest}: no file of it is right; ckstore verify says who needs it"
+        what = f"no file of blob {digest} is right; ckstore verify names what needs it"
+        yield f"{out.style('damaged', 'red')}  {what}"
     names = "1 name" if done.relinked_count == 1 else f"{done.relinked_count} names"
     yield f"relinked {names}, which gives back {size_text(done.spare_bytes)}; {size_text(done.checked_bytes)} were read"
 
