@@ -64,7 +64,7 @@ def read_only_view(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="view-") as folder:
         view = Path(folder, "store")
         view.mkdir()
-        _mount(path, view, _MS_BIND)
+        _mount(path, view, _MS_BIND | _MS_REC)
         try:
             _mount(path, view, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
             views_made += 1
@@ -99,7 +99,7 @@ def _doubled(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                     msg = f"{name} raised {type(raised).__name__}, from a read-only mount {error} (value {value!r})"
                     raise AssertionError(msg) from raised
                 raise
-            if error is not None or (name in COMPARED and value != expected):
+            if error is not None or (name in COMPARED and repr(value) != repr(expected)):  # NaN is not NaN
                 msg = f"{name} gave {expected!r}, from a read-only mount {error or value!r}"
                 raise AssertionError(msg)
             return expected
