@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import NoSuchRef
+from ckstore.errors import CkstoreError, NoSuchRef
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save
 from tests.faults.states import CHUNK_BYTES
@@ -184,3 +186,17 @@ def scenario(name: str) -> Scenario:
     if name.startswith("history-"):
         return history(int(name.removeprefix("history-")))
     return CHANGING[name]
+
+
+def attempt(one: Scenario, store: Path, journal: Journal) -> dict[str, Any]:
+    """Open and act; after an error say what it was, and note what is known of what was tried."""
+    try:
+        with one.open(store, journal) as opened:
+            one.act(opened, journal)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        journal.failed(unknown=one.uncertain or "may or may not" in said)
+        if isinstance(error, CkstoreError):
+            return {"error": said, "wrong": []}
+        return {"error": said, "wrong": ["not a CkstoreError: " + "".join(traceback.format_exception(error))]}
+    return {"error": "", "wrong": []}

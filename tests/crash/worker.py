@@ -6,13 +6,13 @@ input and answers with one line. See `Worker.answer` for what it does.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import signal
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,14 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckstore.errors import CkstoreError
 from tests.crash.forked import Child
 from tests.crash.recorder import Entry, read_log
 from tests.crash.recording import record
-from tests.crash.scenarios import scenario
+from tests.crash.scenarios import attempt, scenario
 from tests.faults.checker import check_store
 from tests.faults.journal import Journal, Promised, promised_by
-from tests.faults.scenarios import Scenario
 from tests.faults.shim import Family, Fault, Mode, Preloaded
 from tests.faults.states import NAMES, expected
 from tests.support.mounts import bind, cut_power, own_mounts
@@ -76,6 +74,7 @@ class Worker:
         for module in sorted(loaded - sys.modules.keys()):
             with suppress(ImportError):
                 importlib.import_module(module)
+        gc.freeze()
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked: `calls`, `cut`, `record` or `image`, as they are told there."""
@@ -114,7 +113,7 @@ class Worker:
             self._shim.cut_power_instead(fd, flush_log=asked["flush_log"])
             self._shim.arm(Fault(mode, asked["at"], families=Family.MUTATING), self._store(kind), calls)
             begun_s = time.monotonic()
-            error = _attempt(one, self._store(kind), Journal(journal))
+            error = attempt(one, self._store(kind), Journal(journal))
             took_s = time.monotonic() - begun_s
             self._shim.disarm()
             return {**error, "hits": self._shim.hits, "took_s": took_s}
@@ -134,8 +133,7 @@ class Worker:
         promised = promised_by(journal.read_text().splitlines())
         seen = self._look(kind, promised)
         hit = [line for line in calls.read_text().splitlines() if line.endswith(" *")] if calls.exists() else []
-        acted["call"] = " ".join(hit)
-        return {**acted, **seen, "wrong": acted["wrong"] + seen["wrong"]}
+        return {**acted, "call": " ".join(hit), **seen, "wrong": acted["wrong"] + seen["wrong"]}
 
     # ------------------------------------------------------------------ crash images
 
@@ -147,7 +145,7 @@ class Worker:
 
         def act(store: Path, journal: Path) -> None:
             def work() -> dict[str, Any]:
-                return _attempt(one, store, Journal(journal))
+                return attempt(one, store, Journal(journal))
 
             done = self._child(work).end()
             if done["error"] or done["wrong"]:
@@ -170,12 +168,9 @@ class Worker:
                 yield entries[number].offset, entries[number].data[:nbytes]
 
         self._volume(kind).restore(self._prepare(kind, asked["scenario"]).content, writes())
-        promised = Promised(
-            {(run, step): set(options) for run, step, options in asked["options"]},
-            {(what, which): set(options) for what, which, options in asked["facts"]},
-            asked["store"],
-        )
-        return self._look(kind, promised)
+        places = {(run, step): set(options) for run, step, options in asked["options"]}
+        facts = {(what, which): set(options) for what, which, options in asked["facts"]}
+        return self._look(kind, Promised(places, facts, asked["store"]))
 
     # ------------------------------------------------------------------ both
 
@@ -202,8 +197,8 @@ class Worker:
         write_image(kept, volume.size_bytes, found.extents)
         return {"wrong": wrong, "kept": str(kept)}
 
-    def _start_of_machine(self, boot_id: object) -> None:
-        """Say which start of the machine this is: after another one, names that a power cut brought back are found."""
+    def _start_of_machine(self, boot_id: uuid.UUID) -> None:
+        """Say which start of the machine this is: at the first opening after another one more is looked for."""
         self._boot_id.write_text(f"{boot_id}\n")
 
     def _prepare(self, kind: Kind, name: str) -> Prepared:
@@ -235,20 +230,6 @@ class Worker:
 
     def _child(self, work: Callable[[], dict[str, Any]]) -> Child:
         return Child(work, self._folder / "answer")
-
-
-def _attempt(one: Scenario, store: Path, journal: Journal) -> dict[str, Any]:
-    """Open and act; after an error say what it was, and note what is known of what was tried."""
-    try:
-        with one.open(store, journal) as opened:
-            one.act(opened, journal)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        journal.failed(unknown=one.uncertain or "may or may not" in said)
-        if isinstance(error, CkstoreError):
-            return {"error": said, "wrong": []}
-        return {"error": said, "wrong": ["not a CkstoreError: " + "".join(traceback.format_exception(error))]}
-    return {"error": "", "wrong": []}
 
 
 def main() -> None:

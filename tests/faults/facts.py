@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ckstore import Store
-from tests.faults.journal import Fact, Promised
+from tests.faults.journal import Fact
 
 
 def facts_of(store: Store) -> dict[Fact, str]:
@@ -24,11 +24,11 @@ def facts_of(store: Store) -> dict[Fact, str]:
     return found
 
 
-def broken_facts(promised: Promised, found: dict[Fact, str]) -> list[str]:
+def broken_facts(promised: dict[Fact, set[str | None]], found: dict[Fact, str]) -> list[str]:
     """Return which of the promised facts are not there, and which are there that nobody promised."""
     wrong = []
-    for fact in sorted(promised.facts.keys() | found.keys()):
-        options = promised.facts.get(fact, {None})
+    for fact in sorted(promised.keys() | found.keys()):
+        options = promised.get(fact, {None})
         if found.get(fact) not in options:
             wrong.append(f"{' '.join(fact)} must be one of {sorted(map(str, options))}, found {found.get(fact)}")
     return wrong
