@@ -125,13 +125,15 @@ def moments(lines: Iterator[str]) -> Iterator[Moment]:
         rest = found["rest"] if found else line
         if rest.startswith(("+++", "---")):
             continue
-        if index in finished:
-            call = finished[index]
-            yield Moment(call, begins=bool(_BEGUN.fullmatch(rest)), ends=not _BEGUN.fullmatch(rest))
-        elif not _BEGUN.fullmatch(rest):  # else its thread died in it
-            call = _parse(rest)
-            said = _said(call)
-            yield Moment(call) if said is None else Moment(None, mark=said)
+        begins = bool(_BEGUN.fullmatch(rest))
+        if begins and index not in finished:  # its thread died in it
+            continue
+        call = finished[index] if index in finished else _parse(rest)
+        said = _said(call)
+        if said is None:
+            yield Moment(call, begins=begins or index not in finished, ends=not begins)
+        elif begins or index not in finished:
+            yield Moment(None, mark=said)
 
 
 def _calls_that_end_later(lines: Sequence[str]) -> dict[int, Call]:

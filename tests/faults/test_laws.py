@@ -319,6 +319,8 @@ def test_calls_of_two_threads_that_overlap_begin_and_end_where_they_did() -> Non
         '8 access("/ckstore-trace/{\\"durable\\": [\\"a\\"]}", F_OK) = -1 ENOENT (No such file or directory)',
         '8 openat(AT_FDCWD, "/caf\\303\\251", O_RDONLY|O_CLOEXEC) = 3',
         "8 fsync(3) = 0 (INJECTED)",
+        '8 access("/ckstore-trace/{}", F_OK <unfinished ...>',
+        "8 <... access resumed>) = -1 ENOENT (No such file or directory)",
         "8 close(3 <unfinished ...>",
         "7 +++ exited with 0 +++",
     ]
@@ -333,7 +335,8 @@ def test_calls_of_two_threads_that_overlap_begin_and_end_where_they_did() -> Non
     assert found[4].call is not None
     assert found[4].call.text(1) == "/café"
     assert found[5] == Moment(Call("fsync", ("3",), 0))
-    assert len(found) == 6
+    assert found[6].mark == {}
+    assert len(found) == 7
 
 
 def test_a_line_that_is_none_of_strace_is_refused() -> None:

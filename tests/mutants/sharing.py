@@ -166,8 +166,8 @@ SHARING = [
         "fs/locks.py",
         "            if lock.names(path):\n                return lock\n",
         "            return lock\n",
-        "tests/ops/test_review.py::test_a_save_that_is_swept_while_it_begins_begins_again",
-        "Error",
+        "tests/fs/test_locks.py::test_a_lock_is_on_the_directory_that_the_path_names_then",
+        "assert locked ==",
     ),
     Mutant(
         "flock on staging",
@@ -193,7 +193,7 @@ SHARING = [
         "fs/locks.py",
         "os.register_at_fork(after_in_child=_forget_in_child)\n",
         "",
-        "tests/ops/test_processes.py::test_a_forked_child_does_not_keep_the_lock_of_its_parent",
+        "tests/fs/test_locks.py::test_a_lock_ends_with_its_holder_though_a_child_of_his_lives_on",
         "assert",
     ),
     Mutant(
@@ -238,8 +238,8 @@ SHARING = [
         "objects/trash.py",
         "    if lock is not None and not lock.names(target):\n",
         "    if lock is not None and not lock:\n",
-        "tests/ops/test_retain.py::test_a_step_that_is_saved_again_while_it_is_dropped_stays_in_the_catalog",
-        "assert",
+        "tests/ops/test_durability.py::test_what_replaced_a_checkpoint_that_is_being_dropped_stays",
+        "DID NOT RAISE",
     ),
     Mutant(
         "lock of a checkpoint that was there before while it is tagged",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import SaveFailed
+from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links
 
 if TYPE_CHECKING:
@@ -128,4 +128,29 @@ def test_a_hit_that_is_too_short_is_healed_though_its_time_is_right(store: Store
     store.save(drawn(1), step=2)
 
     assert np.array_equal(store.load(2)["w"], drawn(1)["w"])
+    assert np.array_equal(store.load(1)["w"], drawn(1)["w"])
+
+
+def test_what_replaced_a_checkpoint_that_is_being_dropped_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saver exchanges the directory between the lock on the old one and its rename to trash."""
+    store.save(drawn(1), step=1)
+    place, fresh = store.directory_of(1), store.path / "staging" / "fresh"
+    fresh.mkdir()
+    (fresh / "of another saver").touch()
+    real = links.rename
+
+    def rename(source: Path, target: Path, **options: Any) -> None:
+        if source == place:
+            links.exchange(place, fresh)
+        real(source, target, **options)
+
+    monkeypatch.setattr(links, "rename", rename)
+    with pytest.raises(NoSuchRef):
+        store.delete(1)
+    found = os.listdir(place)
+    links.exchange(place, fresh)
+    monkeypatch.undo()
+    Store.open(store.path)
+
+    assert found == ["of another saver"]
     assert np.array_equal(store.load(1)["w"], drawn(1)["w"])

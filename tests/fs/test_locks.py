@@ -1,0 +1,51 @@
+"""Rule L: a lock is on the directory that the path names, and lives exactly as long as its holder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore.fs import locks
+
+
+def test_a_lock_is_on_the_directory_that_the_path_names_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking it somebody renames it away and makes another one."""
+    path = tmp_path / "directory"
+    path.mkdir()
+    real = locks._wait_for
+    moved: list[Path] = []
+
+    def after_a_rename(*arguments: Any) -> None:
+        if not moved:
+            moved.append(path.rename(tmp_path / "elsewhere"))
+            path.mkdir()
+        real(*arguments)
+
+    monkeypatch.setattr(locks, "_wait_for", after_a_rename)
+    with locks.lock_shared(path) as lock:
+        locked = os.fstat(lock.fd).st_ino
+
+    assert moved
+    assert locked == path.stat().st_ino
+
+
+def test_a_lock_ends_with_its_holder_though_a_child_of_his_lives_on(tmp_path: Path) -> None:
+    done, go_on = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        locks.lock_shared(tmp_path)
+        if os.fork() == 0:
+            os.close(go_on)
+            os.read(done, 1)
+        os._exit(0)  # as if killed: nothing is released
+    os.close(done)
+    os.waitpid(holder, 0)
+
+    taken = locks.try_exclusive(tmp_path)
+    os.close(go_on)
+
+    assert taken is not None
+    taken.release()
