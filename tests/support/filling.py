@@ -54,21 +54,39 @@ def fill_inodes(mount: Path) -> None:
 
 def leave_bytes(mount: Path, nbytes: int) -> None:
     """Leave so many bytes free, rounded up to a block of the filesystem."""
+    block_bytes = os.statvfs(mount).f_frsize
+    wanted_bytes = -(-nbytes // block_bytes) * block_bytes
     fd = os.open(mount / BALLAST, os.O_WRONLY)
     try:
         for _ in range(_TRIES):
-            surplus = free_bytes(mount) - nbytes
-            if 0 <= surplus < os.statvfs(mount).f_frsize:
+            surplus = free_bytes(mount) - wanted_bytes
+            if surplus == 0:
                 return
             size = os.fstat(fd).st_size
             if surplus > 0:
-                os.posix_fallocate(fd, size, surplus)
+                if not _allocate(fd, size, surplus, block_bytes):
+                    return  # the rest is what the filesystem itself would need for it
             else:
                 os.ftruncate(fd, size + surplus)
             os.fsync(fd)
     finally:
         os.close(fd)
     raise RuntimeError(f"{free_bytes(mount)} bytes are free, wanted {nbytes}")
+
+
+def _allocate(fd: int, size: int, nbytes: int, block_bytes: int) -> bool:
+    """Make a file larger by so many bytes, or by fewer where so many cannot be had; False: by none."""
+    while nbytes > 0:
+        try:
+            os.posix_fallocate(fd, size, nbytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            os.ftruncate(fd, size)
+            nbytes = nbytes // 2 // block_bytes * block_bytes
+        else:
+            return True
+    return False
 
 
 def leave_inodes(mount: Path, count: int) -> None:
