@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,49 @@ def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | Non
         _close_quietly(fd)
         raise
     os.close(fd)
+
+
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedBlob: It is something else: the store makes no such thing.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+        except BlockingIOError:  # gc asks for a lease on it, so it is a regular file, and free in a moment
+            fd = os.open(path, flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+            raise _no_regular_file(path) from error
+        raise
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+    except OSError:
+        _close_quietly(fd)
+        raise
+    _close_quietly(fd)
+    raise _no_regular_file(path)
+
+
+@contextmanager
+def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """As `open_regular`, for the time of a `with` block."""
+    fd = open_regular(path, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        _close_quietly(fd)
+
+
+def _no_regular_file(path: str | Path) -> DamagedBlob:
+    msg = f"{path} is a symlink, a directory, a pipe or the like, wanted a regular file"
+    return DamagedBlob(msg, hint="the store never makes such a thing there: move it away")
 
 
 def _close_quietly(fd: int) -> None:
@@ -146,13 +190,14 @@ def sync_open_directory(fd: int, path: Path) -> None:
 
 
 def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedBlob: It is larger than `most_bytes`.
+        DamagedBlob: It is no regular file, or larger than `most_bytes`.
+        OSError: It cannot be read.
     """
-    with opened(path, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
+    with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
         if size > most_bytes:
             msg = f"{path} has {size} bytes, at most {most_bytes} are read"

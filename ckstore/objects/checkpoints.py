@@ -81,9 +81,9 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
 def id_at(path: Path) -> str | None:
     """Return the id that a directory's manifest claims, without reading the rest; None if there is none."""
     try:
-        with files.opened(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
         return None
     return match[1].decode("ascii") if match else None
 
@@ -171,8 +171,11 @@ class CheckpointDirectory:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
-            return os.open(f"{BLOBS}/{digest}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.lock.fd)
-        except FileNotFoundError as error:
+            return files.open_regular(f"{BLOBS}/{digest}", dir_fd=self.lock.fd)
+        except DamagedBlob as error:
+            error.blob = digest
+            raise
+        except (FileNotFoundError, NotADirectoryError) as error:
             msg = f"{self.path}: blob {digest} is missing"
             hint = "ckstore verify tells which checkpoints are whole"
             raise DamagedBlob(msg, hint=hint, blob=digest) from error

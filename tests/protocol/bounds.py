@@ -60,7 +60,7 @@ class Scenario:
         if self.old:
             known = frozenset("K")
             promised = known if not self.damaged else frozenset[str]()
-            world = world._replace(rows=known, count=1, acknowledged=promised)
+            world = world._replace(rows=known, counted=1, acknowledged=promised)
         return world._replace(listed=bool(names.get("C")) or self.old)
 
     def at_the_place_of(self, world: World, x: str) -> str:

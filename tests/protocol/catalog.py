@@ -8,7 +8,7 @@ from tests.protocol.world import CHECKPOINTS, World
 
 def uses(rules: Rules, world: World) -> int:
     """Return how many checkpoints use D, as the catalog counts."""
-    return len(world.rows) if rules.reconcile else world.count
+    return len(world.rows) if rules.reconcile else world.counted
 
 
 def reconcile(world: World, x: str) -> World:
@@ -21,14 +21,14 @@ def note_published(rules: Rules, world: World, x: str) -> World:
     """Note that `x` was published."""
     if rules.reconcile:
         return reconcile(world, x)
-    return world._replace(rows=world.rows | {x}, listed=True, count=world.count + 1)
+    return world._replace(rows=world.rows | {x}, listed=True, counted=world.counted + 1)
 
 
 def note_dropped(rules: Rules, world: World, x: str) -> World:
     """Note that `x` was dropped."""
     if rules.reconcile:
         return reconcile(world, x)
-    return world._replace(rows=world.rows - {x}, count=max(0, world.count - 1))
+    return world._replace(rows=world.rows - {x}, counted=max(0, world.counted - 1))
 
 
 def catch_up(rules: Rules, world: World) -> World:

@@ -155,5 +155,5 @@ def _condemn(scenario: Scenario, world: World, doing: str) -> Iterator[Step[Worl
     elif rules.forget_unused and uses(rules, world):
         yield Step("G", _FORGET, "it has a use again: its row stays", world.then("G", "idle"))
     else:
-        forgotten = world._replace(listed=False, count=0)
+        forgotten = world._replace(listed=False, counted=0)
         yield Step("G", _FORGET, "deletes its row", forgotten.then("G", "idle"))

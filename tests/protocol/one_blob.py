@@ -44,7 +44,7 @@ class Model:
             for after in after_power_cut(world):
                 yield Step("", "", f"POWER CUT: {after}", after)
         if world.left.losses:
-            lost = world.spend("losses")._replace(rows=frozenset(), listed=False, count=0, lost=True)
+            lost = world.spend("losses")._replace(rows=frozenset(), listed=False, counted=0, lost=True)
             yield Step("", "", "THE CATALOG IS LOST", lost)
 
     def _kills(self, world: World) -> Iterator[Step[World]]:
@@ -147,7 +147,7 @@ class Model:
         if visible and not world.listed:
             return "the catalog does not know a blob that is in use"
         if uses(self._scenario.rules, world) != len(visible):
-            return f"the catalog counts {world.count} uses, there are {len(visible)}"
+            return f"the catalog counts {world.counted} uses, there are {len(visible)}"
         return ""
 
 

@@ -56,7 +56,7 @@ class World(NamedTuple):
         judged: For A and B the checkpoint that they decided to replace.
         rows: Checkpoints with rows in the catalog.
         listed: Whether the catalog knows D.
-        count: Uses of D as a catalog counts that does not reconcile.
+        counted: Uses of D as a catalog counts that does not reconcile.
         lost, unclean: The catalog is gone; the machine was cut off since the blobs were listed.
         acknowledged, dropped: Checkpoints whose saver, or whose remover, was told that it is done.
         told_gone: Checkpoints of which retention said that they are gone.
@@ -77,7 +77,7 @@ class World(NamedTuple):
     judged: tuple[str, str] = ("", "")
     rows: frozenset[str] = frozenset()
     listed: bool = False
-    count: int = 0
+    counted: int = 0
     lost: bool = False
     unclean: bool = False
     acknowledged: frozenset[str] = frozenset()
