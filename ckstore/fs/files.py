@@ -40,6 +40,49 @@ def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | Non
     os.close(fd)
 
 
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedBlob: It is something else: the store makes no such thing.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+        except BlockingIOError:  # gc asks for a lease on it, so it is a regular file, and free in a moment
+            fd = os.open(path, flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise _no_regular_file(path) from error
+        raise
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+    except OSError:
+        _close_quietly(fd)
+        raise
+    _close_quietly(fd)
+    raise _no_regular_file(path)
+
+
+@contextmanager
+def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """As `open_regular`, for the time of a `with` block."""
+    fd = open_regular(path, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        _close_quietly(fd)
+
+
+def _no_regular_file(path: str | Path) -> DamagedBlob:
+    msg = f"{path} is no regular file: a symlink, a directory, a pipe or the like"
+    return DamagedBlob(msg, hint="the store never makes such a thing there: move it away")
+
+
 def _close_quietly(fd: int) -> None:
     try:
         os.close(fd)
@@ -153,52 +196,13 @@ def sync_open_directory(fd: int, path: Path) -> None:
             raise
 
 
-@contextmanager
-def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Open a regular file for reading, for the time of a `with` block; a pipe or a device is never waited for.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedBlob: There is something else: a symlink, a pipe, a device, a directory.
-    """
-    fd = open_regular(path, dir_fd=dir_fd)
-    try:
-        yield fd
-    finally:
-        _close_quietly(fd)  # nothing was written through it
-
-
-def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
-    """As `opened_regular`; return the descriptor, which the caller closes."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        # Without O_NONBLOCK the open of a pipe waits for a writer, for ever.
-        fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
-    except BlockingIOError:  # a lease on the file is being given back: only a regular file has one
-        fd = os.open(path, flags, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            msg = f"{path} is no regular file: {'a symlink' if error.errno == errno.ELOOP else 'a socket or a device'}"
-            raise DamagedBlob(msg) from error
-        raise
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISREG(mode):
-            return fd
-    except BaseException:
-        _close_quietly(fd)
-        raise
-    _close_quietly(fd)
-    msg = f"{path} is no regular file: {'a directory' if stat.S_ISDIR(mode) else 'a pipe or a device'}"
-    raise DamagedBlob(msg)
-
-
 def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedBlob: It is larger than `most_bytes`, or no regular file.
+        DamagedBlob: It is no regular file, or larger than `most_bytes`.
+        OSError: It cannot be read.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size

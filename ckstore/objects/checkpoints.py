@@ -190,7 +190,7 @@ class CheckpointDirectory:
         except DamagedBlob as error:
             error.blob = digest
             raise
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             msg = f"{self.path}: blob {digest} is missing"
             hint = "ckstore verify tells which checkpoints are whole"
             raise DamagedBlob(msg, hint=hint, blob=digest) from error

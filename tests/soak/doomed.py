@@ -207,8 +207,8 @@ ROLES: tuple[Role, ...] = (*(saver,) * 8, *(collector,) * 2, *(reader,) * 4)
 """Who works at the store: each slot is filled again as soon as its process was killed."""
 
 
-def live(slot: int, path: Path, ledger: Ledger, seed: int) -> None:
-    """Open the store, look whether what was promised is there, and work until killed."""
+def live(slot: int, path: Path, ledger: Ledger, seed: int, tell: Callable[[], object]) -> None:
+    """Open the store, look whether what was promised is there, and work until killed; `tell` of each thing done."""
     draw = random.Random(seed)
     with Store.open(path) as store:
         check_warnings(store)
@@ -217,3 +217,4 @@ def live(slot: int, path: Path, ledger: Ledger, seed: int) -> None:
         act = ROLES[slot](store, ledger, slot, draw)
         while True:
             act()
+            tell()

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -21,7 +22,9 @@ from tests.soak.doomed import ROLES, live
 from tests.soak.ledger import Ledger
 
 _IMPORTED = (commit, gc_plan, latest_valid, load, retain, save, tags, verify)
-_PAUSE_MOST_S = 0.8
+_ACTS_MOST = 24
+_WAIT_MOST_S = 10.0
+_AIM_MOST_S = 0.05
 
 
 class Nursery:
@@ -39,6 +42,7 @@ class Nursery:
         self._ledger = ledger
         self._draw = random.Random(seed)
         self._slots: dict[int, int] = {}
+        self._acts, self._told = os.pipe()
         self._said = ledger.path.with_suffix(".said")
 
     def run(self, seconds: float) -> None:
@@ -47,7 +51,8 @@ class Nursery:
         for slot in range(len(ROLES)):
             self._start(slot)
         while time.monotonic() < deadline and not self.violations:
-            time.sleep(self._draw.random() * _PAUSE_MOST_S)
+            self._wait_for_acts(self._draw.randrange(_ACTS_MOST), deadline)
+            time.sleep(self._draw.random() * _AIM_MOST_S)
             self._bury()
             pid, slot = self._draw.choice(list(self._slots.items()))
             os.kill(pid, signal.SIGKILL)
@@ -57,12 +62,20 @@ class Nursery:
             os.kill(pid, signal.SIGKILL)
             self._bury(pid)
 
+    def _wait_for_acts(self, wanted: int, deadline: float) -> None:
+        """Let the crowd do something between two kills, however slow the machine is."""
+        late = min(deadline, time.monotonic() + _WAIT_MOST_S)
+        while wanted > 0 and (left := late - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._acts], [], [], left)
+            if ready:
+                wanted -= len(os.read(self._acts, wanted))
+
     def _start(self, slot: int) -> None:
         seed = self._draw.randrange(2**32)
         pid = os.fork()
         if pid == 0:
             try:
-                live(slot, self._path, self._ledger, seed)
+                live(slot, self._path, self._ledger, seed, lambda: os.write(self._told, b"."))
             except BaseException:
                 told = traceback.format_exc()
                 Path(f"{self._said}.{os.getpid()}").write_text(f"slot {slot}: {told}")

@@ -6,6 +6,7 @@ dropped loads bit for bit; so does the test at the end, when all have been kille
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import random
 import subprocess
@@ -74,6 +75,7 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
 def test_whatever_is_killed_when_nothing_is_lost_and_nothing_half_visible(
     journaled_tmp_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    faulthandler.cancel_dump_traceback_later()  # a long soak does not hang
     path, seed = journaled_tmp_path / "store", random.SystemRandom().randrange(2**32)
     Store.init(path, chunk_bytes=_CHUNK_BYTES).close()
 

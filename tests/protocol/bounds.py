@@ -1,0 +1,71 @@
+"""What one run of the model looks at: who takes part, how the world begins, how often what may happen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tests.protocol.rules import Rules
+from tests.protocol.world import CHECKPOINTS, Left, Mode, World, start_world
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario.
+
+    Attributes:
+        name: As it is told.
+        left: How often what may happen.
+        rules: Which rules the code keeps.
+        mode: What a power cut does.
+        savers: Who saves.
+        old: Whether there is an old checkpoint K.
+        canonical: The old copy of D under its canonical name: ``d`` durable, ``s`` short, empty: the name is lost.
+        same_place: Checkpoints that have one run and step.
+        may_replace: Savers that say ``if_exists="replace"``; the others find the same content and are content.
+        damaged: K is marked as damaged, so that whoever saves its step replaces it; the savers hold different content.
+        drop: What retention may drop, in this order of age.
+        relies: Whether retention drops only while a newer checkpoint is there.
+        reader: ``open`` or ``map`` K; empty: nobody reads.
+    """
+
+    name: str
+    left: Left
+    rules: Rules = field(default_factory=Rules)
+    mode: Mode = "ordered"
+    savers: str = "AB"
+    old: bool = True
+    canonical: str = "d"
+    same_place: str = ""
+    may_replace: str = ""
+    damaged: bool = False
+    drop: str = ""
+    relies: bool = False
+    reader: str = ""
+
+    def under(self, rules: Rules, mode: Mode) -> Scenario:
+        """Return the same scenario with other rules and power cuts."""
+        return replace(self, rules=rules, mode=mode)
+
+    def start(self) -> World:
+        """Return the world in which nobody has begun."""
+        names = {"run": "run"} if self.old else {}
+        data = "---"
+        if self.old:
+            names |= {"Kb": "o", "Km": "m", "Kl": "P"}
+            data = "d--"
+        if self.canonical and (self.old or self.canonical == "s"):
+            names["C"] = "o"
+            data = f"{self.canonical}--"
+        world = start_world(self.mode, names, data, self.left)
+        if self.old:
+            known = frozenset("K")
+            promised = known if not self.damaged else frozenset[str]()
+            world = world._replace(rows=known, counted=1, acknowledged=promised)
+        return world._replace(listed=bool(names.get("C")) or self.old)
+
+    def at_the_place_of(self, world: World, x: str) -> str:
+        """Return the published checkpoint that has the run and step of `x`; empty: none, or `x` itself."""
+        if x not in self.same_place:
+            return ""
+        there = [y for y in CHECKPOINTS if y != x and y in self.same_place and world.where(y) == "P"]
+        return there[0] if there else ""

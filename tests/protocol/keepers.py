@@ -1,0 +1,135 @@
+"""Retention, openers and readers: who drops checkpoints, who sets right what the dead left, who looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.protocol.bounds import Scenario
+from tests.protocol.catalog import catch_up, note_dropped
+from tests.protocol.locks import locked
+from tests.protocol.search import Step
+from tests.protocol.world import CHECKPOINTS, SAVERS, World
+
+_PLAN = "ops.retain.plan_retention"
+_KEPT = "ops.drop.make_kept_durable"
+_HOLD = "ops.retain._hold_newest_valid"
+_DROP = "ops.drop.drop"
+_MOVE = "objects.trash.move_to_trash"
+_RECONCILE = "ops.drop._reconcile"
+_SWEEP = "objects.trash.sweep_staging"
+_CATCH_UP = "ops.recover.catch_up"
+_READ = "objects.checkpoints.CheckpointDirectory.at"
+_CLOSE = "objects.checkpoints.CheckpointDirectory.close"
+
+
+def retention(scenario: Scenario, world: World) -> Iterator[Step[World]]:
+    """Yield what retention can do now; it runs beside gc, and unlinks nothing."""
+    doing, x, planned = (world.does("R") + "  ").split(" ")[:3]
+    rules = scenario.rules
+    if doing == "idle" and world.left.drops:
+        yield from _plans(scenario, world)
+    elif doing == "keep":
+        synced = world.sync("run", "checkpoints") if rules.sync_kept else world
+        yield Step("R", _KEPT, "makes what is kept durable", synced.then("R", f"hold {x} {planned}"))
+    elif doing == "hold":
+        keeping = planned if planned and world.where(planned) == "P" else ""
+        if scenario.relies and not keeping:
+            yield Step("R", _HOLD, "nothing that is kept is there any more", _idle(world))
+        else:
+            held = world._replace(keeping=keeping)
+            yield Step("R", _HOLD, f"holds {keeping or 'nothing'}", held.then("R", f"drop {x}"))
+    elif doing == "drop":
+        if world.where(x) != "P" or (rules.drop_locks and locked(scenario, world, x)):
+            yield Step("R", _DROP, f"{x} is gone or in use: skipped", _idle(world))
+        elif not rules.run_locks:
+            yield Step("R", _DROP, f"locks {x} and looks at the rules", world.then("R", f"rename {x}"))
+        else:
+            pair = {(x, world.keeping)} if world.keeping else set()
+            gone = world.put(**{f"{x}l": "X"})
+            gone = gone._replace(dropped=world.dropped | {x}, kept=world.kept | pair)
+            yield Step("R", _DROP, f"renames {x} to trash", gone.then("R", f"sync {x}"))
+    elif doing in ("rename", "back"):
+        yield _renames_what_is_there(scenario, world, doing, x)
+    elif doing == "sync":
+        synced = world.sync("trash", "run") if rules.sync_dropped else world
+        yield Step("R", _DROP, "makes that durable", synced.then("R", f"note {x}"))
+    elif doing == "note":
+        told = note_dropped(rules, world, x)._replace(told_gone=world.told_gone | {x})
+        yield Step("R", _RECONCILE, f"the rows of {x} go", _idle(told))
+
+
+def _renames_what_is_there(scenario: Scenario, world: World, doing: str, x: str) -> Step[World]:
+    """Without a lock on the run: the rename takes what is at the place by then, and gives it back if it is not `x`."""
+    if doing == "back":
+        return Step("R", _MOVE, f"puts {x} back, which it did not mean", _idle(world.put(**{f"{x}l": "P"})))
+    there = x if world.where(x) == "P" else scenario.at_the_place_of(world, x)
+    if not there:
+        return Step("R", _MOVE, f"{x} is gone", _idle(world))
+    gone = world.put(**{f"{there}l": "X"})
+    if there != x:
+        return Step("R", _MOVE, f"renames {there} to trash instead of {x}", gone.then("R", f"back {there}"))
+    return Step("R", _MOVE, f"renames {x} to trash", gone._replace(dropped=gone.dropped | {x}).then("R", f"sync {x}"))
+
+
+def _plans(scenario: Scenario, world: World) -> Iterator[Step[World]]:
+    for x in scenario.drop:
+        if world.where(x) == "P" and not locked(scenario, world, x) and (_newest_kept(world, x) or not scenario.relies):
+            yield Step("R", _PLAN, f"drops {x}", world.spend("drops").then("R", f"keep {x} {_newest_kept(world, x)}"))
+
+
+def _newest_kept(world: World, x: str) -> str:
+    newer = [y for y in reversed(CHECKPOINTS) if y != x and world.where(y) == "P"]
+    return newer[0] if newer else ""
+
+
+def _idle(world: World) -> World:
+    return world._replace(keeping="").then("R", "idle")
+
+
+def dead(scenario: Scenario, world: World) -> list[str]:
+    """Return the directories in staging that nobody has locked, or all there if nobody asks."""
+    staged = [x for x in CHECKPOINTS if world.where(x) in SAVERS]
+    return [x for x in staged if not (scenario.rules.sweep_locks and locked(scenario, world, x))]
+
+
+def swept(scenario: Scenario, world: World, who: str) -> Iterator[Step[World]]:
+    """Yield the steps of a sweep: each dead directory to trash, when what replaced it is durable."""
+    found = dead(scenario, world)
+    if not found:
+        yield Step(who, _SWEEP, "makes its renames durable", world.sync("trash", "staging").then(who, "swept"))
+    elif scenario.rules.sweep_renames:
+        safe = world.sync("run", "checkpoints") if scenario.rules.sync_swept else world
+        yield Step(who, _SWEEP, f"renames the dead {found[0]} to trash", safe.put(**{f"{found[0]}l": "X"}))
+    else:
+        yield Step(who, _SWEEP, f"takes the dead {found[0]} apart in place", world.then(who, f"unlink {found[0]}"))
+
+
+def unlinked_in_place(world: World, who: str, x: str) -> Step[World]:
+    """Return the step that goes on without a rename: by its descriptor, wherever the directory is by now."""
+    now = world.emptied(x) if world.where(x) in SAVERS else world.put(**{f"{x}b": ""})
+    if now.where(x) in SAVERS:
+        now = now.put(**{f"{x}l": "-"})
+    return Step(who, _SWEEP, f"unlinks inside {x}", now.then(who, "sweep"))
+
+
+def opener(scenario: Scenario, world: World) -> Iterator[Step[World]]:
+    """Yield what somebody who opens the store can do now; what it empties is the collector's work."""
+    doing, x = (world.does("O") + " ").split(" ")[:2]
+    if doing == "idle" and world.left.opens:
+        yield Step("O", "", "opens the store", world.spend("opens").then("O", "sweep"))
+    elif doing == "sweep":
+        yield from swept(scenario, world, "O")
+    elif doing == "unlink":
+        yield unlinked_in_place(world, "O", x)
+    elif doing == "swept":
+        yield Step("O", _CATCH_UP, "reconciles", catch_up(scenario.rules, world).then("O", "idle"))
+
+
+def reader(scenario: Scenario, world: World) -> Iterator[Step[World]]:
+    """Yield what a reader can do now: it keeps K open, or maps D and closes K."""
+    if not world.reader:
+        if scenario.reader and not world.has_read and world.where("K") == "P":
+            what = "open K" if scenario.reader == "open" else f"map {world.at('Kb')}"
+            yield Step("reader", _READ, what, world._replace(reader=what, has_read=True))
+        return
+    yield Step("reader", _CLOSE, "lets go", world._replace(reader=""))

@@ -1,0 +1,50 @@
+"""The rules that the protocol is made of, each to be switched off alone; the functions that keep them are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which rules the modelled code keeps; without a change all of them. L, F, T, K, C: the five of the design."""
+
+    lock_names_path: bool = True  # L locks._lock: after locking, the path still gives that directory
+    lock_until_acknowledged: bool = True  # L ops.save: the lock on staging goes along through the rename
+    sweep_locks: bool = True  # L trash.sweep_staging: only what can be locked alone is dead
+    drop_locks: bool = True  # L ops.drop.drop: what somebody reads is not dropped
+    empty_locks: bool = True  # L Collector._take_apart: nor is what somebody uses taken apart
+    sync_blob: bool = True  # F files.create_blob: the bytes before the name that others see
+    sync_staging: bool = True  # F Staging.seal: what is in a checkpoint before the checkpoint
+    sync_published: bool = True  # F publish._sync: the rename before the acknowledgement
+    sync_existing: bool = True  # F publish._sync: also the rename that somebody else did
+    sync_new_run: bool = True  # F publish._sync: the directory of a new run as well
+    sync_kept: bool = True  # F retain.apply, drop.make_kept_durable: what is kept before what is dropped for it
+    sync_dropped: bool = True  # F ops.drop.drop: the rename before anybody is told
+    sync_swept: bool = True  # F trash.sweep_staging: what replaced a swept checkpoint, before that goes
+    sync_trash: bool = True  # F Collector.empty: the rename before anything is unlinked below it
+    sync_condemned: bool = True  # F Collector.condemn: the rename of a blob before its row is forgotten
+    sweep_renames: bool = True  # T trash.sweep_staging: to trash by a rename, nothing is unlinked in place
+    fail_renames: bool = True  # T reclaim.discard: a failed save goes the same way
+    condemn_renames: bool = True  # T Collector.condemn: a blob, too
+    enter: bool = True  # T Collector._enter_all: digests into the catalog before names are unlinked
+    link_count: bool = True  # K Collector.condemn: more than one link is in use
+    link_count_again: bool = True  # K Collector._free: also after the rename
+    lease: bool = True  # K lease.ask: open or mapped is in use
+    lease_last: bool = True  # K Collector._free: for the last link wherever it is
+    reconcile: bool = True  # C Catalog.reconcile: rows are made equal to the directory, not added to
+    forget_unused: bool = True  # C rows.forget: only where there is still no use
+    relist_lost: bool = True  # C relist.list_blobs: a catalog that is made anew learns of all blobs
+    relist_boot: bool = True  # C relist.list_blobs_after_boot: after a power cut names may be back
+    heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
+    exchange: bool = True  # publish: an old checkpoint and its successor change places in one step
+    run_locks: bool = (
+        True  # L publish._publish, ops.drop.drop: who judges what is at a place and moves it is alone in the run
+    )
+
+    def without(self, *names: str) -> Rules:
+        """Return the same rules but these."""
+        return replace(self, **dict.fromkeys(names, False))
+
+
+NAMES = tuple(field.name for field in fields(Rules))

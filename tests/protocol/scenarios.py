@@ -1,0 +1,137 @@
+"""The scenarios: small worlds that together show what each rule is for; and for each rule one in which it is missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.protocol.bounds import Scenario
+from tests.protocol.world import Left, Mode
+
+_ONE_DROPPED = Scenario("a saver, K dropped", Left(cuts=1, gcs=1, drops=1), savers="A", drop="K", relies=True)
+_FAILING = Scenario("a save fails", Left(kills=1, opens=1, gcs=1, drops=1, failures=1), savers="A", old=False, drop="A")
+_ONE_STEP = Scenario("one step twice, the same", Left(cuts=1), old=False, same_place="AB")
+_REPLACED = Scenario(
+    "replaced beside a reader",
+    Left(kills=1, opens=1, gcs=1),
+    savers="B",
+    same_place="KB",
+    may_replace="B",
+    reader="open",
+)
+_REPLACED_CUT = Scenario(
+    "replaced, power cut", Left(cuts=1, opens=1, gcs=1), savers="B", same_place="KB", may_replace="B"
+)
+_TWO_DROPS = Scenario("two drops", Left(kills=1, gcs=1, drops=2), savers="A", drop="KA")
+_ALL_GO = Scenario("all dropped, power cut", Left(cuts=1, gcs=1, drops=1), savers="", drop="K")
+_LOST = Scenario("the catalog is lost", Left(losses=1, gcs=1, drops=1), savers="A", drop="K")
+_DAMAGED = Scenario("damaged, saved twice", Left(kills=1, opens=1), same_place="KAB", damaged=True)
+_REPLACED_DROPPED = Scenario(
+    "replaced, dropped", Left(kills=1, drops=1), savers="B", same_place="KB", may_replace="B", drop="K"
+)
+_MAPPED = Scenario("mapped, dropped", Left(gcs=1, drops=1), savers="A", drop="K", reader="map")
+_NAME_LOST = Scenario("mapped, name lost", Left(gcs=1, drops=1), savers="A", canonical="", drop="K", reader="map")
+_OPEN = Scenario("open, dropped", Left(gcs=1, drops=1), savers="A", drop="K", reader="open")
+_SHORT_BLOB = Scenario("a short blob", Left(cuts=1, gcs=1), savers="A", old=False, canonical="s")
+_TWO_SAVERS = Scenario("two savers, one collector", Left(gcs=1, failures=1), old=False)
+
+SHORT: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
+    (_ONE_DROPPED, ("ordered", "weak")),
+    (_FAILING, ("ordered",)),
+    (_ONE_STEP, ("ordered", "weak")),
+    (_REPLACED, ("ordered",)),
+    (_REPLACED_CUT, ("ordered", "weak")),
+    (_TWO_DROPS, ("ordered",)),
+    (_ALL_GO, ("ordered", "weak")),
+    (_LOST, ("ordered",)),
+    (_DAMAGED, ("ordered",)),
+    (_REPLACED_DROPPED, ("ordered",)),
+    (_MAPPED, ("ordered",)),
+    (_NAME_LOST, ("ordered",)),
+    (_OPEN, ("ordered",)),
+    (_SHORT_BLOB, ("ordered", "weak")),
+    (_TWO_SAVERS, ("ordered",)),
+)
+"""What is looked at each time: some seconds."""
+
+FULL: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
+    *SHORT,
+    (Scenario("two savers, K dropped", Left(kills=1, gcs=1, drops=1), drop="K", relies=True), ("ordered",)),
+    (Scenario("one of two fails", Left(gcs=1, drops=1, failures=1), drop="K"), ("ordered",)),
+    (Scenario("two drops, power cut", Left(cuts=1, gcs=1, drops=2), savers="A", drop="KA"), ("ordered", "weak")),
+    (
+        Scenario("the catalog is lost, kills", Left(1, 0, 1, 1, 1, 2, 0), savers="A", drop="KA"),
+        ("ordered",),
+    ),
+    (
+        Scenario("one step twice, kills", Left(kills=1, opens=1, gcs=1), old=False, same_place="AB"),
+        ("ordered",),
+    ),
+    (Scenario("two replace", Left(kills=1, opens=1, gcs=1), same_place="KAB", may_replace="AB"), ("ordered",)),
+    (
+        Scenario(
+            "replaced, dropped, collected",
+            Left(kills=1, opens=1, gcs=1, drops=1),
+            savers="B",
+            same_place="KB",
+            may_replace="B",
+            drop="K",
+        ),
+        ("ordered",),
+    ),
+    (
+        Scenario("mapped, dropped, kills", Left(kills=1, gcs=2, drops=1), savers="A", drop="K", reader="map"),
+        ("ordered",),
+    ),
+    (Scenario("a short blob twice", Left(kills=1, gcs=1), old=False, canonical="s"), ("ordered",)),
+    (Scenario("a short blob twice, cut", Left(cuts=1, gcs=1), old=False, canonical="s"), ("ordered",)),
+)
+"""The larger bounds, beside the short ones: some minutes."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Rules that are switched off together, and where that is seen.
+
+    Attributes:
+        rules: One rule; or two, of which each alone is enough.
+        scenario, mode: Where it is missed.
+    """
+
+    rules: tuple[str, ...]
+    scenario: Scenario
+    mode: Mode = "ordered"
+
+
+MUTANTS = (
+    Mutant(("lock_names_path",), _FAILING),
+    Mutant(("lock_until_acknowledged",), _FAILING),
+    Mutant(("sweep_locks",), _FAILING),
+    Mutant(("drop_locks", "empty_locks"), _OPEN),
+    Mutant(("sync_blob",), _ONE_STEP),
+    Mutant(("sync_staging",), _ONE_STEP, "weak"),
+    Mutant(("sync_published",), _ONE_STEP),
+    Mutant(("sync_existing",), _ONE_STEP),
+    Mutant(("sync_new_run",), _ONE_STEP, "weak"),
+    Mutant(("sync_kept",), _ONE_DROPPED, "weak"),
+    Mutant(("sync_dropped",), _ALL_GO),
+    Mutant(("sync_swept",), _REPLACED_CUT, "weak"),
+    Mutant(("sync_trash",), _ALL_GO, "weak"),
+    Mutant(("sync_condemned", "relist_boot"), _ALL_GO),
+    Mutant(("relist_boot",), _ALL_GO, "weak"),
+    Mutant(("sweep_renames", "lock_names_path"), _FAILING),
+    Mutant(("fail_renames",), _FAILING),
+    Mutant(("condemn_renames",), _TWO_SAVERS),
+    Mutant(("enter",), _FAILING),
+    Mutant(("link_count", "link_count_again"), _TWO_SAVERS),
+    Mutant(("link_count_again",), _TWO_SAVERS),
+    Mutant(("lease",), _MAPPED),
+    Mutant(("lease_last",), _NAME_LOST),
+    Mutant(("reconcile",), _TWO_DROPS),
+    Mutant(("forget_unused",), _TWO_DROPS),
+    Mutant(("relist_lost",), _LOST),
+    Mutant(("heal",), _SHORT_BLOB),
+    Mutant(("exchange",), _REPLACED),
+    Mutant(("run_locks",), _DAMAGED),
+    Mutant(("run_locks",), _REPLACED_DROPPED),
+)
+"""Every rule is in one of them; a rule that stands in a pair only is the second of two guards."""

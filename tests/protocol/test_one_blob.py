@@ -1,0 +1,81 @@
+"""No order of steps, kills and power cuts leads to a bad state; without any one of the rules one does.
+
+``CKSTORE_CRASH=full`` looks at larger worlds; the numbers of states are printed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+import pytest
+
+from tests.protocol.bounds import Scenario
+from tests.protocol.one_blob import Model
+from tests.protocol.rules import NAMES, Rules
+from tests.protocol.scenarios import FULL, MUTANTS, SHORT, Mutant
+from tests.protocol.search import Explored
+from tests.protocol.world import Mode
+from tests.support.coverage import covered
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_CASES = [(scenario, mode) for scenario, modes in (FULL if CRASH_FULL else SHORT) for mode in modes]
+
+
+@cache
+def explored(scenario: Scenario, mode: Mode) -> Explored:
+    return Model(scenario.under(Rules(), mode)).explore()
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scenario, mode", _CASES, ids=[f"{scenario.name}, {mode}" for scenario, mode in _CASES])
+def test_no_order_of_steps_leads_to_a_bad_state(
+    scenario: Scenario, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explored(scenario, mode)
+
+    with capsys.disabled():
+        violations = int(bool(found.problem))
+        print("\n" + covered("protocol model", f"{scenario.name}, {mode}", violations=violations, states=found.states))
+    assert not found.problem, str(found)
+    assert found.states > 100
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=["+".join(mutant.rules) for mutant in MUTANTS])
+def test_without_a_rule_there_is_a_way_to_a_bad_state(mutant: Mutant, capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = Rules().without(*mutant.rules)
+    found = Model(mutant.scenario.under(lacking, mutant.mode)).explore()
+
+    with capsys.disabled():
+        what = f"without {' and '.join(mutant.rules)}: {found.problem}"
+        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
+    assert found.problem, f"nothing bad in {found.states} states"
+
+
+def test_the_scenario_of_every_mutant_is_looked_at_with_all_rules() -> None:
+    assert {(mutant.scenario, mutant.mode) for mutant in MUTANTS} <= {
+        (one, mode) for one, modes in SHORT for mode in modes
+    }
+
+
+def test_every_rule_is_in_a_mutant() -> None:
+    assert {name for mutant in MUTANTS for name in mutant.rules} == set(NAMES)
+
+
+def test_every_step_names_a_function_that_there_is() -> None:
+    """So that the model does not stay behind when the code changes."""
+    named = {name for scenario, modes in SHORT for name in explored(scenario, modes[0]).functions}
+
+    assert len(named) > 30
+    for name in sorted(named):
+        assert resolved(name), f"ckstore.{name} is in the model and not in the code"
+
+
+def resolved(name: str) -> bool:
+    parts = name.split(".")
+    found: object = importlib.import_module(".".join(["ckstore", *parts[:2]]))
+    for part in parts[2:]:
+        found = getattr(found, part, None)
+    return callable(found)
