@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,12 +55,14 @@ class How:
         may_touch: Whether times may be set.
         may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
         pace: Called before each read.
+        by_size: Read nothing of a file that has another size: all in it counts as damaged.
     """
 
     buffer: memoryview
     may_touch: bool = False
     may_distrust: bool = True
     pace: Pace | None = None
+    by_size: bool = False
 
 
 def check_blob(dir_fd: int, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True) -> Checked:
@@ -107,7 +110,11 @@ def _all_bad(problem: str, pieces: Iterable[Piece]) -> Checked:
 def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
     status = os.fstat(file.fd)
     if not blobs.has_size(status, blob.nbytes):
-        return _all_bad(f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", pieces)
+        problem = f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
+        if how.by_size or not stat.S_ISREG(status.st_mode):
+            return _all_bad(problem, pieces)
+        bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
+        return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         _set_time(file.fd, files.BLOB_MTIME_NS)  # before it is read, so that a write during or after that shows
     checked = Checked()

@@ -48,6 +48,7 @@ class Checker:
         report: Called with the bytes that were read so far.
         pace: Called before each read.
         budget: Says which blobs may still be read.
+        quick: Read nothing of what has another size.
 
     Attributes:
         checked_bytes: Bytes that were read and compared.
@@ -62,6 +63,7 @@ class Checker:
         *,
         pace: Pace | None = None,
         budget: Budget | None = None,
+        quick: bool = False,
     ) -> None:
         self.checked_bytes = 0
         self.good: set[Unit] = set()
@@ -70,6 +72,7 @@ class Checker:
         self._context = context
         self._report = report
         self._pace = pace
+        self._quick = quick
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.broken
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-verify")
@@ -176,7 +179,9 @@ class Checker:
         blob = directory.manifest.blobs[index]
         unit = unit_of(directory, blob)
         if unit is None:
-            return index, check_blob(directory.lock.fd, blob, pieces, How(self._buffer()))
+            return index, check_blob(
+                directory.lock.fd, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick)
+            )
         new = unit not in self._seen
         problem, known = self._seen.get(unit, ("", {}))
         unknown = pieces - known.keys()

@@ -135,7 +135,9 @@ class Verification:
         options = self._options
         rate = None if options.rate_bytes_s is None else Rate(options.rate_bytes_s).wait
         chosen = self._chosen()
-        with Checker(self._context, self._reporter(chosen), pace=rate, budget=self._budget) as checker:
+        with Checker(
+            self._context, self._reporter(chosen), pace=rate, budget=self._budget, quick=options.quick
+        ) as checker:
             try:
                 self._read(checker, chosen)
                 findings = self._survey(checker)

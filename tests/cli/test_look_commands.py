@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,52 @@ def test_a_sample_is_a_part(part: str, read: float, run: Run, path: Path) -> Non
 @pytest.mark.parametrize("part", ["0", "101%", "2", "-1%", "nan", "much", ""])
 def test_a_sample_that_is_no_part_is_wrong_usage(part: str, run: Run, path: Path) -> None:
     assert run("verify", "--sample", part, "--store", path).exit_code == 2
+
+
+def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        shutil.copytree(store.directory_of(1), tmp_path / "backup")
+        victim = blobs_by_size(store, 2)[-1]
+        flip(victim, keep_time=True)
+
+    shown = run("verify", "--repair", "--store", path)
+    assert shown.exit_code == 3
+    assert f"not repaired  {victim.name}  no right copy was found\n" in shown.stdout
+    assert f"put aside: quarantine/{victim.name}" in shown.stdout
+    assert "0 of 2 checkpoints whole, as far as was read\n" in shown.stdout
+
+    shown = run("verify", "--repair-from", tmp_path / "backup", "--store", path)
+
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"repaired  {victim.name}  from {tmp_path / 'backup'}/")
+    assert shown.stdout.endswith(": no damage\n")
+    assert document(run("verify", "--json", "--store", path).stdout)["ok"] is True
+
+
+def test_verify_reads_no_data_with_quick_and_stops_within_a_budget(run: Run, path: Path) -> None:
+    assert run("verify", "--quick", "--store", path).stdout == "2 checkpoints, no data read: no damage\n"
+    few = run("verify", "--budget", "0.000001s", "--rate", "1GB/s", "--store", path).stdout
+    assert re.search(r"\d of \d blobs were never read by a verification\n.*then time was up\): no damage\n", few)
+
+    told = document(run("verify", "--budget", "1h", "--json", "--store", path).stdout)
+
+    assert (told["mode"], told["in_time"], told["unread_count"]) == ("sampled", True, 0)
+    assert told["whole"] == ["main@1", "main@2"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--budget", "soon"),
+        ("--budget", "0s"),
+        ("--rate", "fast"),
+        ("--rate", "0"),
+        ("--quick", "--sample", "5%"),
+        ("--repair-from", "nowhere"),
+    ],
+)
+def test_what_verify_cannot_do_is_wrong_usage(words: tuple[str, ...], run: Run, path: Path) -> None:
+    assert run("verify", *words, "--store", path).exit_code == 2
 
 
 def test_verify_shows_progress_on_a_terminal_and_clears_it(path: Path) -> None:
