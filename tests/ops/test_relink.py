@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.fs import links
+from ckstore.model.digest import algorithm_of
 from ckstore.model.reindex_report import RelinkReport
 from ckstore.objects import blobs
 from tests.support.damage import flip
@@ -207,7 +208,8 @@ def test_a_canonical_file_that_was_exchanged_after_it_was_read_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
-    verified, done = blobs.verified, []
+    verified = blobs.verified
+    done: list[str] = []
 
     def then_replaced(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
         found = verified(path, digest, nbytes)
@@ -229,7 +231,7 @@ def test_a_write_while_a_file_is_read_is_noticed(tmp_path: Path, monkeypatch: py
     for keep_time in (True, False):
         path = tmp_path / "blob"
         data = b"x" * 1000
-        digest = blobs.algorithm_of("xxh3-" + "0" * 32).digest(memoryview(data))
+        digest = algorithm_of("xxh3-" + "0" * 32).digest(memoryview(data))
         path.write_bytes(data)
         if keep_time:
             os.utime(path, ns=(10**18, 10**18))
@@ -253,8 +255,9 @@ def test_what_was_read_and_is_right_is_durable_before_it_is_trusted(
 ) -> None:
     path = tmp_path / "blob"
     path.write_bytes(b"x" * 1000)
-    digest = blobs.algorithm_of("xxh3-" + "0" * 32).digest(memoryview(b"x" * 1000))
-    fsync, synced = os.fsync, []
+    digest = algorithm_of("xxh3-" + "0" * 32).digest(memoryview(b"x" * 1000))
+    fsync = os.fsync
+    synced: list[int] = []
 
     def counted(fd: int) -> None:
         synced.append(os.fstat(fd).st_ino)
