@@ -332,7 +332,7 @@ def test_a_pin_waits_for_one_batch_only(store: Store, monkeypatch: pytest.Monkey
     reconcile = store._context.catalog.__class__.reconcile
 
     def counted(catalog: Any, targets: Any, look: Any, **options: Any) -> None:
-        listed = []
+        listed: list[int] = []
 
         def noted(run: str, step: int) -> Any:
             listed.append(step)

@@ -256,7 +256,8 @@ def test_what_was_read_and_is_right_is_durable_before_it_is_trusted(
     path = tmp_path / "blob"
     path.write_bytes(b"x" * 1000)
     digest = algorithm_of("xxh3-" + "0" * 32).digest(memoryview(b"x" * 1000))
-    fsync, synced = os.fsync, []
+    fsync = os.fsync
+    synced: list[int] = []
 
     def counted(fd: int) -> None:
         synced.append(os.fstat(fd).st_ino)
