@@ -30,7 +30,7 @@ def told(store: Store, what: str) -> str:
 
 
 def everything(root: Path) -> dict[str, tuple[int, ...]]:
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for path in root.rglob("*"):
         if not path.name.startswith("catalog.db"):
             status = path.lstat()
