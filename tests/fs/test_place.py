@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -180,14 +179,13 @@ def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_whoever_dies_while_he_tries_leaves_nothing_that_stays(tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
     before = everything(layout.root)
-    at = 0
-    for step in itertools.count(2):
-        at, before_it = divmod(step, 2)
-        died = run_and_kill(lambda: place.try_links(layout.staging, layout.linked), at=at, before=bool(before_it))
-        Store(layout.root)
-        assert everything(layout.root) == before, f"after a death at call {at}"
-        if not died:
-            break
+    at, died = 0, True
+    while died:
+        at += 1
+        for before_it in (True, False):
+            died = run_and_kill(lambda: place.try_links(layout.staging, layout.linked), at=at, before=before_it)
+            Store(layout.root)
+            assert everything(layout.root) == before, f"after a death at call {at}"
     assert at > 10
 
 

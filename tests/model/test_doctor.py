@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.doctor import abilities, contents, owners, space
-from ckstore.model.doctor.finding import LEVELS, DoctorReport, Finding, age_words, size_words
+from ckstore.model.doctor.finding import LEVELS, DoctorReport, Finding, Level, age_words, size_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.model.gc_report import DeletedFile, Holder
 
@@ -18,19 +19,19 @@ sizes = st.integers(0, 2**50)
 
 
 def levels_of_place(**facts: object) -> dict[str, str]:
-    given_facts = {"path": "/s", "kind": "ext4", "mount": "/", "source": "/dev/x", "journal": True, **facts}
-    return {finding.what: finding.level for finding in check_place(PlaceFacts(**given_facts))}  # type: ignore[arg-type]
+    given_facts: dict[str, Any] = {"path": "/s", "kind": "ext4", "mount": "/", "source": "/dev/x", "journal": True}
+    return {finding.what: finding.level for finding in check_place(PlaceFacts(**{**given_facts, **facts}))}
 
 
 @given(level=st.sampled_from(LEVELS[1:]))
-def test_a_finding_that_is_not_ok_must_say_what_to_do(level: str) -> None:
+def test_a_finding_that_is_not_ok_must_say_what_to_do(level: Level) -> None:
     with pytest.raises(ValueError, match="must say what to do"):
-        Finding(level, "x", "y")  # type: ignore[arg-type]
+        Finding(level, "x", "y")
 
 
 @given(levels=st.lists(st.sampled_from(LEVELS)))
-def test_a_report_is_as_bad_as_its_worst_finding(levels: list[str]) -> None:
-    report = DoctorReport(tuple(Finding(level, "x", "y", "z") for level in levels))  # type: ignore[arg-type]
+def test_a_report_is_as_bad_as_its_worst_finding(levels: list[Level]) -> None:
+    report = DoctorReport(tuple(Finding(level, "x", "y", "z") for level in levels))
 
     assert report.ok == ("error" not in levels)
     assert all(LEVELS.index(report.worst) >= LEVELS.index(level) for level in levels)

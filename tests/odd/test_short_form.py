@@ -35,6 +35,10 @@ def test_the_suite_is_green_under(name: str) -> None:
         done = subprocess.run(probe, check=False, capture_output=True, text=True)
         require(done.returncode == 0, f"no mount namespace can be made: {done.stderr.strip()}")
 
+    if name == "non-root" and os.geteuid() == 0:
+        closed = [path for path in Path(sys.executable).resolve().parents if not path.stat().st_mode & 0o001]
+        require(not closed, f"other users cannot run this Python: {closed} are closed to them")
+
     done = subprocess.run(
         [str(TOOL), name, "--", *ALWAYS, *SENSITIVE[name], "-m", "not slow and not bench"],
         check=False,
