@@ -7,11 +7,12 @@ Each broken law is told once, with the call that broke it. The tree is that of o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
+from tests.faults import survivors
 from tests.faults.replay import Change
 from tests.faults.straced import Call
+from tests.faults.survivors import PUBLISHED, Path
 from tests.faults.weakfs import Directory, Node, Opening, Tree
 
 LAWS = {
@@ -35,7 +36,6 @@ LAWS = {
 ACT = "act"
 """The act that is judged; those before it only make the store as it finds it."""
 
-_PUBLISHED = ("store", "checkpoints")
 _TEMPORARY = re.compile(r"\..*|store\.json\.[0-9a-f]{12}")
 _CATALOG = re.compile(r"catalog\.db.*")
 _BLOB = re.compile(r"[a-z0-9]+-[0-9a-f]{32,}(\..*)?")
@@ -45,8 +45,6 @@ _NAMED_EXCEPTIONS = re.compile(
     r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/\d+/damaged\.json",
     re.VERBOSE,
 )
-
-Path = tuple[str, ...]
 
 
 class Laws:
@@ -100,12 +98,12 @@ class Laws:
 
     def after(self, call: Call) -> None:
         """N1, and N4 after an fsync."""
-        for path, directory in self._maybe_published():
+        for path, directory in survivors.checkpoints(self._tree):
             if directory.required is None:
                 blobs = directory.now("blobs")
                 names = blobs.names() if isinstance(blobs, Directory) else iter(())
                 directory.required = frozenset(name for name, _ in names)
-            for problem in self._lacks(directory):
+            for problem in survivors.lacking(directory):
                 self._tell("N1", f"{'/'.join(path)}: {problem}", call)
         if call.name == "fsync" and not self._failed:  # a drop whose fsync failed is not acknowledged
             self._nowhere(call)
@@ -145,17 +143,17 @@ class Laws:
 
     def _move(self, change: Change, node: Directory, source: Path, target: Path, call: Call) -> None:
         if target[0] == "place":
-            for problem in self._uncertain(node, "/".join(source)):
+            for problem in survivors.uncertain(node, "/".join(source)):
                 self._tell("N1", problem, call)
-        if change.what == "rename" and _PUBLISHED in (source[:2], target[:2]):
+        if change.what == "rename" and PUBLISHED in (source[:2], target[:2]):
             self._moved.append(node)
         if target[:2] == ("store", "trash"):
             own = source[:2] == ("store", "staging") and node.act == self._tree.act
             kinds = {"LOCK_EX", "LOCK_SH"} if own else {"LOCK_EX"}
             self._locked(node, "/".join(source), "L1", call, kinds=kinds)
-            if source[:2] == _PUBLISHED:
+            if source[:2] == PUBLISHED:
                 self._drop(source, call)
-        if target[:2] == _PUBLISHED:
+        if target[:2] == PUBLISHED:
             self._locked(node, "/".join(source), "L2", call)
             there = change.target[0].now(change.target[1]) if change.target else None
             if change.what == "exchange" and isinstance(there, Directory):
@@ -190,7 +188,7 @@ class Laws:
 
     def _unlink(self, node: Node, path: Path, call: Call) -> None:
         where = "/".join(path)
-        if path[:2] == _PUBLISHED and path[-1] == "damaged.json":
+        if path[:2] == PUBLISHED and path[-1] == "damaged.json":
             blobs = self._tree.lookup(*path[:-1], "blobs")
             if isinstance(blobs, Directory) and not all(blobs.is_certain(name) for name in blobs.past):
                 self._tell("H1", f"{where} is unlinked", call)
@@ -222,55 +220,15 @@ class Laws:
 
     # ----------------------------------------------------------------------- what a power cut may leave
 
-    def _maybe_published(self) -> Iterator[tuple[Path, Directory]]:
-        """Yield every directory that may be a checkpoint after a power cut, and as what."""
-        checkpoints = self._tree.lookup(*_PUBLISHED)
-        if not isinstance(checkpoints, Directory):
-            return
-        for run in list(checkpoints.past):
-            for folder in checkpoints.survivors(run):
-                if not isinstance(folder, Directory):
-                    continue
-                for step in list(folder.past):
-                    for node in folder.survivors(step):
-                        if isinstance(node, Directory) and step.isdigit():
-                            yield (*_PUBLISHED, run, step), node
-
-    def _lacks(self, checkpoint: Directory) -> Iterator[str]:
-        """Yield what may be missing in a checkpoint after a power cut."""
-        for name in ("manifest.json", "blobs"):
-            if not checkpoint.is_certain(name) or checkpoint.now(name) is None:
-                yield f"{name} may not be there"
-        manifest, blobs = checkpoint.now("manifest.json"), checkpoint.now("blobs")
-        if manifest is not None and not manifest.is_durable:
-            yield "the bytes of manifest.json may not be there"
-        for name in ("annotations.json", "damaged.json"):
-            if any(node is not None and not node.is_durable for node in checkpoint.survivors(name)):
-                yield f"the bytes of {name} may not be there"
-        if not isinstance(blobs, Directory):
-            return
-        for name in sorted(checkpoint.required or ()):
-            found = blobs.survivors(name)
-            if None in found:
-                yield f"blobs/{name} may not be there"
-            if any(node is not None and not node.is_durable for node in found):
-                yield f"the bytes of blobs/{name} may not be there"
-
     def _nowhere(self, call: Call) -> None:
         """N4: a checkpoint that was moved has a name that it may not lose, or still the one that it had before."""
-        directories = list(self._directories(self._tree.root))
+        directories = list(survivors.directories(self._tree.root))
         for node in self._moved:
             if node.place is None or node.place[0].is_certain(node.place[1]) or not node.links:
                 continue
             known_to = [directory for directory in directories for past in directory.past.values() if node in past]
             if known_to == [node.place[0]]:
                 self._tell("N4", f"{'/'.join(self._tree.path_of(node))} may have no name at all", call)
-
-    def _directories(self, at: Directory) -> Iterator[Directory]:
-        yield at
-        for _, node in at.names():
-            if isinstance(node, Directory):
-                yield from self._directories(node)
 
     def _acknowledged(self, path: Path) -> None:
         """N2 and N3: every name on the way is certain, and what it gives lies nowhere else."""
@@ -288,22 +246,13 @@ class Laws:
                 return
             at = node
         if path[0] == "place":
-            for problem in self._uncertain(at, "/".join(path)):
+            for problem in survivors.uncertain(at, "/".join(path)):
                 self._tell("N2", problem, None)
         for top in ("staging", "trash"):
             folder = self._tree.lookup("store", top)
             if isinstance(folder, Directory):
                 for name in [name for name in folder.past if at in folder.survivors(name)]:
                     self._tell("N3", f"{'/'.join(path)} is acknowledged, and may also be {top}/{name}", None)
-
-    def _uncertain(self, at: Directory, where: str) -> Iterator[str]:
-        for name, node in at.names():
-            if not at.is_certain(name):
-                yield f"{where}/{name} may vanish"
-            if isinstance(node, Directory):
-                yield from self._uncertain(node, f"{where}/{name}")
-            elif not node.is_durable:
-                yield f"the bytes of {where}/{name} are not durable"
 
 
 def _is_visible(path: Path) -> bool:

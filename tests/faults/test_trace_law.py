@@ -21,7 +21,7 @@ from tests.support.coverage import covered
 from tests.support.once import once
 from tests.support.requirements import CRASH_FULL
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800 if CRASH_FULL else 300)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 _SAMPLED = ("first_save", "replace", "rotate")

@@ -45,6 +45,7 @@ def test_the_page_is_what_the_runner_writes() -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(900)
 def test_mutants_of_the_protocol_break_the_law(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mutants = [mutant for mutant in MUTANTS.values() if mutant.act]
 

@@ -11,10 +11,13 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
-from ckstore.fs import files, links
+from ckstore.fs import files, links, locks
+from ckstore.ops import tags
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ckstore.objects.layout import Layout
 
 MIB = 2**20
 
@@ -87,17 +90,23 @@ def test_a_store_whose_names_cannot_be_made_durable_takes_no_writes(
     Store.open(store.path).save(drawn(1), step=1)
 
 
-def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store) -> None:
-    """While somebody takes it apart nothing is tagged: the tag would name nothing."""
-    from ckstore.fs import locks
-
+def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(drawn(1), step=1)
-    tagged = store.save(drawn(1), step=1, tags=("best",))
+    real = tags.write_tag
+    taken: list[locks.DirectoryLock | None] = []
 
-    assert tagged.tags == ("best",)
-    held = locks.try_exclusive(store.directory_of(1))
-    assert held is not None
-    held.release()
+    def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
+        lock = locks.try_exclusive(layout.checkpoint(run, step))
+        if lock is not None:
+            lock.release()
+        taken.append(lock)
+        real(layout, tag, run, step)
+
+    monkeypatch.setattr("ckstore.ops.save.write_tag", write_tag)
+    info = store.save(drawn(1), step=1, tags=("best",))
+
+    assert info.tags == ("best",)
+    assert taken == [None]
 
 
 def test_a_tag_that_could_not_be_made_durable_is_not_acknowledged(
