@@ -41,7 +41,7 @@ def create_or_migrate(path: Path, *, timeout_s: float) -> None:
             if version > VERSION:
                 connections.refuse_newer(path, version, for_writing=True)
             connections.set_journal(connection)
-            with connections.transaction(connection):
+            with connections.transaction(connection, path):
                 _apply(connection)
 
 
