@@ -18,6 +18,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from ckstore.catalog import index_room
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
@@ -87,7 +88,7 @@ def writing(path: Path, *, timeout_s: float) -> Iterator[sqlite3.Connection]:
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
         check_header(connection, path, for_writing=True)
         set_journal(connection)
-        with transaction(connection):
+        with transaction(connection, path):
             yield connection
 
 
@@ -119,10 +120,18 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[sqlite3.Connecti
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database."""
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database.
+
+    Raises:
+        CatalogUnavailable: There is no room for it on the filesystem.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
+        try:
+            index_room.allocate(path)
+        except OSError as error:
+            raise unavailable(path, f"cannot be written: {error.strerror}", "unreadable") from error
         yield
         connection.execute("COMMIT")
     except BaseException:
@@ -215,6 +224,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
     _open.add(token)
     try:
         there = _identity(path)
+        if index_room.lacks_room(path):
+            raise unavailable(path, "is left alone, since its filesystem is full", "unreadable")
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,

@@ -79,7 +79,7 @@ def _create_or_migrate(path: Path, deadline: float) -> bool:
         if version > VERSION:
             connections.refuse_newer(path, version, for_writing=True)
         connections.set_journal(connection)
-        with connections.transaction(connection):
+        with connections.transaction(connection, path):
             _apply(connection)
     return True
 

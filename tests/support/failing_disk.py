@@ -56,6 +56,18 @@ class FailingDisk:
             yield self.mount
         finally:
             unmount(require_program("umount"), self.mount)
+            self._wait_until_let_go()
+
+    def _wait_until_let_go(self) -> None:
+        """Wait until no loop device has the file: else the next mount may get the dead filesystem once more.
+
+        That takes a while when another process copied the table of mounts meanwhile, as containers do.
+        """
+        deadline = time.monotonic() + _TIMEOUT_S
+        while any(_backing_file(loop) == str(self._file) for loop in Path("/sys/block").glob("loop*")):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._file} is still in use {_TIMEOUT_S} s after it was unmounted")
+            time.sleep(0.01)
 
     def repair(self) -> None:
         """Do what one does after such errors, before it is mounted: check an ext4; XFS has only its log.
@@ -117,6 +129,13 @@ def failing_disk(kind: Kind, image: Path, tmp_path: Path) -> Iterator[FailingDis
     finally:
         disk.close()
         server.wait(timeout=_TIMEOUT_S)
+
+
+def _backing_file(loop: Path) -> str:
+    try:
+        return (loop / "loop" / "backing_file").read_text().strip()
+    except OSError:  # it has none
+        return ""
 
 
 def _unmount_when_free(umount: Path, folder: Path) -> None:
