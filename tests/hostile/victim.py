@@ -10,6 +10,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +61,23 @@ def use(folder: Path, good: str) -> list[str]:
             return None
 
     for readonly in (True, False):
-        store = tried("open", lambda readonly=readonly: Store.open(store_path, readonly=readonly))
+        store = tried("open", partial(Store.open, store_path, readonly=readonly))
         if store is None:
             continue
-        found = tried("the good one", lambda store=store: fingerprint(store.load(GOOD)))
+        found = tried("the good one", partial(_print_of, store))
         if found != good:
             wrong.append(f"{GOOD} does not load any more, readonly={readonly}")
         for what, act in _uses(store, folder / f"out-{readonly}"):
             tried(f"{what}, readonly={readonly}", act)
         if not readonly:
-            found = tried("the good one", lambda store=store: fingerprint(store.load(GOOD)))
+            found = tried("the good one", partial(_print_of, store))
             if found != good:
                 wrong.append(f"{GOOD} does not load after all was tried")
     return wrong
+
+
+def _print_of(store: Store) -> Any:
+    return fingerprint(store.load(GOOD))
 
 
 def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
