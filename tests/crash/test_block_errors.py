@@ -58,7 +58,9 @@ class Work:
     """
 
     path: Path
-    promised: Promised = field(default_factory=lambda: Promised({(_RUN, 0): {"first"}, (_RUN, 1): {"small-0"}}, store=True))
+    promised: Promised = field(
+        default_factory=lambda: Promised({(_RUN, 0): {"first"}, (_RUN, 1): {"small-0"}}, store=True)
+    )
     errors: list[str] = field(default_factory=list)
     store: Store | None = None
 
