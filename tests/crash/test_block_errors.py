@@ -235,7 +235,8 @@ def test_nothing_acknowledged_is_lost_by_a_disk_that_fails(  # noqa: PLR0917 - f
         print(f"\n{line}", file=sys.stderr, flush=True)
     assert tally.violations == []
     assert tally.points >= _POINTS - 1  # how often the disk is written to differs a little from time to time
-    assert tally.told >= tally.points // 2
+    if sticky:  # what fails once a filesystem may write again by itself
+        assert tally.told >= tally.points
 
 
 def _points(disk: FailingDisk, fails: str) -> Iterator[int]:

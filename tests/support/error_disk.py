@@ -2,8 +2,12 @@
 
 The server is a process of its own, so that a test never waits for itself, and speaks the kernel's protocol directly
 (linux/fuse.h), with one file. What is written stays in memory, above an image that never changes, so that setting the
-disk back is forgetting. A write that fails is not there; what a flush that fails should have kept is lost when the disk
-has died for good, as in a drive that loses its cache.
+disk back is forgetting. A write that fails is not there; what a flush that fails should have kept is lost when the
+disk has died for good, as in a drive that loses its cache.
+
+Each mount opens the file by a new name, ``disk-1``, ``disk-2``, and so on, and the older names give errors: where
+another process has copied the table of mounts, as containers do, a filesystem that was unmounted lives on and must
+not write any more.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NAME = "disk"
+NAME = "disk-"
 _BLOCK = 4096
 _LARGE_BYTES = 128 * 1024
 _MAX_WRITE = 2**20
-_ROOT, _FILE = 1, 2
+_ROOT = 1
 _DIRECT_IO = 1
 _BIG_WRITES, _MAX_PAGES = 1 << 5, 1 << 22
 _IN = struct.Struct("<IIQQIIIHH")
@@ -54,6 +58,7 @@ class Disk:
         volatile: Blocks that were written since.
         counts: Writes and flushes since the fault was armed.
         hits: How many of them failed, or were stored wrong.
+        mounts: The number in the name of the file that counts.
     """
 
     image: int
@@ -63,6 +68,7 @@ class Disk:
     fault: Fault = field(default_factory=Fault)
     counts: dict[str, int] = field(default_factory=lambda: {"write": 0, "flush": 0})
     hits: int = 0
+    mounts: int = 0
 
     def arm(self, kind: str = "", at: int = 0, *, sticky: bool = False) -> None:
         """Count anew, and fail as told."""
@@ -171,13 +177,17 @@ class Server:
                 "<IIIIHHIIHHI28x", 7, min(minor, 31), readahead, flags, 16, 12, _MAX_WRITE, 1, _MAX_WRITE // 4096, 0, 0
             )
         if opcode == _LOOKUP:
-            if body.rstrip(b"\0").decode() != NAME:
+            number = body.rstrip(b"\0").decode().removeprefix(NAME)
+            if not number.isdigit() or int(number) != self.disk.mounts:
                 return errno.ENOENT
-            return struct.pack("<QQQQII", _FILE, 0, 3600, 3600, 0, 0) + self._attributes(_FILE)
+            node = _ROOT + int(number)
+            return struct.pack("<QQQQII", node, 0, 3600, 3600, 0, 0) + self._attributes(node)
+        if opcode in (_READ, _WRITE, _FSYNC) and node != _ROOT + self.disk.mounts:
+            return errno.EIO
         if opcode in (_GETATTR, _SETATTR):
             return struct.pack("<QII", 3600, 0, 0) + self._attributes(node)
         if opcode in (_OPEN, _OPENDIR):
-            return struct.pack("<QII", 0, _DIRECT_IO if node == _FILE else 0, 0)
+            return struct.pack("<QII", 0, _DIRECT_IO if node != _ROOT else 0, 0)
         if opcode == _READ:
             _, offset, size = struct.unpack_from("<QQI", body)
             return self.disk.read(offset, size)
@@ -192,8 +202,8 @@ class Server:
         return b"" if opcode in (_FLUSH, _RELEASE, _RELEASEDIR, _DESTROY) else errno.ENOSYS
 
     def _attributes(self, node: int) -> bytes:
-        mode = stat.S_IFREG | 0o600 if node == _FILE else stat.S_IFDIR | 0o700
-        size = self.disk.nbytes if node == _FILE else 0
+        mode = stat.S_IFDIR | 0o700 if node == _ROOT else stat.S_IFREG | 0o600
+        size = 0 if node == _ROOT else self.disk.nbytes
         return struct.pack("<QQQQQQIIIIIIIIII", node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
@@ -207,13 +217,16 @@ def _mount(where: Path) -> int:
 
 
 def _obey(disk: Disk, command: dict[str, Any]) -> dict[str, Any]:
-    told = {"counts": disk.counts, "hits": disk.hits}
+    told: dict[str, Any] = {"counts": disk.counts, "hits": disk.hits}
     if command["do"] == "arm":
         disk.arm(command["kind"], command["at"], sticky=command["sticky"])
     elif command["do"] == "heal":
         disk.heal()
     elif command["do"] == "reset":
         disk.reset()
+    elif command["do"] == "open":
+        disk.mounts += 1
+        told["mounts"] = disk.mounts
     return told
 
 

@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ class FailingDisk:
     def __init__(self, kind: Kind, folder: Path, mount: Path, control: socket.socket) -> None:
         self.mount = mount
         self._kind = kind
-        self._file = folder / NAME
+        self._folder = folder
         self._control = control
         self._answers = control.makefile("r")
 
@@ -51,23 +50,15 @@ class FailingDisk:
     def mounted(self) -> Iterator[Path]:
         """Mount the filesystem by a new loop device, so that nothing of it is cached; unmount it in the end."""
         options = "loop,nouuid" if self._kind == "xfs" else "loop"
-        _run("mount", "-t", self._kind, "-o", options, str(self._file), str(self.mount))
+        _run("mount", "-t", self._kind, "-o", options, self._new_name(), str(self.mount))
         try:
             yield self.mount
         finally:
             unmount(require_program("umount"), self.mount)
-            self._wait_until_let_go()
 
-    def _wait_until_let_go(self) -> None:
-        """Wait until no loop device has the file: else the next mount may get the dead filesystem once more.
-
-        That takes a while when another process copied the table of mounts meanwhile, as containers do.
-        """
-        deadline = time.monotonic() + _TIMEOUT_S
-        while any(_backing_file(loop) == str(self._file) for loop in Path("/sys/block").glob("loop*")):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self._file} is still in use {_TIMEOUT_S} s after it was unmounted")
-            time.sleep(0.01)
+    def _new_name(self) -> str:
+        """Return the name that the disk has from now on; through the older ones it cannot be reached any more."""
+        return str(self._folder / f"{NAME}{self._tell(do='open')['mounts']}")
 
     def repair(self) -> None:
         """Do what one does after such errors, before it is mounted: check an ext4; XFS has only its log.
@@ -75,7 +66,7 @@ class FailingDisk:
         A write that failed once may have been one of ext4's own, which then is not as it should be, and does not know.
         """
         if self._kind == "ext4":
-            command = (str(require_program("e2fsck")), "-fy", str(self._file))
+            command = (str(require_program("e2fsck")), "-fy", self._new_name())
             done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
             if done.returncode not in (0, 1):  # 1: it repaired something
                 raise RuntimeError(f"e2fsck gave {done.returncode}: {done.stdout} {done.stderr}")
@@ -125,27 +116,15 @@ def failing_disk(kind: Kind, image: Path, tmp_path: Path) -> Iterator[FailingDis
         try:
             yield disk
         finally:
-            _unmount_when_free(umount, folder)
+            _unmount_soon(umount, folder)
     finally:
-        disk.close()
+        disk.close()  # on which the server ends, and with it the filesystem
         server.wait(timeout=_TIMEOUT_S)
 
 
-def _backing_file(loop: Path) -> str:
-    try:
-        return (loop / "loop" / "backing_file").read_text().strip()
-    except OSError:  # it has none
-        return ""
-
-
-def _unmount_when_free(umount: Path, folder: Path) -> None:
-    """Unmount the filesystem of the disk; the loop device lets it go a while after its own was unmounted."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while time.monotonic() < deadline:
-        if subprocess.run([umount, folder], check=False, capture_output=True, timeout=_TIMEOUT_S).returncode == 0:
-            return
-        time.sleep(0.1)
-    unmount(umount, folder)
+def _unmount_soon(umount: Path, folder: Path) -> None:
+    """Unmount the filesystem of the disk, at the latest when the last loop device lets it go."""
+    subprocess.run([umount, "-l", folder], check=True, capture_output=True, timeout=_TIMEOUT_S)
 
 
 def make_image(kind: Kind, path: Path, size_mib: int, *options: str) -> None:
