@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.crash.images import Case, Log
 from tests.crash.recorder import read_log
 from tests.faults.harness import evenly
 from tests.faults.shim import built
+from tests.support.mounts import memory_folder
 from tests.support.volume import Kind
 
 _ROOT = Path(__file__).parents[2]
@@ -31,8 +33,9 @@ class Machine:
         paths = [str(_ROOT), str(_ROOT / "cli"), str(_ROOT / "migrations"), *filter(None, sys.path)]
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment = {"LD_PRELOAD": str(built()), "PYTHONPATH": os.pathsep.join(paths)}
+        self._memory = memory_folder()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.worker", str(folder)],
+            [sys.executable, "-m", "tests.crash.worker", str(folder), str(self._memory)],
             env={**os.environ, **one_thread, **environment},
             cwd=folder,
             stdin=subprocess.PIPE,
@@ -88,8 +91,11 @@ class Machine:
         return line
 
     def close(self) -> None:
-        """End it; whatever it mounted is gone then."""
-        self._process.communicate(timeout=_STOP_TIMEOUT_S)
+        """End it; whatever it mounted is gone then, and so are its disks."""
+        try:
+            self._process.communicate(timeout=_STOP_TIMEOUT_S)
+        finally:
+            shutil.rmtree(self._memory)
 
     def __enter__(self) -> Self:
         return self

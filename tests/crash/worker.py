@@ -46,10 +46,11 @@ class Prepared:
 
 
 class Worker:
-    """Does one thing after another; its files are in `folder`."""
+    """Does one thing after another; its files are in `folder`, its disks in `memory`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: Path) -> None:
         self._folder = folder
+        self._memory = memory
         self._volumes: dict[Kind, Volume] = {}
         self._prepared: dict[tuple[Kind, str], Prepared] = {}
         self._log: tuple[str, list[Entry]] = ("", [])
@@ -222,7 +223,7 @@ class Worker:
 
     def _volume(self, kind: Kind) -> Volume:
         if kind not in self._volumes:
-            self._volumes[kind] = Volume(kind)
+            self._volumes[kind] = Volume(kind, self._memory / kind)
         return self._volumes[kind]
 
     def _store(self, kind: Kind) -> Path:
@@ -237,7 +238,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that nothing a child prints is taken for an answer
     own_mounts()
-    worker = Worker(Path(sys.argv[1]))
+    worker = Worker(Path(sys.argv[1]), Path(sys.argv[2]))
     worker.warm_up()
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.support.mounts import COMMAND_TIMEOUT_S, SYSTEM_PATH, loop_device, memory_folder, mount, unmount
+from tests.support.mounts import COMMAND_TIMEOUT_S, SYSTEM_PATH, loop_device, mount, unmount
 
 Kind = Literal["ext4", "xfs"]
 
@@ -85,15 +84,15 @@ def write_image(image: Path, size_bytes: int, extents: Iterable[tuple[int, bytes
 
 
 class Volume:
-    """An empty filesystem at first. A context manager."""
+    """An empty filesystem at first; its files are in `folder`, which is made."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, folder: Path) -> None:
         self.kind: Kind = kind
         self.size_bytes = SIZE_MIB[kind] << 20
-        self.folder = memory_folder()
+        self.folder = folder
         self.image = self.folder / f"{kind}.img"
         self.mountpoint = self.folder / "mnt"
-        self.mountpoint.mkdir()
+        self.mountpoint.mkdir(parents=True)
         write_image(self.image, self.size_bytes, ())
         subprocess.run(
             [*_MKFS[kind], str(self.image)],
@@ -130,6 +129,5 @@ class Volume:
             unmount(self.mountpoint)
 
     def close(self) -> None:
-        """Detach the loop device and remove the image."""
+        """Detach the loop device."""
         self._loop.__exit__(None, None, None)
-        shutil.rmtree(self.folder)
