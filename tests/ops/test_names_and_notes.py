@@ -206,10 +206,11 @@ def test_metrics_and_notes_that_are_added_show_wherever_a_checkpoint_is_describe
 def test_annotations_outlive_the_catalog_and_go_with_a_copy(store: Store, tmp_path: Path) -> None:
     fill(store, 1)
     store.annotate(0, metrics={"bleu": 27.5})
+    directory = store.directory_of(0)
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    shutil.copytree(store.directory_of(0), tmp_path / "copy")
+    shutil.copytree(directory, tmp_path / "copy")
 
     with pytest.warns(CkstoreWarning, match="is not there"):
         assert Store.open(store.path, readonly=True).info(0).metrics["bleu"] == 27.5
