@@ -34,13 +34,12 @@ READING = (
     "diff",
     "tags",
     "pins",
-    "retention",
     "plan_retention",
     "verify",
 )
 """Methods of `Store` that change nothing, but for marks of damage that was found."""
 
-COMPARED = ("info", "latest", "checkpoints", "leaves", "files", "tags", "pins", "retention")
+COMPARED = ("info", "latest", "checkpoints", "leaves", "files", "tags", "pins")
 """Those whose values can be compared, and do not depend on what the process did before."""
 
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
