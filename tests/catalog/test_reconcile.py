@@ -204,7 +204,7 @@ def test_what_is_known_about_a_checkpoint_comes_from_rows_alone(catalog: Catalog
     found = directories.there["main", 3]
     expected = CheckpointInfo.of(found.manifest, found.manifest_id, tags=("best", "good"))
     assert catalog.infos() == [expected]
-    assert [type(value) for value in catalog.infos()[0].metrics.values()] == [float, int, float, float]
+    assert [type(value) for value in catalog.infos()[0].metrics.values()] == [float, float, int, float]
 
 
 def test_a_metric_that_is_not_a_number_stays_one(catalog: Catalog) -> None:

@@ -51,7 +51,7 @@ def test_json_says_what_was_made(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_the_place_cannot_promise_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def examine(store: Store) -> None:
+    def examine(store: Store, *, recover: bool) -> None:
         store._notes = ("it is made of sand",)
 
     monkeypatch.setattr(Store, "_examine", examine)

@@ -132,7 +132,7 @@ def test_a_narrow_terminal_gets_metrics_below_each_row_and_no_line_is_too_long(
         _, shown = on_terminal("log", columns=columns, env={"NO_COLOR": "1"})
         lines = shown.splitlines()
         assert max(map(len, lines)) <= columns
-        assert " ".join(shown.split()).count("tokens_per_s=123.46 (tag-") == 2
+        assert " ".join(shown.split()).count("val_loss=123.46 (tag-") == 2
         rows = [number for number, line in enumerate(lines) if re.match(r" *[12]  [0-9a-f]{10}", line)]
         assert len(rows) == 2
         assert all(lines[row + 1].startswith("      ") for row in rows)

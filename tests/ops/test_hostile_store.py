@@ -64,6 +64,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.errors.CkstoreWarning")  # that the catalog is made anew
 @pytest.mark.parametrize("damage", BREAKS)
 @pytest.mark.parametrize("catalogued", [True, False], ids=["with-catalog", "without-catalog"])
 def test_what_is_no_file_is_damage_of_that_checkpoint_alone(

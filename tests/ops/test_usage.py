@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ def fill(store: Store, saves: Any) -> None:
 
 
 def without_catalog(store: Store) -> Store:
+    told = store.checkpoints() != []  # of an empty store there is nothing to read
     for left in store.path.glob("catalog.db*"):
         left.unlink()
     reader = Store.open(store.path, readonly=True)
-    with pytest.warns(CkstoreWarning, match="is not there: the directories are read instead"):
+    with pytest.warns(CkstoreWarning, match="the directories are read instead") if told else nullcontext():
         reader.checkpoints()
     return reader
 
