@@ -40,6 +40,7 @@ _TEMPORARY = re.compile(r"\..*|store\.json\.[0-9a-f]{12}")
 _CATALOG = re.compile(r"catalog\.db.*")
 _BLOB = re.compile(r"[a-z0-9]+-[0-9a-f]{32,}(\..*)?")
 _IN_OWN_STAGING = re.compile(r"new-\d+|blobs/[a-z0-9]+-[0-9a-f]{32,}")
+_TRIAL = re.compile(r"try-[0-9a-f]{12}")
 _SMALL = {"config.json", "annotations.json"}
 _NAMED_EXCEPTIONS = re.compile(
     r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/\d+/damaged\.json",
@@ -196,7 +197,8 @@ class Laws:
             self._unlink_in_trash(node, path, call)
         elif path[:2] == ("store", "staging"):
             own = self._tree.lookup(*path[:3])
-            is_own = own is not None and own.act == self._tree.act and _IN_OWN_STAGING.fullmatch("/".join(path[3:]))
+            is_named = _TRIAL.fullmatch(path[2]) or _IN_OWN_STAGING.fullmatch("/".join(path[3:]))
+            is_own = own is not None and own.act == self._tree.act and is_named
             if not is_own and not _TEMPORARY.fullmatch(path[2]):
                 self._tell("T1", f"{where} is unlinked", call)
         elif path[:1] == ("store",) and not (
