@@ -102,7 +102,9 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=done.unseen_count,
         )
-    report = _completed(context, report, _grown_bytes(context, free_bytes, report.freed_bytes, quiet_s))
+    grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, quiet_s)
+    with reserve.given_up(layout):  # measured without it; the catalog is read once more
+        report = _completed(context, report, grown_bytes)
     reserve.fill(layout)
     return report
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import locks
-from ckstore.objects import trash
+from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def discard(context: Context, staging: Staging) -> None:
         staging.lock.release()
         return
     staging.lock.release()
-    give_back(context, staging.written)
+    try:
+        with reserve.given_up(context.layout):  # it frees what filled the disk
+            give_back(context, staging.written)
+    except OSError:  # gc does it
+        return
 
 
 def discard_path(context: Context, path: Path) -> None:
