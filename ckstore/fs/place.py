@@ -148,12 +148,14 @@ def try_links(staging: Path, others: Sequence[Path]) -> None:
         _try_between(staging.parent, own, others, made)
         _try("exchange two names in", staging, partial(links.exchange, first, second))
     finally:
-        for path in made:
-            with suppress(FileNotFoundError):  # gc takes what lies in trash
-                links.unlink(path)
-        with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
-            links.remove_directory(own)
-        lock.release()
+        try:
+            for path in made:
+                with suppress(FileNotFoundError):  # gc takes what lies in trash
+                    links.unlink(path)
+            with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
+                links.remove_directory(own)
+        finally:
+            lock.release()
 
 
 def _own_directory(staging: Path) -> tuple[Path, locks.DirectoryLock]:

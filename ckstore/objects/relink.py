@@ -189,7 +189,9 @@ class Relinker:
             if error.errno in links.CANNOT_LINK:
                 return None
             raise
-        if _inode(os.stat(fresh, follow_symlinks=False)) == right:
+        found = os.stat(fresh, follow_symlinks=False)
+        # A number alone may be that of another file by now; what was found right has the fixed time.
+        if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:
             return fresh
         links.unlink(fresh)
         return None

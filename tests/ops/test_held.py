@@ -19,7 +19,7 @@ import pytest
 from ckstore import Store
 from ckstore.model.gc_report import GcReport
 from tests.support.holding import holding
-from tests.support.loopfs import loop_filesystem
+from tests.support.loopfs import loop_filesystem, unmount
 from tests.support.requirements import require, require_program, require_root
 from tests.support.stores import check_store
 
@@ -42,7 +42,12 @@ def filesystem(kind: str, folder: Path) -> Iterator[Path]:
         shm = Path("/dev/shm")
         require(shm.is_dir(), "needs a tmpfs at /dev/shm")
         with tempfile.TemporaryDirectory(dir=shm, prefix="ckstore-test-") as path:
-            yield Path(path)
+            # One of its own: others use /dev/shm, and what was freed is told as the filesystem sees it.
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", path], check=True, timeout=30)
+            try:
+                yield Path(path)
+            finally:
+                unmount(require_program("umount"), Path(path))
     elif kind == "overlay":
         with loop_filesystem("ext4", 128, folder) as mount, overlay(mount) as merged:
             yield merged

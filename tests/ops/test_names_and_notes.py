@@ -108,6 +108,7 @@ def test_a_pin_says_who_why_and_until_when(store: Store) -> None:
     )
     assert not pin.expired(datetime.now(UTC))
     stored = json.loads((store.path / "pins" / f"{pin.name}.json").read_text())
+    assert stored.pop("digest").startswith("xxh3-")
     assert {**stored, "name": pin.name, "dangling": False, "format": 0, "version": 0} == {
         **{name: getattr(pin, name) for name in type(pin).__dataclass_fields__},
         "format": 0,
