@@ -266,6 +266,8 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         yield
     except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
         raise  # a mistake in this program
+    except UnicodeDecodeError as error:  # SQLite does not look into texts
+        raise unavailable(path, f"cannot be used: a text in it is no UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _BUSY and for_writing:

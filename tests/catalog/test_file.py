@@ -250,6 +250,18 @@ def test_a_damaged_catalog_is_left_aside_and_made_anew(tmp_path: Path, harm: Cal
     assert catalog.check() == []
 
 
+def test_a_text_that_is_no_utf_8_is_damage(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute("UPDATE checkpoints SET run = CAST(x'6da0' AS TEXT)")
+        opened.commit()
+
+    assert why(catalog) == "damaged"
+    assert catalog.set_aside(timeout_s=SOON_S) == tmp_path / "catalog.db.damaged-1"
+    catalog.create_or_migrate(timeout_s=SOON_S)
+    assert catalog.listing() == {}
+
+
 def test_rows_without_their_partner_are_damage(tmp_path: Path) -> None:
     catalog = filled(tmp_path)
     with closing(sqlite3.connect(catalog.path)) as opened:
