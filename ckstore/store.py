@@ -362,7 +362,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid
+        from ckstore.ops.latest_valid import read_checkpoint
         from ckstore.ops.load import load
 
         def read(directory: CheckpointDirectory) -> Any:
@@ -370,10 +370,7 @@ class Store:
             self._continues(directory.manifest.run, directory.manifest_id)
             return state
 
-        if is_latest_valid(ref):
-            return load_newest_valid(self._context, str(ref), read, verify=verify)
-        with self._directory(ref) as directory:
-            return read(directory)
+        return read_checkpoint(self._context, ref, read, verify=verify)
 
     @only_ckstore_errors
     def load_into(
@@ -382,16 +379,15 @@ class Store:
         """Read a state into `target`, without a second copy in memory.
 
         `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the
-        memory that they
-        have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared before
-        anything is touched; if a blob turns out to be damaged, the target holds a part of the new state (with
+        memory that they have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared
+        before anything is touched; if a blob turns out to be damaged, the target holds a part of the new state (with
         ``latest-valid`` the checkpoint before is then read into it).
 
         Raises:
             BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
             DamagedBlob: As `load`.
         """
-        from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid_into
+        from ckstore.ops.latest_valid import read_checkpoint_into
         from ckstore.ops.load import load_into
 
         def read(directory: CheckpointDirectory) -> LoadReport:
@@ -399,10 +395,7 @@ class Store:
             self._continues(directory.manifest.run, directory.manifest_id)
             return report
 
-        if is_latest_valid(ref):
-            return load_newest_valid_into(self._context, str(ref), read, strict=strict, verify=verify)
-        with self._directory(ref) as directory:
-            return read(directory)
+        return read_checkpoint_into(self._context, ref, read, strict=strict, verify=verify)
 
     @only_ckstore_errors
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:

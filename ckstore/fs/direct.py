@@ -15,10 +15,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ckstore.fs import files
+
 GRAIN_BYTES = 4096
 """Offsets, lengths and memory of direct reads are multiples of it: no disk in use has larger logical blocks."""
+BUFFER_BYTES = 4 * 2**20
+"""How much is read at once where nothing else asks for another size."""
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -99,22 +102,22 @@ def opened_uncached(path: str | os.PathLike[str], *, dir_fd: int | None = None) 
 
 def _open(path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int, bool]:
     try:
-        return os.open(path, _FLAGS | os.O_DIRECT | os.O_CLOEXEC, dir_fd=dir_fd), True
+        return files.open_to_read(path, dir_fd=dir_fd, flags=os.O_DIRECT), True
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
-    return os.open(path, _FLAGS | os.O_CLOEXEC, dir_fd=dir_fd), False
+    return files.open_to_read(path, dir_fd=dir_fd), False
 
 
-def read_whole(path: str | os.PathLike[str], nbytes: int, *, dir_fd: int | None = None) -> bytearray:
-    """Return the content of a regular file from the disk, at most its first `nbytes` and one more.
+def read_range(path: str | os.PathLike[str], start: int, stop: int) -> bytearray:
+    """Return bytes of a regular file from the disk; fewer where it ends before `stop`.
 
     Raises:
         OSError: It cannot be opened or read.
     """
     data = bytearray()
-    buffer = aligned_buffer(4 * 2**20)
-    with opened_uncached(path, dir_fd=dir_fd) as file:
-        while len(data) <= nbytes and (part := file.read(len(data), nbytes + 1, buffer)):
+    buffer = aligned_buffer(BUFFER_BYTES)
+    with opened_uncached(path) as file:
+        while start + len(data) < stop and (part := file.read(start + len(data), stop, buffer)):
             data += part
     return data

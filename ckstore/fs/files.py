@@ -40,6 +40,32 @@ def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | Non
     os.close(fd)
 
 
+def open_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, flags: int = 0) -> int:
+    """Return a descriptor for reading; a symlink is not followed, a pipe not waited for.
+
+    A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
+    ``fs.lease-break-time``.
+
+    Raises:
+        OSError: It cannot be opened; `errno.ELOOP`: it is a symlink.
+    """
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+    except BlockingIOError:  # there is a lease on it, so it is a regular file
+        return os.open(path, flags, dir_fd=dir_fd)
+
+
+@contextmanager
+def opened_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, flags: int = 0) -> Iterator[int]:
+    """As `open_to_read`, for the time of a `with` block."""
+    fd = open_to_read(path, dir_fd=dir_fd, flags=flags)
+    try:
+        yield fd
+    finally:
+        _close_quietly(fd)
+
+
 def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for.
 
@@ -48,12 +74,8 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
         DamagedBlob: It is something else: the store makes no such thing.
         OSError: It cannot be opened.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        try:
-            fd = os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
-        except BlockingIOError:  # gc asks for a lease on it, so it is a regular file, and free in a moment
-            fd = os.open(path, flags, dir_fd=dir_fd)
+        fd = open_to_read(path, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise _no_regular_file(path) from error

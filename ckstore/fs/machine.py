@@ -7,7 +7,7 @@ import resource
 from contextlib import ExitStack
 from pathlib import Path
 
-from ckstore.fs import files, lease, reflink, statx
+from ckstore.fs import files, lease, reflink
 from ckstore.model.doctor.space import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
@@ -58,11 +58,6 @@ def open_files_limit() -> int:
 def lease_support(path: Path) -> str:
     """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
     return {lease.Holding.FREE: "yes", lease.Holding.HELD: "held", lease.Holding.UNKNOWN: "no"}[lease.ask(path)]
-
-
-def direct_io_bytes(path: Path) -> int | None:
-    """As `statx.direct_io_bytes`."""
-    return statx.direct_io_bytes(path)
 
 
 def can_reflink(directory: Path) -> bool | None:

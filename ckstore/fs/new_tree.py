@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _BUILD_MODE = 0o700
+_CREATE_TRIES = 100
 
 
 class NewTree:
@@ -47,7 +48,7 @@ class NewTree:
         """Begin a tree for `destination`, which may be an empty directory; its parent must be there.
 
         Raises:
-            BadInput: There is something else, or no parent.
+            BadInput: There is something else, or no parent, or what is made there does not stay.
             OSError: No directory can be made there.
         """
         destination = Path(os.path.abspath(destination))
@@ -160,13 +161,15 @@ class NewTree:
 
 def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
     """Make the directory to build in and lock it, before another builder takes it for a dead one's."""
-    while True:
+    for _ in range(_CREATE_TRIES):
         path = destination.parent / f"{_prefix(destination)}{secrets.token_hex(6)}"
         os.mkdir(path, _BUILD_MODE)
         try:
             return path, locks.lock_shared(path)
         except FileNotFoundError:  # it was faster; if the parent is gone, mkdir says so
             continue
+    msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made"
+    raise BadInput(msg, hint="another program empties that place: name a destination elsewhere")
 
 
 def _prefix(destination: Path) -> str:

@@ -1,23 +1,18 @@
 """Read a file from the disk, past the page cache, and compare: does the disk have what was written to it?
 
-`fsync` says that the device took the bytes, not that it kept the right ones. The page cache would only show what was
-written, so it is passed by with O_DIRECT; where the filesystem has none, the file's pages are dropped first.
+`fsync` says that the device took the bytes, not that it kept the right ones.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
-import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
-from ckstore.fs.files import opened
+from ckstore.fs import direct
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_BUFFER_BYTES = 4 * 2**20
 
 
 def check_on_disk(path: Path, data: memoryview) -> None:
@@ -28,15 +23,8 @@ def check_on_disk(path: Path, data: memoryview) -> None:
         OSError: The system refused.
     """
     try:
-        try:
-            with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECT) as fd:
-                wrong = _first_difference(fd, data)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:  # no direct I/O here
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                wrong = _first_difference(fd, data)
+        with direct.opened_uncached(path) as file:
+            wrong = _first_difference(file, data)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -50,13 +38,13 @@ def _refused(what: str) -> SaveFailed:
     return SaveFailed(f"{what}; nothing was published", hint=hint)
 
 
-def _first_difference(fd: int, data: memoryview) -> int | None:
+def _first_difference(file: direct.UncachedFile, data: memoryview) -> int | None:
     """Return where a read, of up to a few MiB, first gave other bytes than `data`; None: the file is `data`."""
     at = 0
-    with mmap.mmap(-1, _BUFFER_BYTES) as memory, memoryview(memory) as buffer:  # aligned, as direct I/O wants it
-        while count := os.preadv(fd, [buffer], at):
-            # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
-            if bytearray(buffer[:count]) != data[at : at + count]:
-                return at
-            at += count
+    buffer = direct.aligned_buffer(direct.BUFFER_BYTES)
+    while part := file.read(at, len(data) + 1, buffer):
+        # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
+        if bytearray(part) != data[at : at + len(part)]:
+            return at
+        at += len(part)
     return None if at == len(data) else at

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_BYTES = 4 * 2**20
-_SUSPECT_NS = 0
+SUSPECT_NS = 0
+"""The time of a blob that is to be read before it is relied on."""
 
 
 def has_size(status: os.stat_result, nbytes: int) -> bool:
@@ -31,8 +32,7 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
 def is_sound(path: Path, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
-    A file that somebody touched but whose bytes are right gets the fixed time back. While it is hashed it has a time of
-    its own, so that a write meanwhile shows and a kill leaves it suspect; it is made durable before it is trusted.
+    A file that somebody touched but whose bytes are right gets the fixed time back, see `verified`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -43,23 +43,34 @@ def is_sound(path: Path, digest: str, nbytes: int) -> bool:
     if not has_size(status, nbytes):
         return False
     try:
-        return _is_right(path, digest)
+        return verified(path, digest, nbytes) is not None
     except FileNotFoundError:
         raise
     except OSError:  # it cannot be read, or marked as checked (another user's file): it is not relied on
         return False
 
 
-def _is_right(path: Path, digest: str) -> bool:
-    os.utime(path, ns=(_SUSPECT_NS, _SUSPECT_NS), follow_symlinks=False)
-    if digest_of_file(path, digest) != digest:
+def suspect(fd: int) -> None:
+    """Say of an open blob that somebody touched that it is being read, and make it durable as it is.
+
+    While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
+
+    Raises:
+        OSError: It could not be made durable, or is another user's.
+    """
+    os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
+    os.fsync(fd)
+
+
+def clear(fd: int) -> bool:
+    """Give a blob whose bytes were right since `suspect` the fixed time; False if somebody wrote into it meanwhile.
+
+    Raises:
+        OSError: It is another user's.
+    """
+    if os.fstat(fd).st_mtime_ns not in (SUSPECT_NS, files.BLOB_MTIME_NS):  # the latter: another reader was faster
         return False
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
-        os.fsync(fd)
-        # Another checker may have finished meanwhile; any other time is that of a write.
-        if os.fstat(fd).st_mtime_ns not in (_SUSPECT_NS, files.BLOB_MTIME_NS):
-            return False
-    os.utime(path, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS), follow_symlinks=False)
+    os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
     return True
 
 
@@ -73,26 +84,26 @@ def verified(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
         FileNotFoundError: There is no such file.
         OSError: It could not be made durable, or is another user's; it is not relied on.
     """
-    with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+    with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
         if not has_size(before, nbytes):
             return None
         untouched = looks_untouched(before, nbytes)
-        if not untouched:  # it is suspect until it was read, also for whoever comes after a kill
-            os.utime(fd, ns=(_SUSPECT_NS, _SUSPECT_NS))
-        os.fsync(fd)
+        if untouched:
+            os.fsync(fd)
+        else:
+            suspect(fd)
         with contextlib.suppress(OSError):  # a filesystem that cannot drop pages: then they are read as they are
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if _digest_or_unreadable(fd, digest) != digest:
-            os.utime(fd, ns=(_SUSPECT_NS, _SUSPECT_NS))
+            os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
             return None
-        now_ns = os.fstat(fd).st_mtime_ns
-        if now_ns != files.BLOB_MTIME_NS and (untouched or now_ns != _SUSPECT_NS):  # somebody wrote into it meanwhile
+        if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # somebody wrote into it meanwhile
             return None
         if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
             os.fchmod(fd, files.BLOB_MODE)
-        if not untouched:
-            os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+        if not untouched and not clear(fd):
+            return None
         return os.fstat(fd)
 
 
@@ -124,7 +135,7 @@ def distrust(name: str, *, dir_fd: int) -> None:
     Whoever then finds its bytes right gives it the fixed time back.
     """
     with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's: he sees to it
-        os.utime(name, ns=(0, 0), dir_fd=dir_fd, follow_symlinks=False)
+        os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=dir_fd, follow_symlinks=False)
 
 
 def digest_of_file(path: Path, like: str) -> str:

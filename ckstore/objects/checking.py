@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.fs import direct, files
+from ckstore.fs import direct
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS
@@ -115,8 +115,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
-        _set_time(file.fd, files.BLOB_MTIME_NS)  # before it is read, so that a write during or after that shows
+    touched = how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes) and _suspect(file.fd)
     checked = Checked()
     known: dict[Piece, str] = {}
     if whole:
@@ -133,8 +132,10 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
             _, offset, length = piece
             where = f"bytes {offset} to {offset + length} of blob {blob.digest}"
             checked.bad[piece] = f"{where} are damaged: {known[piece]}"
+    if touched and not checked.problem:
+        blobs.clear(file.fd)
     if how.may_touch and how.may_distrust and checked.problem:
-        _set_time(file.fd, 0)
+        _distrust(file.fd)
     return checked
 
 
@@ -209,6 +210,14 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
     return "" if found == digest else f"they have the digest {found}, wanted {digest}"
 
 
-def _set_time(fd: int, time_ns: int) -> None:
-    with suppress(PermissionError):  # another user's file
-        os.utime(fd, ns=(time_ns, time_ns))
+def _suspect(fd: int) -> bool:
+    try:
+        blobs.suspect(fd)
+    except PermissionError:  # another user's file: it is only looked at
+        return False
+    return True
+
+
+def _distrust(fd: int) -> None:
+    with suppress(PermissionError):  # another user's file: he sees to it
+        os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

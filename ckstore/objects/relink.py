@@ -88,8 +88,9 @@ class Relinker:
                 return
             files.sync_directory(path / BLOBS)  # before the old files go, and the new parent first (rule F)
             files.sync_directory(self._staging)
-            for digest in changed if marks.identity(directory.lock.fd) else ():
-                marks.forget_blob(directory.lock, digest)
+            if marks.identity(directory.lock.fd):
+                for digest in changed:
+                    marks.forget_blob(directory.lock, digest)
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
         """Make one blob of a checkpoint the canonical one; True if it was another file."""

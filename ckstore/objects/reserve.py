@@ -89,7 +89,7 @@ def given_up(layout: Layout) -> Iterator[None]:
 
 
 def is_full(layout: Layout) -> bool:
-    """Whether the filesystem has less room than the reserve.
+    """Whether the filesystem has no more than `LEAST_BYTES` free, or no more than `INODES` inodes.
 
     Raises:
         OSError: The system refused.

@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InUse
-from ckstore.fs import links, locks
 from ckstore.model.reindex_report import Incomplete
-from ckstore.objects import blobs
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.canonical import restore_name
 from ckstore.ops.relist import canonical_blobs
 
 if TYPE_CHECKING:
@@ -84,31 +81,14 @@ class Census:
     def restore_names(self) -> int:
         """Give blobs that lost their canonical name that name again; return how many have it.
 
-        Only what nobody touched by size and time. Without that name nothing is lost but a chance to deduplicate, so
-        what cannot be linked is left to the next save of those bytes.
-
         Raises:
             OSError: The system refused.
         """
-        return sum(self._restore(digest, self._uses[digest]) for digest in self._lost)
-
-    def _restore(self, digest: str, use: _Use) -> bool:
-        path = self.layout.checkpoint(*use.place)
-        canonical = self.layout.blob(digest)
-        try:
-            with locks.lock_shared(path):
-                name = path / BLOBS / digest
-                if not blobs.looks_untouched(os.stat(name, follow_symlinks=False), use.nbytes):
-                    return False
-                links.make_directory(canonical.parent)
-                links.link(name, canonical)
-        except (FileNotFoundError, FileExistsError, InUse):  # dropped, or restored by somebody else
-            return False
-        except OSError as error:
-            if error.errno not in links.CANNOT_LINK:
-                raise
-            return False
-        return True
+        count = 0
+        for digest in self._lost:
+            use = self._uses[digest]
+            count += restore_name(self.layout, self.layout.checkpoint(*use.place), digest, use.nbytes)
+        return count
 
     @property
     def blob_count(self) -> int:

@@ -22,8 +22,8 @@ from ckstore.fs import files, links, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.paths import check_path, differing_in_case, parent_of
 from ckstore.objects.layout import BLOBS
-from ckstore.ops.find import open_directory
-from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid
+from ckstore.ops.destination import outside_of_store
+from ckstore.ops.latest_valid import read_checkpoint
 from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
@@ -72,14 +72,9 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
-    path = Path(os.path.abspath(destination))
-    if path.parent.resolve().joinpath(path.name).is_relative_to(context.layout.root):
-        raise BadInput(f"{path} is in the store {context.layout.root}", hint="name a destination outside of it")
+    path = outside_of_store(context.layout, destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
-    if is_latest_valid(ref):
-        return load_newest_valid(context, str(ref), write, verify=True)
-    with open_directory(context, ref) as directory:
-        return write(directory)
+    return read_checkpoint(context, ref, write)
 
 
 def _checkout_open(

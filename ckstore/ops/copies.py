@@ -7,11 +7,12 @@ its pieces, each found by its own digest: in the damaged copies, and in whatever
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import direct, files
@@ -80,7 +81,7 @@ class Copies:
     def assembled(self, wanted: Wanted) -> Right | None:
         """Return a blob put together from pieces that are right; None if some are nowhere."""
         same = [*names_of(self._layout, wanted.digest), *(p for tree in self._sources for p in tree.named(wanted))]
-        images = [image for path in dict.fromkeys(same) if (image := _read(path, wanted.nbytes)) is not None]
+        images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
         for manifest in (found for tree in self._sources for _, found in tree.manifests):
             add_pieces(manifest, {wanted.digest: wanted})
         # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or it is zeros.
@@ -97,9 +98,9 @@ class Copies:
             for path, found in tree.manifests:
                 if (found.run, found.step) != (run, step):
                     continue
-                data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
-                if parse_manifest(data, where=str(path))[1] == manifest_id:
-                    return data, str(path)
+                again = _manifest_at(path)
+                if again is not None and again.id == manifest_id:
+                    return again.data, str(path)
         return None
 
     def _mend(self, whole: bytearray, piece: Piece, images: list[bytearray]) -> str:
@@ -113,7 +114,7 @@ class Copies:
                 whole[start:stop] = image[start:stop]
                 return "damaged copies"
         for path, offset in self._elsewhere(piece):
-            data = _read_range(path, offset, length)
+            data = _read(path, offset, offset + length)
             if data is not None and _is(data, digest):
                 whole[start:stop] = data
                 return str(path) if not path.is_relative_to(self._layout.root) else "other blobs of the store"
@@ -134,7 +135,7 @@ class Copies:
             path = self._layout.checkpoint(run, step)
             manifest = _manifest_at(path / MANIFEST)
             if manifest is not None:
-                _add_places(found, manifest, path)
+                _add_places(found, manifest.parsed, path)
         return found
 
 
@@ -159,7 +160,7 @@ class _Tree:
 
     @cached_property
     def manifests(self) -> list[tuple[Path, Manifest]]:
-        return [(path, found) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
+        return [(path, found.parsed) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
 
     @cached_property
     def pieces(self) -> dict[str, list[Range]]:
@@ -180,8 +181,8 @@ class _Tree:
                     by_name.setdefault(name, []).append(path)
                 elif name == MANIFEST:
                     manifests.append(path)
-                elif path.is_file() and not path.is_symlink():
-                    by_size.setdefault(path.stat().st_size, []).append(path)
+                elif (nbytes := _size(path)) is not None:
+                    by_size.setdefault(nbytes, []).append(path)
         return by_name, by_size, manifests
 
 
@@ -221,9 +222,16 @@ def _check_source(path: Path) -> Path:
     return path.resolve()
 
 
-def _manifest_at(path: Path) -> Manifest | None:
+class _ManifestFile(NamedTuple):
+    parsed: Manifest
+    id: str
+    data: bytes
+
+
+def _manifest_at(path: Path) -> _ManifestFile | None:
     try:
-        return parse_manifest(files.read_file(path, most_bytes=MANIFEST_MAX_BYTES), where=str(path))[0]
+        data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
+        return _ManifestFile(*parse_manifest(data, where=str(path)), data)
     except (CkstoreError, OSError):  # it is of no use here; a damaged one of the store is told elsewhere
         return None
 
@@ -235,25 +243,31 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Pa
             found.setdefault(extent.piece, []).append((path, extent.offset))
 
 
-def _read(path: Path, nbytes: int) -> bytearray | None:
-    """Return what can be read of a file."""
-    try:
-        return direct.read_whole(path, nbytes) if path.is_file() else None
-    except OSError:  # another copy may do
-        return None
+def is_right(path: Path, wanted: Wanted) -> bool:
+    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
+    return _read_if_right(path, wanted) is not None
 
 
 def _read_if_right(path: Path, wanted: Wanted) -> bytearray | None:
-    data = _read(path, wanted.nbytes)
+    data = _read(path, 0, wanted.nbytes + 1)
     return data if data is not None and len(data) == wanted.nbytes and _is(data, wanted.digest) else None
 
 
-def _read_range(path: Path, offset: int, length: int) -> bytes | None:
+def _read(path: Path, start: int, stop: int) -> bytearray | None:
+    """Return what can be read of a regular file from `start`, at most up to `stop`."""
     try:
-        with files.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
-            return os.pread(fd, length, offset)
+        return direct.read_range(path, start, stop) if _size(path) is not None else None
     except OSError:  # another copy may do
         return None
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a regular file; None if it is something else, or gone."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _is(data: bytes | bytearray, digest: str) -> bool:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import machine, place
+from ckstore.fs import machine, place, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorReport, Finding
@@ -62,7 +62,7 @@ def _space(context: Context) -> Findings:
 def _machine(context: Context) -> Findings:
     facts = abilities.AbilityFacts(
         read_ahead_kib=machine.read_ahead_kib(context.layout.root),
-        direct_io_bytes=machine.direct_io_bytes(context.layout.settings),
+        direct_io_bytes=statx.direct_io_bytes(context.layout.settings),
         open_files=machine.open_files_limit(),
     )
     yield space.check_dirty(machine.dirty_pages())

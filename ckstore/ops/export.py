@@ -26,7 +26,7 @@ from ckstore.containers.safetensors_write import (
     shard_name,
 )
 from ckstore.errors import BadInput, CkstoreError, InsufficientSpace
-from ckstore.fs import files
+from ckstore.fs import direct, files
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.dtypes import itemsize
@@ -34,10 +34,10 @@ from ckstore.model.export_report import ExportedFile, ExportReport
 from ckstore.model.names import plain
 from ckstore.model.sizes import parse_size
 from ckstore.model.state_json import json_of_leaf, json_of_node
+from ckstore.ops.destination import outside_of_store
 from ckstore.ops.export_plan import ExportPlan, leaf_bytes, plan_export, strides_of
 from ckstore.ops.failing import describe_os_error
-from ckstore.ops.find import open_directory
-from ckstore.ops.latest_valid import is_latest_valid, load_newest_valid
+from ckstore.ops.latest_valid import read_checkpoint
 from ckstore.ops.load import Select
 from ckstore.ops.reading import RANGE_MOST_BYTES, CheckedReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
@@ -76,9 +76,7 @@ def export_safetensors(
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export the checkpoint that `ref` names; see `ckstore.Store.export_safetensors`."""
-    path = Path(os.path.abspath(destination))
-    if path.parent.resolve().joinpath(path.name).is_relative_to(context.layout.root):
-        raise BadInput(f"{path} is in the store {context.layout.root}", hint="name a destination outside of it")
+    path = outside_of_store(context.layout, destination)
     write = partial(
         export_open,
         destination=path,
@@ -87,10 +85,7 @@ def export_safetensors(
         strip_prefix=strip_prefix,
         progress=progress,
     )
-    if is_latest_valid(ref):
-        return load_newest_valid(context, str(ref), write, verify=True)
-    with open_directory(context, ref) as directory:
-        return write(directory)
+    return read_checkpoint(context, ref, write)
 
 
 def _check_shard(max_shard_bytes: int | str) -> int:
@@ -345,7 +340,7 @@ class _Work:
             CkstoreError: It differs.
         """
         os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        direct.UncachedFile(fd, direct=False).drop_cached()
         found_bytes = os.fstat(fd).st_size
         if found_bytes != nbytes:
             raise CkstoreError(f"{name} has {found_bytes} bytes after it was written, wanted {nbytes}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Order = tuple[int, str, str]
+Ref = str | int | CheckpointInfo
 _SHOWN = 5
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
@@ -92,19 +93,36 @@ def newest_valid(context: Context, ref: str) -> CheckpointInfo:
     return take_newest_valid(context, ref, lambda info, _: info, read_touched=True)
 
 
-def load_newest_valid(context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, verify: bool) -> T:
-    """Return what `read` reads of the newest valid checkpoint; with `verify` it checks every byte that it reads."""
-    return take_newest_valid(context, ref, lambda _, directory: read(directory), read_touched=not verify)
+def read_checkpoint(context: Context, ref: Ref, read: Callable[[CheckpointDirectory], T], *, verify: bool = True) -> T:
+    """Return what `read` makes of the open checkpoint that `ref` names, for ``latest-valid`` the newest that is whole.
+
+    Args:
+        context: The store.
+        ref: As `ckstore.ops.find.open_directory`, or ``latest-valid``.
+        read: Called with the directory, for ``latest-valid`` perhaps with one after another.
+        verify: Whether `read` checks every byte that it reads.
+
+    Raises:
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+        DamagedBlob: It has no valid manifest.
+    """
+    if not is_latest_valid(ref):
+        with finding.open_directory(context, ref) as directory:
+            return read(directory)
+    return take_newest_valid(context, str(ref), lambda _, directory: read(directory), read_touched=not verify)
 
 
-def load_newest_valid_into(
-    context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
+def read_checkpoint_into(
+    context: Context, ref: Ref, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `load_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target.
+    """As `read_checkpoint`, for a `read` that fills a target; with `strict` it fills all of the target.
 
     Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and
     checked before the target is touched.
     """
+    if not is_latest_valid(ref):
+        with finding.open_directory(context, ref) as directory:
+            return read(directory)
     begun: list[str] = []
 
     def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:
@@ -121,7 +139,7 @@ def load_newest_valid_into(
             msg = f"{error.message}; but the target holds a part of {begun[-1]}, which turned out to be damaged"
             raise BadInput(msg, hint="make the target anew before it is used") from error
 
-    return take_newest_valid(context, ref, take, read_touched=not verify)
+    return take_newest_valid(context, str(ref), take, read_touched=not verify)
 
 
 def _run_of(ref: str) -> str | None:

@@ -21,7 +21,7 @@ from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim
-from ckstore.ops.copies import Copies, Right, Wanted, add_pieces, names_of
+from ckstore.ops.copies import Copies, Right, Wanted, add_pieces, is_right, names_of
 from ckstore.ops.failing import describe_os_error
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _size_of_right(context: Context, digest: str) -> int | None:
             nbytes = os.stat(path, follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
-        if _is_right(path, Wanted(digest, nbytes)):
+        if is_right(path, Wanted(digest, nbytes)):
             return nbytes
     return None
 
@@ -161,22 +161,13 @@ def _sorted_copies(context: Context, wanted: Wanted) -> tuple[list[Path], list[P
     good: list[Path] = []
     bad: list[Path] = []
     for path in names_of(context.layout, wanted.digest):
-        (good if _is_right(path, wanted) else bad).append(path)
+        (good if is_right(path, wanted) else bad).append(path)
     return good, bad
 
 
 def _inode(path: Path) -> tuple[int, int]:
     status = os.stat(path, follow_symlinks=False)
     return status.st_dev, status.st_ino
-
-
-def _is_right(path: Path, wanted: Wanted) -> bool:
-    try:
-        if not blobs.has_size(os.stat(path, follow_symlinks=False), wanted.nbytes):
-            return False
-        return blobs.digest_of_file(path, wanted.digest) == wanted.digest
-    except OSError:  # what cannot be read is not right
-        return False
 
 
 def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done: Repaired) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, links
+from ckstore.fs import files
 from ckstore.model.digest import is_digest
 from ckstore.model.verify_report import Finding, Mode
-from ckstore.objects import blobs
+from ckstore.objects.canonical import restore_name
 from ckstore.objects.layout import Layout
 from ckstore.ops.relist import list_blobs
 from ckstore.ops.survey_files import catalog_findings, file_findings
@@ -148,24 +148,17 @@ def _lost_names(layout: Layout, names: Names, checker: Checker, *, may_write: bo
     for digest, paths in sorted(names.used.items()):
         if digest in names.canonical:
             continue
-        good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
+        good = [Path(path) for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
         if good:
             what = f"blob {digest} had lost its canonical name, which only new saves need"
             yield Finding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
 
 
-def _give_name(layout: Layout, digest: str, paths: list[str]) -> bool:
-    canonical = layout.blob(digest)
-    for path in paths:
-        try:
-            status = os.stat(path, follow_symlinks=False)
-            if not blobs.looks_untouched(status, status.st_size):
-                continue
-            links.make_directory(canonical.parent)
-            links.link(Path(path), canonical)
-        except OSError:  # it has one meanwhile, or this copy can have no more
-            continue
-        return True
+def _give_name(layout: Layout, digest: str, names: Iterable[Path]) -> bool:
+    for name in names:
+        status = _status(name)
+        if status is not None and restore_name(layout, name.parent.parent, digest, status.st_size):
+            return True
     return False
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_read_all_the_sam
 
     monkeypatch.setattr(os, "preadv", refusing)
 
-    assert direct.read_whole(file, len(DATA)) == DATA
+    assert direct.read_range(file, 0, len(DATA) + 1) == DATA
     assert refused
 
 
@@ -71,7 +73,7 @@ def test_a_filesystem_that_cannot_open_for_direct_reads_is_read_all_the_same(
     monkeypatch.setattr(os, "open", refusing)
     monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call[3]))
 
-    assert direct.read_whole(file, len(DATA)) == DATA
+    assert direct.read_range(file, 0, len(DATA) + 1) == DATA
     assert dropped == [os.POSIX_FADV_DONTNEED] * 2, "before and after"
 
 
@@ -82,11 +84,42 @@ def test_an_error_of_the_disk_passes_on_and_nothing_stays_open(file: Path, monke
     monkeypatch.setattr(os, "preadv", broken)
 
     with pytest.raises(OSError, match="Input/output error"):
-        direct.read_whole(file, len(DATA))
+        direct.read_range(file, 0, len(DATA) + 1)
 
 
-def test_more_than_is_wanted_is_told_by_one_byte(file: Path) -> None:
-    assert direct.read_whole(file, 10_000) == DATA[:10_001]
+def test_a_range_ends_where_it_is_told_to_or_where_the_file_does(file: Path) -> None:
+    assert direct.read_range(file, 10_000, 10_001) == DATA[10_000:10_001]
+    assert direct.read_range(file, 50_000, 60_000) == DATA[50_000:]
+    assert direct.read_range(file, 60_000, 70_000) == b""
+
+
+def test_short_reads_are_gone_on_with(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: real(fd, [buffers[0][: direct.GRAIN_BYTES]], offset))
+
+    assert direct.read_range(file, 5, 49_000) == DATA[5:49_000]
+
+
+def test_a_lease_of_another_is_waited_for(file: Path) -> None:
+    code = (
+        "import fcntl, os, signal, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "def free(*_):\n"
+        "    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGIO, free)\n"
+        "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+        "print('held', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, file], stdout=subprocess.PIPE, text=True) as holder:
+        if holder.stdout is None or holder.stdout.readline() != "held\n":
+            pytest.fail("no lease could be had")
+        with pytest.raises(BlockingIOError):
+            os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+
+        assert direct.read_range(file, 0, len(DATA)) == DATA
+        assert holder.wait(timeout=30) == 0
 
 
 @pytest.mark.root
@@ -99,7 +132,7 @@ def test_what_is_read_does_not_fill_the_page_cache(journaled_tmp_path: Path) -> 
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         with direct.opened_uncached(path) as opened:
             assert opened.direct
-        direct.read_whole(path, path.stat().st_size)
+        direct.read_range(path, 0, path.stat().st_size)
         with pytest.raises(OSError, match="temporarily unavailable"):  # RWF_NOWAIT reads only what is cached
             os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT)
     finally:

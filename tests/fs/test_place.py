@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import links, locks, machine, place
+from ckstore.fs import links, locks, machine, place, statx
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
 from tests.support.loopfs import loop_filesystem
@@ -207,4 +207,4 @@ def test_what_the_kernel_tells_of_the_machine_is_read(tmp_path: Path) -> None:
     assert found.limit_bytes > 2**20
     assert machine.open_files_limit() > 100
     (tmp_path / "x").touch()
-    assert machine.direct_io_bytes(tmp_path / "x") in (None, 0, 1, 512, 4096)
+    assert statx.direct_io_bytes(tmp_path / "x") in (None, 0, 1, 512, 4096)

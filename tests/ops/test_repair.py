@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from ckstore.model.verify_report import VerifyReport
 from ckstore.objects import heal
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.stores import check_store
+
+_FIBMAP = 1
 
 
 @pytest.fixture
@@ -62,7 +66,41 @@ def repaired(report: VerifyReport) -> list[tuple[str, int]]:
     return [(one.digest, one.checkpoint_count) for one in report.repaired]
 
 
+def rot_on_disk(path: Path) -> None:
+    """Change bytes of a file on the disk and leave the page cache as it is, with the right ones."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        block = array.array("i", [0])
+        fcntl.ioctl(file, _FIBMAP, block)
+        block_bytes = os.fstatvfs(file.fileno()).f_bsize
+    device = os.stat(path).st_dev
+    image = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/loop/backing_file").read_text().strip()
+    with open(image, "r+b") as disk:
+        disk.seek(block[0] * block_bytes)
+        disk.write(bytes(block_bytes))
+        disk.flush()
+        os.fsync(disk.fileno())
+
+
 # -------------------------------------------------------------------------------------------- from where
+
+
+@pytest.mark.root
+def test_a_copy_that_is_right_in_memory_only_is_a_damaged_one(journaled_tmp_path: Path) -> None:
+    store = Store.init(journaled_tmp_path / "store", chunk_bytes=MIB)
+    other = Store.init(journaled_tmp_path / "other", chunk_bytes=MIB)
+    for one in (store, other):
+        one.save(two_part_state(1), run="a", step=1)
+    victim = blobs_by_size(store, "a@1")[-1]
+    before = victim.read_bytes()
+    rot_on_disk(victim)
+    assert victim.read_bytes() == before, "the page cache has not seen it"
+
+    assert not store.verify().ok
+    victim.read_bytes()  # somebody reads it again; had the cache the right bytes, they would be back
+    assert repaired(store.verify(repair_from=[other.path])) == [(victim.name, 1)]
+
+    assert_all_well(store)
 
 
 def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Store) -> None:

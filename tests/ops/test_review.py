@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,56 @@ def test_a_tail_of_a_large_tensor_may_equal_a_small_one(store: Store) -> None:
     assert all(np.array_equal(store.load(step)["big"], state["big"]) for step in range(4))
 
 
-def test_a_blob_that_is_being_checked_is_not_trusted_by_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["save", "verify", "relink"])
+def test_a_blob_that_is_being_checked_is_not_trusted_by_others(
+    way: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.save({"w": drawn(2 * MIB, 0)})
     blob = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
     os.utime(blob)
     seen = []
-    real = blobs.digest_of_file
 
-    def hashing(path: Path, like: str) -> str:
-        seen.append(blobs.looks_untouched(os.stat(path), os.stat(path).st_size))
-        return real(path, like)
+    def watching(real: Callable[..., int]) -> Callable[..., int]:
+        def read(fd: int, *more: Any) -> int:
+            status = os.fstat(fd)
+            if status.st_ino == blob.stat().st_ino:
+                seen.append(blobs.looks_untouched(status, status.st_size))
+            return real(fd, *more)
 
-    monkeypatch.setattr(blobs, "digest_of_file", hashing)
+        return read
+
+    for name in ("readv", "preadv"):
+        monkeypatch.setattr(os, name, watching(getattr(os, name)))
+    if way == "save":
+        store.save({"w": drawn(2 * MIB, 0)})
+    elif way == "verify":
+        assert store.verify().ok
+    else:
+        store.reindex(relink=True)
+
+    assert seen
+    assert not any(seen)
+    assert blobs.looks_untouched(os.stat(blob), os.stat(blob).st_size), "it was right"
+
+
+def test_a_blob_that_somebody_writes_into_while_it_is_verified_stays_suspect(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.save({"w": drawn(2 * MIB, 0)})
+    blob = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
+    os.utime(blob)
+    real = os.preadv
 
-    assert seen == [False]
+    def writing(fd: int, *more: Any) -> int:
+        count = real(fd, *more)
+        if os.fstat(fd).st_ino == blob.stat().st_ino:
+            os.utime(blob)
+        return count
+
+    monkeypatch.setattr(os, "preadv", writing)
+    store.verify()
+
+    assert not blobs.looks_untouched(os.stat(blob), os.stat(blob).st_size)
 
 
 def test_a_checkpoint_that_is_busy_is_not_taken_for_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,24 @@
+"""Where checkout and export may write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+
+
+def outside_of_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a destination.
+
+    Raises:
+        BadInput: It is in the store.
+    """
+    path = Path(os.path.abspath(destination))
+    if path.parent.resolve().joinpath(path.name).is_relative_to(layout.root):
+        raise BadInput(f"{path} is in the store {layout.root}", hint="name a destination outside of it")
+    return path
