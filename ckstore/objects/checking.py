@@ -115,7 +115,31 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    touched = how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes) and _suspect(file.fd)
+    if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
+        checked = _check_touched(file, blob, pieces, how)
+    else:
+        checked = _compare_all(file, blob, pieces, how, whole=whole)
+    if how.may_touch and how.may_distrust and checked.problem:
+        _distrust(file.fd)
+    return checked
+
+
+def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
+    """Check a blob that somebody may have written into; one that is right gets the fixed time back."""
+    try:
+        blobs.suspect(file.fd)
+    except PermissionError:  # another user's file: it is only looked at
+        return _compare_all(file, blob, pieces, how, whole=True)
+    except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
+        problem = f"somebody wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
+        return Checked(problem, dict.fromkeys(pieces, problem))
+    checked = _compare_all(file, blob, pieces, how, whole=True)
+    if not checked.problem:
+        blobs.clear(file.fd)
+    return checked
+
+
+def _compare_all(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
     checked = Checked()
     known: dict[Piece, str] = {}
     if whole:
@@ -132,10 +156,6 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
             _, offset, length = piece
             where = f"bytes {offset} to {offset + length} of blob {blob.digest}"
             checked.bad[piece] = f"{where} are damaged: {known[piece]}"
-    if touched and not checked.problem:
-        blobs.clear(file.fd)
-    if how.may_touch and how.may_distrust and checked.problem:
-        _distrust(file.fd)
     return checked
 
 
@@ -208,14 +228,6 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
         done += len(data)
     found = algorithm.digest_of_parts(running)
     return "" if found == digest else f"they have the digest {found}, wanted {digest}"
-
-
-def _suspect(fd: int) -> bool:
-    try:
-        blobs.suspect(fd)
-    except PermissionError:  # another user's file: it is only looked at
-        return False
-    return True
 
 
 def _distrust(fd: int) -> None:

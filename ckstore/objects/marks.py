@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
@@ -115,11 +116,12 @@ def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
 
 def _replace(lock: DirectoryLock, mark: Mark) -> None:
     temporary = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
-    files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
     try:
+        files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
         links.rename(temporary, MARK, dir_fd=lock.fd)
     except OSError:
-        links.unlink(temporary, dir_fd=lock.fd)
+        with suppress(OSError):  # the first error says what is wrong; the next marker removes it
+            links.unlink(temporary, dir_fd=lock.fd)
         raise
     os.fsync(lock.fd)
 

@@ -19,6 +19,7 @@ from ckstore.fs import direct, files
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest_read import parse_manifest
+from ckstore.objects import blobs
 from ckstore.objects.checking import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
@@ -69,8 +70,10 @@ class Copies:
     def whole(self, wanted: Wanted) -> Right | None:
         """Return a right copy of a blob; None if there is none."""
         for path in dict.fromkeys(names_of(self._layout, wanted.digest)):
-            if _read_if_right(path, wanted) is not None:
-                return Right("the store", path=path)
+            untouched = is_untouched(path, wanted)
+            data = _read_if_right(path, wanted)
+            if data is not None:  # what somebody wrote into may not be durable: it is written anew
+                return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for path in tree.may_be(wanted):
                 data = _read_if_right(path, wanted)
@@ -246,6 +249,14 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Pa
 def is_right(path: Path, wanted: Wanted) -> bool:
     """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
     return _read_if_right(path, wanted) is not None
+
+
+def is_untouched(path: Path, wanted: Wanted) -> bool:
+    """Whether nobody wrote into a blob, by its size and time; False also if it is gone."""
+    try:
+        return blobs.looks_untouched(os.stat(path, follow_symlinks=False), wanted.nbytes)
+    except OSError:
+        return False
 
 
 def _read_if_right(path: Path, wanted: Wanted) -> bytearray | None:

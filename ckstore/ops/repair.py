@@ -15,13 +15,12 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks
 from ckstore.model.verify_report import Damage, Repair, Unrepaired
-from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim
-from ckstore.ops.copies import Copies, Right, Wanted, add_pieces, is_right, names_of
+from ckstore.ops.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.failing import describe_os_error
 
 if TYPE_CHECKING:
@@ -135,7 +134,8 @@ def _repair_blob(
 ) -> None:
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.whole(wanted) or copies.assembled(wanted)
-    good, bad = _sorted_copies(context, wanted)
+    bad = [path for path in names_of(context.layout, digest) if not is_right(path, wanted)]
+    spare = [path for path in names_of(context.layout, digest) if path not in bad and is_untouched(path, wanted)]
     # What is right under another name is no damaged blob; a canonical name that stays wrong goes all the same.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
     done.put_aside(context, digest, aside)
@@ -143,9 +143,7 @@ def _repair_blob(
         done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
         return
     _stage(staging, digest, right)
-    if not blobs.looks_untouched(os.stat(staging.path_of(digest)), wanted.nbytes):  # read and right: to be relied on
-        os.utime(staging.path_of(digest), ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS), follow_symlinks=False)
-    count = staging.heal(digest, spare={os.stat(path, follow_symlinks=False).st_ino for path in good})
+    count = staging.heal(digest, spare={os.stat(path, follow_symlinks=False).st_ino for path in spare})
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
 
 
@@ -154,15 +152,6 @@ def _stage(staging: Staging, digest: str, right: Right) -> None:
         staging.take(digest, right.path)
     elif right.data is not None:
         staging.write(digest, memoryview(right.data))
-
-
-def _sorted_copies(context: Context, wanted: Wanted) -> tuple[list[Path], list[Path]]:
-    """Return the copies that the store has, one name each: those that are right and those that are not."""
-    good: list[Path] = []
-    bad: list[Path] = []
-    for path in names_of(context.layout, wanted.digest):
-        (good if is_right(path, wanted) else bad).append(path)
-    return good, bad
 
 
 def _inode(path: Path) -> tuple[int, int]:

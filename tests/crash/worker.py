@@ -17,9 +17,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckstore.fs import files
 from tests.crash.forked import Child
 from tests.crash.recorder import Entry, read_log
 from tests.crash.recording import record
@@ -109,8 +111,7 @@ class Worker:
         after_s = asked.get("after_s")
         mode: Mode = "count" if after_s is not None or asked["at"] == 0 else "kill-after"
 
-        def act() -> dict[str, Any]:
-            fd = os.open(volume.mountpoint, os.O_RDONLY | os.O_CLOEXEC)
+        def act(fd: int) -> dict[str, Any]:
             self._shim.cut_power_instead(fd, flush_log=asked["flush_log"])
             self._shim.arm(Fault(mode, asked["at"], families=Family.MUTATING), self._store(kind), calls)
             begun_s = time.monotonic()
@@ -120,12 +121,12 @@ class Worker:
             return {**error, "hits": self._shim.hits, "took_s": took_s}
 
         with volume.mounted() as mountpoint:
-            child = self._child(act)
-            if after_s is not None:
-                child.wait(after_s)
-                fd = os.open(mountpoint, os.O_RDONLY | os.O_CLOEXEC)
-                cut_power(fd, flush_log=asked["flush_log"])
-                os.close(fd)
+            # Opened here: where the power goes at once the child could not open it any more.
+            with files.opened(mountpoint, os.O_RDONLY) as fd:
+                child = self._child(partial(act, fd))
+                if after_s is not None:
+                    child.wait(after_s)
+                    cut_power(fd, flush_log=asked["flush_log"])
             acted = child.end()
         if "signal" in acted:
             # Where the disk is gone the kernel cannot give SQLite the page of its shared memory (XFS).

@@ -24,6 +24,7 @@ def whole(capfd: pytest.CaptureFixture[str]) -> Callable[[Tally], None]:
 
     def check(tally: Tally) -> None:
         counts = {"points": tally.points, "killed": tally.killed, "refused": tally.refused, "survived": tally.survived}
+        counts["alike"] = tally.alike
         lane = "kill points" if tally.killed else "single failures"
         covered(lane, tally.what, violations=len(tally.violations), **counts)
         with capfd.disabled():

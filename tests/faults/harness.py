@@ -92,6 +92,7 @@ class Tally:
         refused: Cases in which it reported an error.
         survived: Cases in which the fault was hit and the act succeeded all the same.
         unharmed: Cases in which nothing was hit: the run had fewer calls than that.
+        alike: Cases that left what an earlier one had left, which was looked at once.
         violations: Each with all that is needed to see it again.
     """
 
@@ -100,6 +101,7 @@ class Tally:
     refused: int = 0
     survived: int = 0
     unharmed: int = 0
+    alike: int = 0
     violations: list[str] = field(default_factory=list)
 
     @property
@@ -109,6 +111,7 @@ class Tally:
 
     def add(self, at: int, answer: dict[str, Any]) -> bool:
         """Count one case; return whether anything was hit."""
+        self.alike += bool(answer.get("alike"))
         if answer.get("ended") == "signal 9":
             self.killed += 1
         elif not answer.get("hits"):
@@ -129,7 +132,7 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"{self.what}: {self.points} points hit ({self.killed} killed, {self.refused} refused, "
-            f"{self.survived} survived), {self.unharmed} unharmed, "
+            f"{self.survived} survived), {self.unharmed} unharmed, {self.alike} left the same as another, "
             f"{len(self.violations)} violations"
         )
 

@@ -39,8 +39,10 @@ class Failing:
     sticky: bool = False
 
 
+_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EROFS, errno.ESTALE)
+
 WAYS = {
-    "changing": Failing(Family.MUTATING, (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR), 10),
+    "changing": Failing(Family.MUTATING, _ERRORS, 10),
     "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 3),
     "short": Failing(Family.WRITE, (0,), 3, mode="short"),
     "closing": Failing(Family.CLOSE, (errno.EIO,), 3),
@@ -48,6 +50,8 @@ WAYS = {
     "reading": Failing(Family.READ, (errno.EIO,), 3),
     "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 4, sticky=True),
     "disk gone": Failing(Family.MUTATING, (errno.EIO,), 4, sticky=True),
+    "disk read-only": Failing(Family.MUTATING, (errno.EROFS,), 2, sticky=True),
+    "server gone": Failing(Family.MUTATING | Family.READ | Family.OPEN, (errno.ESTALE,), 2, sticky=True),
 }
 
 

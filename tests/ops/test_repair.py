@@ -161,6 +161,29 @@ def test_a_damaged_canonical_copy_is_replaced_by_the_good_one_of_a_checkpoint(sh
     assert_all_well(shared)
 
 
+def test_a_blob_that_cannot_be_made_durable_is_written_anew(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are right where they are read; whether the disk has them nobody knows, and a second fsync says yes."""
+    victim = blobs_by_size(shared, "a@1")[-1]
+    os.utime(victim)
+    inode, real, synced = victim.stat().st_ino, os.fsync, []
+
+    def failing(fd: int) -> None:
+        if os.fstat(fd).st_ino == inode:
+            synced.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    report = shared.verify(repair=True)
+
+    assert repaired(report) == [(victim.name, 3)]
+    assert report.quarantined == ()
+    assert len(synced) == 1
+    monkeypatch.undo()
+    assert victim.stat().st_ino != inode
+    assert_all_well(shared)
+
+
 @pytest.mark.parametrize("kind", ["store", "copied checkpoint", "directory of copies", "plain files"])
 def test_right_bytes_come_from_elsewhere(shared: Store, tmp_path: Path, kind: str) -> None:
     source = tmp_path / "source"

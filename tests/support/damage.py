@@ -33,7 +33,7 @@ def same_state(one: Any, other: Any) -> bool:
 
 def blobs_by_size(store: Store, ref: Any) -> list[Path]:
     """Return the blobs of a checkpoint, the smallest first."""
-    return sorted((store.directory_of(ref) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    return sorted((store.directory_of(ref) / "blobs").iterdir(), key=lambda path: (path.stat().st_size, path.name))
 
 
 def flip(path: Path, at: int = 100, *, keep_time: bool = False) -> None:

@@ -1,0 +1,132 @@
+"""Tell whether two cases left the same, so that the store of the second need not be looked at again.
+
+Whatever harm a scenario meets, what it leaves is one of few stores: most calls that fail are tried again with success.
+To be comparable, cases run with a clock that stands still and names that are drawn in the same order. Not compared are
+inode numbers (which file has which name is), times that nobody set, and how SQLite lays out in its files what it
+holds: rows, schema and soundness are.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckstore.model.digest import ALGORITHMS
+
+_NOW = dt.datetime(2026, 11, 21, 3, 0, tzinfo=dt.UTC)
+_digest = ALGORITHMS["xxh3_128"].digest
+
+_FIXED_TIMES = (0, 10**18)
+"""Those that the store gives to blobs."""
+_INODE = re.compile(r"\d+")
+_OF_CATALOG = ("-wal", "-shm")
+_PRAGMAS = ("integrity_check", "application_id", "user_version", "journal_mode", "page_size")
+
+
+class _Meta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, dt.date) and hasattr(instance, "hour")
+
+
+def hold_still(salt: str) -> None:
+    """Stop this process's clock and draw its names from a list; for a forked child, which ends soon.
+
+    Args:
+        salt: Another one gives other names.
+    """
+    real = dt.datetime
+    numbers = itertools.count(1)
+
+    class Still(real, metaclass=_Meta):  # type: ignore[misc,valid-type]
+        @classmethod
+        def now(cls, tz: dt.tzinfo | None = None) -> Any:
+            return _NOW.astimezone(tz)
+
+    def name(nbytes: int = 16) -> str:
+        return ALGORITHMS["xxh3_128"].digest(f"{salt} {next(numbers)}".encode())[5 : 5 + 2 * nbytes]
+
+    for module in [*sys.modules.values()]:
+        if getattr(module, "datetime", None) is real:
+            vars(module)["datetime"] = Still
+    vars(time)["time"] = _NOW.timestamp
+    vars(uuid)["uuid4"] = lambda: uuid.UUID(name())
+    vars(secrets)["token_hex"] = name
+
+
+def picture(folder: Path) -> str:
+    """Return a digest of all that is in the directories in `folder`: names, links, modes, contents, catalog."""
+    found: dict[str, os.stat_result] = {}
+    for where, names, files in os.walk(folder):
+        own = files if where != str(folder) else []  # there are the files of those who watch
+        for path in (os.path.join(where, name) for name in (*names, *own)):
+            found[path] = os.lstat(path)
+    names_of: dict[str, str] = {}
+    for path in sorted(found):
+        shown = os.path.relpath(path, folder)
+        names_of.setdefault(str(found[path].st_ino), shown.removesuffix(f".{found[path].st_ino}"))  # as in quarantine/
+    lines = [_line(path, os.path.relpath(path, folder), found[path], names_of) for path in found]
+    return _digest("\n".join(sorted(lines)).encode())
+
+
+def _line(path: str, shown: str, status: os.stat_result, names_of: dict[str, str]) -> str:
+    first = names_of[str(status.st_ino)]
+    shown = shown.removesuffix(f".{status.st_ino}")
+    line = f"{shown!r} {status.st_mode:o}"
+    if stat.S_ISLNK(status.st_mode):
+        return f"{line} -> {os.readlink(path)!r}"
+    if not stat.S_ISREG(status.st_mode):
+        return line
+    line += f" {status.st_nlink} {first!r}"
+    line += f" {status.st_mtime_ns}" if status.st_mtime_ns in _FIXED_TIMES else ""
+    return line if first != shown else f"{line} {_content(path, names_of)}"
+
+
+def _named(names_of: dict[str, str], number: re.Match[str]) -> str:
+    return names_of.get(number[0], number[0])
+
+
+def _content(path: str, names_of: dict[str, str]) -> str:
+    if path.endswith(_OF_CATALOG):  # read together with the catalog
+        return "there"
+    data = Path(path).read_bytes()
+    if data.startswith(b"SQLite format 3"):
+        return _digest("\n".join(_rows(path, names_of)).encode())
+    if path.endswith(".json"):
+        return _digest(_INODE.sub(partial(_named, names_of), data.decode()).encode())
+    return _digest(data)
+
+
+def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
+    """Return all that a catalog holds; a copy of it is opened, as opening changes files."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        copy = os.path.join(folder, "catalog.db")
+        for end in filter(lambda end: os.path.exists(path + end), ("", "-wal")):
+            shutil.copyfile(path + end, copy + end)
+        with closing(sqlite3.connect(copy)) as catalog:
+            yield from (str(catalog.execute(f"PRAGMA {what}").fetchall()) for what in _PRAGMAS)
+            for name, sql in catalog.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall():
+                yield str(sql)
+                if sql is not None and sql.startswith("CREATE TABLE"):
+                    rows = catalog.execute(f'SELECT * FROM "{name}"')
+                    columns = [column[0] for column in rows.description]
+                    yield from sorted(_row(columns, row, names_of) for row in rows)
+
+
+def _row(columns: Sequence[str], row: Sequence[object], names_of: dict[str, str]) -> str:
+    cells = zip(columns, row, strict=True)
+    return str([names_of.get(str(value), "gone") if "inode" in column else value for column, value in cells])
