@@ -28,6 +28,7 @@ from tests.crash.recording import record
 from tests.crash.scenarios import attempt, scenario
 from tests.faults.checker import check_store
 from tests.faults.journal import Journal, Promised, promised_by
+from tests.faults.scenarios import Scenario
 from tests.faults.shim import Family, Fault, Mode, Preloaded
 from tests.faults.states import NAMES, expected
 from tests.support.mounts import bind, cut_power, own_mounts
@@ -133,7 +134,8 @@ class Worker:
             wrong = [] if acted["signal"] == signal.SIGBUS else [f"the process died by signal {acted['signal']}"]
             acted = {"error": "", "hits": 1, "wrong": wrong, "died": True}
         promised = promised_by(journal.read_text().splitlines())
-        seen = self._look(kind, promised)
+        done = not acted["error"] and "died" not in acted
+        seen = self._look(kind, one, promised, done=done)
         hit = [line for line in calls.read_text().splitlines() if line.endswith(" *")] if calls.exists() else []
         return {**acted, "call": " ".join(hit), **seen, "wrong": acted["wrong"] + seen["wrong"]}
 
@@ -172,18 +174,22 @@ class Worker:
         self._volume(kind).restore(self._prepare(kind, asked["scenario"]).content, writes())
         places = {(run, step): set(options) for run, step, options in asked["options"]}
         facts = {(what, which): set(options) for what, which, options in asked["facts"]}
-        return self._look(kind, Promised(places, facts, asked["store"]))
+        return self._look(kind, scenario(asked["scenario"]), Promised(places, facts, asked["store"]))
 
     # ------------------------------------------------------------------ both
 
-    def _look(self, kind: Kind, promised: Promised) -> dict[str, Any]:
-        """Mount, as after a start of the machine, and return what is wrong; a disk with something wrong is kept."""
+    def _look(self, kind: Kind, one: Scenario, promised: Promised, *, done: bool = False) -> dict[str, Any]:
+        """Mount, as after a start of the machine, and return what is wrong; a disk with something wrong is kept.
+
+        `done`: the act reported success.
+        """
         self._start_of_machine(uuid.uuid4())
         volume = self._volume(kind)
         found = snapshot(volume.image)
 
         def look() -> dict[str, Any]:
-            return {"wrong": check_store(self._store(kind), promised), "signal": None}
+            wrong = one.settle(self._store(kind), done)
+            return {"wrong": wrong + check_store(self._store(kind), promised), "signal": None}
 
         try:
             with volume.mounted():
