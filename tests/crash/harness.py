@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from tests.crash.images import Case, Log
 from tests.crash.recorder import read_log
-from tests.faults.harness import evenly
+from tests.faults.harness import evenly, split
 from tests.faults.shim import built
 from tests.support.mounts import memory_folder
 from tests.support.volume import Kind
@@ -131,8 +131,7 @@ class Cut:
 
 def steps_of(calls: list[str], catalog_share: int) -> list[int]:
     """Return the numbers of all calls but SQLite's, and of these one in so many: they write one page after another."""
-    catalog = [int(call.split()[0]) for call in calls if " catalog.db" in call]
-    others = [int(call.split()[0]) for call in calls if " catalog.db" not in call]
+    others, catalog = split(calls)
     return sorted({*others, *evenly(catalog, max(1, len(catalog) // catalog_share))})
 
 

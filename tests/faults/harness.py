@@ -151,13 +151,20 @@ def every_point(tally: Tally, run: Run) -> Tally:
     return tally
 
 
+def split(calls: list[str]) -> tuple[list[int], list[int]]:
+    """Return the numbers of ckstore's own calls, and those of SQLite's."""
+    numbers: tuple[list[int], list[int]] = [], []
+    for call in calls:
+        numbers[" catalog.db" in call].append(int(call.split()[0]))
+    return numbers
+
+
 def sample(calls: list[str], wanted: int) -> list[int]:
     """Choose from what a run without a fault counted: `wanted` calls, and each on a file of another kind.
 
     Half of the calls of a save are those of SQLite, and most of these write one page after another.
     """
-    catalog = [int(call.split()[0]) for call in calls if " catalog.db" in call]
-    others = [int(call.split()[0]) for call in calls if " catalog.db" not in call]
+    others, catalog = split(calls)
     few = max(wanted // 4, wanted - len(others))
     return sorted({*evenly(catalog, few), *evenly(others, wanted - few)})
 

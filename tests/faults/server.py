@@ -24,6 +24,7 @@ from ckstore.errors import CkstoreError
 from tests.faults.alike import hold_still, picture
 from tests.faults.checker import check_contents, check_store
 from tests.faults.journal import Journal, read_journal
+from tests.faults.restore import can_be_copied, copy_prepared
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.shim import Family, Fault, Preloaded
 from tests.faults.states import NAMES, expected
@@ -97,12 +98,8 @@ class Server:
         self._serial += 1
         files = Files(self._folder / f"case-{self._serial}")
         files.folder.mkdir()
-        prepared = self._child(files, lambda: self._prepare(files, scenario), still="prepare")
-        if prepared["ended"] != "well":
-            return {
-                "violations": [f"the preparation failed: {prepared}"],
-                "kept": str(files.folder),
-            }
+        if wrong := self._begin(files, scenario):
+            return {"violations": [wrong], "kept": str(files.folder)}
         acted = self._child(files, lambda: self._act(files, scenario, fault), still="act")
         done = acted["ended"] == "well" and not acted.get("error")
         left = (scenario.name, done, self._unreadable(fault), str(read_journal(files.journal)), picture(files.folder))
@@ -127,6 +124,22 @@ class Server:
             answer["calls"] = files.log.read_text().splitlines()
         shutil.rmtree(files.folder)
         return answer
+
+    def _begin(self, files: Files, scenario: Scenario) -> str:
+        """Have the scenario prepared, or copy what was prepared for the first case; return what went wrong."""
+        original = self._folder / f"prepared-{scenario.name}"
+        if original.exists():
+            copy_prepared(original, files.folder)
+            return ""
+        prepared = self._child(files, lambda: self._prepare(files, scenario), still="prepare")
+        if prepared["ended"] != "well":
+            return f"the preparation failed: {prepared}"
+        if can_be_copied(files.folder):
+            original.mkdir()
+            copy_prepared(files.folder, original)
+            if picture(original) != picture(files.folder):
+                return f"the copy in {original} can be told from what was prepared"
+        return ""
 
     def _prepare(self, files: Files, scenario: Scenario) -> dict[str, Any]:
         scenario.prepare(files.store, Journal(files.journal))

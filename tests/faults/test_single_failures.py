@@ -1,8 +1,9 @@
 """A system call that fails once fails the save with an error of ckstore at most, and nothing else.
 
-``CKSTORE_CRASH=full`` tries every error at every call, else a sample of calls with the errors in turn;
-the counts are printed. What is looked at afterwards is in `server.py` (the process that met the error)
-and `checker.py` (the store that it left).
+``CKSTORE_CRASH=full`` tries every call: with every error those that ckstore makes, with two errors those of SQLite,
+which only tells a full disk from all else; and what fails from some call on, for good, at every call of ckstore and one
+in four of SQLite. Else a sample of calls with the errors in turn. The counts are printed. What is looked at afterwards
+is in `server.py` (the process that met the error) and `checker.py` (the store that it left).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import pytest
 
-from tests.faults.harness import Faults, Tally, every_point, sample
+from tests.faults.harness import Faults, Tally, every_point, sample, split
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.shim import ALLOCATING, Family, Mode
 from tests.support.requirements import CRASH_FULL
@@ -39,6 +41,8 @@ class Failing:
     sticky: bool = False
 
 
+_TOLD_APART_BY_SQLITE = 2
+_ONE_CATALOG_CALL_IN = 4
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EROFS, errno.ESTALE)
 
 WAYS = {
@@ -71,9 +75,15 @@ def test_a_call_that_fails_does_no_harm(
     def run(error: int, at: int) -> dict[str, object]:
         return faults.case(scenario, how.mode, at, error=error, sticky=how.sticky, families=how.families)
 
-    if CRASH_FULL:
-        for error in how.errors:
+    if CRASH_FULL and how.sticky:
+        own, of_catalog = split(calls)
+        for at in sorted([*own, *of_catalog[::_ONE_CATALOG_CALL_IN]]):
+            tally.add(at, run(how.errors[0], at))
+    elif CRASH_FULL:
+        for error in how.errors[:_TOLD_APART_BY_SQLITE]:
             every_point(tally, partial(run, error))
+        for at, error in product(split(calls)[0], how.errors[_TOLD_APART_BY_SQLITE:]):
+            tally.add(at, run(error, at))
     else:
         for at in sample(calls, how.sampled):
             tally.add(at, run(how.errors[at % len(how.errors)], at))
