@@ -19,6 +19,7 @@ from ckstore import Store
 from ckstore.errors import DamagedBlob
 from ckstore.ops import entering, reclaim
 from tests.faults.journal import Journal
+from tests.faults.migrating import become_next, wrong_in_catalog
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
 from tests.support.damage import flip
 
@@ -249,6 +250,20 @@ def _inspect_relink(store: Path, done: bool) -> list[str]:
     return [*wrong, f"it was acknowledged, and these are several files: {apart}"] if done and apart else wrong
 
 
+def _open_as_next(path: Path, journal: Journal) -> Store:
+    become_next()
+    return Store.open(path)
+
+
+def _settle_as_next(path: Path, done: bool) -> list[str]:
+    become_next()  # a ckstore of today refuses what the next one migrated
+    return []
+
+
+def _inspect_migration(path: Path, done: bool) -> list[str]:
+    return wrong_in_catalog(path / "catalog.db")
+
+
 def _inspect_checkout(store: Path, done: bool) -> list[str]:
     return _inspect(store, done, "checkout", lambda found: fingerprint(found) == expected("files-1"))
 
@@ -329,6 +344,14 @@ SCENARIOS = {
         Scenario("checkout", _with_files, _open, _writing("checkout"), hit=_place, inspect=_inspect_checkout),
         Scenario(
             "export", _prepared_export, _open, _writing("export_safetensors"), hit=_place, inspect=_inspect_export
+        ),
+        Scenario(
+            "migration",
+            _saved("first", "small-0"),
+            _open_as_next,
+            _nothing_more,
+            settle=_settle_as_next,
+            inspect=_inspect_migration,
         ),
         Scenario("reindex", _to_reindex, _open_to_reindex, _reindexing, inspect=_inspect_reindex),
         Scenario("relink", _copied, _open_unrecovered, _relinking, inspect=_inspect_relink),

@@ -28,6 +28,7 @@ from tests.hostile.places import DOCUMENTS, GOOD, SPOILED, spoil_document, spoil
 MORE_MEMORY_BYTES = 192 * 2**20
 """What a process may take beyond what it has: a document of some kilobytes must not make it take more."""
 _TIME_S = 300
+_CASES_OF_A_PROCESS = 500
 
 
 def _policy(data: bytes) -> None:
@@ -196,8 +197,21 @@ def parser_case(template: Path, folder: Path, seed: int) -> tuple[str, str, str]
 
 
 def parser_cases(template: Path, folder: Path, seeds: range) -> tuple[dict[str, int], list[str]]:
-    """Run many cases in one process with bounds; return how many were refused and read, and what is wrong."""
+    """Run many cases, some in each of several processes with bounds; return how many were refused and read, and more.
 
+    Returns:
+        Counts, and what is wrong.
+    """
+    counts, wrong = {"refused": 0, "read": 0}, list[str]()
+    for start in range(0, len(seeds), _CASES_OF_A_PROCESS):
+        more, problems = _some_parser_cases(template, folder, seeds[start : start + _CASES_OF_A_PROCESS])
+        wrong += problems
+        for how, count in more.items():
+            counts[how] += count
+    return counts, wrong
+
+
+def _some_parser_cases(template: Path, folder: Path, seeds: range) -> tuple[dict[str, int], list[str]]:
     def work() -> list[str]:
         counts = {"refused": 0, "read": 0, "raised": 0, "nothing": 0}
         wrong = []
