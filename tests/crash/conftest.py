@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.crash.harness import Machine, Tally
-from tests.support.coverage import covered
-from tests.support.requirements import CRASH_FULL, require_fuse, require_program, require_root
-
-_SEED = os.environ.get("CKSTORE_CRASH_SEED", "")
+from tests.support.coverage import covered, lane_seed
+from tests.support.requirements import require_fuse, require_program, require_root
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """From CKSTORE_CRASH_SEED; else always the same in the short form, and another one in each long run."""
-    if _SEED:
-        return int(_SEED)
-    return secrets.randbelow(2**32) if CRASH_FULL else 5
+    """As `lane_seed`."""
+    return lane_seed()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ckstore.fs import files
 from tests.faults.states import fingerprint
 from tests.hostile.places import GOOD, make_store, state
 from tests.hostile.victim import parser_cases, store_case, use
-from tests.support.coverage import covered
+from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = [pytest.mark.crash]
@@ -36,15 +35,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def first_seed() -> int:
-    return int(os.environ.get("CKSTORE_SEED", random.SystemRandom().randrange(2**40)))
-
-
 @pytest.mark.timeout(0)
 def test_a_spoiled_document_is_refused_in_words_or_read_as_what_it_is(
     template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed = first_seed()
+    seed = lane_seed()
 
     counts, wrong = parser_cases(template, tmp_path, range(seed, seed + PARSED))
 
@@ -59,7 +54,7 @@ def test_a_spoiled_document_is_refused_in_words_or_read_as_what_it_is(
 def test_a_store_with_a_spoiled_document_or_name_is_used_without_harm(
     template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed, good, wrong = first_seed(), fingerprint(state(1)), list[str]()
+    seed, good, wrong = lane_seed(), fingerprint(state(1)), list[str]()
 
     for number in range(USED):
         wrong += store_case(template, tmp_path / f"case-{number}", seed + number, good)

@@ -1,6 +1,6 @@
 """Each guard of the protocol is needed: the code without it is caught.
 
-Those that break the trace law are run always, those that fail another test under ``CKSTORE_CRASH=full``.
+Those that break the trace law are run here, those that fail another test by ``make mutants``: each runs that test.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import pytest
 
 from tests.faults.laws import LAWS
 from tests.mutants.durability import DURABILITY
-from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page, run
+from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
 from tests.mutants.sharing import SHARING
 from tests.support.coverage import covered
-from tests.support.requirements import CRASH_FULL
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -54,16 +53,6 @@ def test_mutants_of_the_protocol_break_the_law(tmp_path: Path, capfd: pytest.Cap
     missed = [outcome.mutant.name for outcome in outcomes if not outcome.caught]
     tell(capfd, "by the trace law", len(outcomes), len(missed))
     assert missed == []
-
-
-@pytest.mark.crash
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS.values() if not mutant.act and CRASH_FULL])
-def test_a_mutant_fails_a_test(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run(MUTANTS[name])
-
-    tell(capfd, f"by {MUTANTS[name].caught_by}", 1, int(not outcome.caught))
-    assert outcome.caught, outcome.output
 
 
 def tell(capfd: pytest.CaptureFixture[str], what: str, count: int, missed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import tempfile
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ckstore import Store
 from ckstore.errors import StepExists
 from ckstore.ops import reclaim
+from tests.support.coverage import covered, lane_seed
 from tests.support.crashing import run_and_kill
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, references_of_manifests
@@ -196,15 +196,21 @@ def same_shape(loaded: Any, what: State) -> bool:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
-def test_any_history_leaves_what_a_dict_would_and_counts_that_agree(part: int) -> None:
+def test_any_history_leaves_what_a_dict_would_and_counts_that_agree(
+    part: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Histories of 30 steps: 60, or in full 200, in four parts for the workers; each part draws others."""
+    count = 50 if CRASH_FULL else 15
     profile = settings(
-        max_examples=50 if CRASH_FULL else 15,
+        max_examples=count,
         stateful_step_count=30,
         deadline=None,
         derandomize=False,
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    machine = seed(random.randrange(2**32) if CRASH_FULL else part)(Histories)
+    drawn = lane_seed(short=0) + part
+    machine = seed(drawn)(Histories)
     run_state_machine_as_test(machine, settings=profile)
+    with capfd.disabled():
+        print("\n" + covered("histories", f"part {part}", seed=drawn, histories=count))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import random
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from ckstore import Store
 from tests.faults.checker import check_tree
 from tests.soak.doomed import check_promised, check_warnings, token_of
 from tests.soak.ledger import Ledger
-from tests.support.coverage import covered
+from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import SOAK_S
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.crash]
@@ -80,7 +80,7 @@ def test_whatever_is_killed_when_nothing_is_lost_and_nothing_half_visible(
     journaled_tmp_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulthandler.cancel_dump_traceback_later()  # a long soak does not hang
-    path, seed = journaled_tmp_path / "store", random.SystemRandom().randrange(2**32)
+    path, seed = journaled_tmp_path / "store", lane_seed(short=secrets.randbelow(2**32))
     Store.init(path, chunk_bytes=_CHUNK_BYTES).close()
 
     said = soak(path, tmp_path / "ledger", SOAK_S, seed)

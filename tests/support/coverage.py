@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
+
+from tests.support.requirements import CRASH_FULL
 
 REPORT = "CKSTORE_CRASH_REPORT"
 """Names a file to which every lane adds a line of JSON (`make crash` sets it, `tests/tools/reliability` reads it)."""
+
+
+def lane_seed(*, short: int = 5) -> int:
+    """Return the seed of a lane: that of CKSTORE_CRASH_SEED, else `short`, and another one in each long run."""
+    if told := os.environ.get("CKSTORE_CRASH_SEED", ""):
+        return int(told)
+    return random.SystemRandom().randrange(2**32) if CRASH_FULL else short
 
 
 def covered(lane: str, what: str, *, violations: int = 0, seed: int | None = None, **counts: int) -> str:
