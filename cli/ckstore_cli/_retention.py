@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,10 +14,43 @@ if TYPE_CHECKING:
     from ckstore.model.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
     from ckstore.model.retention_report import RetentionReport
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
 _LEAST_COLUMNS = 30
 _MODES = ("min", "max")
+
+
+def rule_options(function: F) -> F:
+    """Add the options that say a policy, see `policy_of`."""
+    count = click.IntRange(min=1)
+    for option in (
+        click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
+        click.option(
+            "--keep-best",
+            metavar="METRIC[:min|max[:N]]",
+            multiple=True,
+            help="Keep the best (N best) by a metric; min without a word. May be repeated.",
+        ),
+        click.option("--keep-every", metavar="N", type=count, help="Keep those whose step is a multiple of N."),
+        click.option("--keep-last", metavar="N", type=count, help="Keep the N that were saved last."),
+    ):
+        function = option(function)
+    return function
+
+
+def options_of(policy: RetentionPolicy | None) -> str:
+    """Return the options that say a policy; empty for none."""
+    if policy is None:
+        return ""
+    rules = [("--keep-last", policy.keep_last), ("--keep-every", policy.keep_every)]
+    words = [f"{name} {count}" for name, count in rules if count is not None]
+    words += [f"--keep-best {best.metric}:{best.mode}:{best.n}" for best in policy.bests]
+    if policy.keep_within is not None:
+        within = policy.keep_within if isinstance(policy.keep_within, str) else f"{policy.keep_within}s"
+        words.append(f"--keep-within {within}")
+    return printable(" ".join(words))
 
 
 def policy_of(

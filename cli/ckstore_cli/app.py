@@ -36,6 +36,7 @@ COMMANDS = (
     "rm",
     "du",
     "why",
+    "config",
     "prune",
     "gc",
     "verify",

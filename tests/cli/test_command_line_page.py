@@ -37,7 +37,12 @@ def test_every_command_has_a_line_and_a_section_and_there_are_no_others() -> Non
 def test_every_option_of_a_command_is_named_and_no_other(name: str) -> None:
     command = app.get_command(click.Context(app), name)
     assert command is not None
-    options = {option for param in command.params if isinstance(param, click.Option) for option in param.opts}
+    options = {
+        option
+        for param in command.params
+        if isinstance(param, click.Option)
+        for option in (*param.opts, *param.secondary_opts)
+    }
     rows = re.findall(r"^\| (`-.*?) \|", section(f"`ckstore {name}`"), re.MULTILINE)
     named = {option for row in rows for option in re.findall(r"`(--?[\w-]+)", row)}
 

@@ -7,21 +7,11 @@ import click
 from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, warn
-
-_COUNT = click.IntRange(min=1)
+from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, rule_options, warn
 
 
 @click.command()
-@click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N that were saved last.")
-@click.option("--keep-every", metavar="N", type=_COUNT, help="Keep those whose step is a multiple of N.")
-@click.option(
-    "--keep-best",
-    metavar="METRIC[:min|max[:N]]",
-    multiple=True,
-    help="Keep the best (N best) by a metric; min without a word. May be repeated.",
-)
-@click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d ….")
+@rule_options
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: each run by itself.")
 @click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @store_option

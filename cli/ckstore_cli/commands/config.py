@@ -1,0 +1,77 @@
+"""``ckstore config``: show and change what a store does by itself."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.errors import BadInput
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._retention import options_of, policy_of, rule_options
+
+RETENTION, MAKE_ROOM, READ_BACK = "retention", "make-room", "read-back"
+
+
+@click.command()
+@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK]))
+@rule_options
+@click.option("--on/--off", "wanted", default=None, help="Have it done, or no more. A policy is set by its rules.")
+@store_option
+@json_option
+@pass_frame
+def config(  # noqa: PLR0917 - one for each option
+    frame: Frame,
+    setting: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    keep_within: str | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+) -> None:
+    """Show what the store does by itself, or change one SETTING of it.
+
+    retention: the policy that is applied to a run after each save to it; what
+    it drops is freed. make-room: the policy by which a save that would not fit
+    may drop the oldest checkpoints. read-back: whether a save reads what it
+    wrote from the disk before that counts as durable. It is kept in the store,
+    for every process.
+
+    \b
+    Example:
+      ckstore config
+      ckstore config retention --keep-last 3 --keep-best loss
+      ckstore config make-room --keep-last 2
+      ckstore config read-back --on
+      ckstore config retention --off
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage
+      4  there is no such store
+    """
+    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    if setting is None and (policy is not None or wanted is not None):
+        raise BadInput("there is no SETTING to change", hint="name one: retention, make-room or read-back")
+    if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
+        raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
+    if setting == READ_BACK and (policy is not None or wanted is None):
+        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    out = frame.output()
+    with frame.reading() if setting is None else frame.writing() as store:
+        if setting == RETENTION:
+            store.set_retention(policy)
+        elif setting == MAKE_ROOM:
+            store.set_make_room(policy)
+        elif setting == READ_BACK:
+            store.set_read_back(bool(wanted))
+        retention, make_room, read_back = store.retention, store.make_room, store.read_back
+    out.document(
+        {
+            "retention": None if retention is None else retention.to_json(),
+            "make_room": None if make_room is None else make_room.to_json(),
+            "read_back": read_back,
+        }
+    )
+    out.line(f"{RETENTION}  {options_of(retention) or 'off: everything stays until it is dropped'}")
+    out.line(f"{MAKE_ROOM}  {options_of(make_room) or 'off: a save that does not fit fails'}")
+    out.line(f"{READ_BACK}  {'on' if read_back else 'off'}")

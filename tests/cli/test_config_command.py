@@ -1,0 +1,74 @@
+"""``ckstore config`` shows and changes what a store does by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckstore import Best, RetentionPolicy, Store
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    Store.init(tmp_path / "s").close()
+    return tmp_path / "s"
+
+
+def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
+    said = run("config", "--store", path)
+
+    assert said.stdout.splitlines() == [
+        "retention  off: everything stays until it is dropped",
+        "make-room  off: a save that does not fit fails",
+        "read-back  off",
+    ]
+    assert json.loads(run("config", "--json", "--store", path).stdout) == {
+        "v": 1,
+        "retention": None,
+        "make_room": None,
+        "read_back": False,
+    }
+
+
+def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) -> None:
+    rules = ["--keep-last", "3", "--keep-best", "acc/top:max:2", "--keep-within", "36h"]
+    run("config", "retention", *rules, "--store", path)
+    run("config", "make-room", "--keep-every", "1000", "--store", path)
+    said = run("config", "read-back", "--on", "--store", path)
+
+    assert said.stdout.splitlines() == [
+        "retention  --keep-last 3 --keep-best acc/top:max:2 --keep-within 36h",
+        "make-room  --keep-every 1000",
+        "read-back  on",
+    ]
+    with Store.open(path) as store:
+        kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
+        assert (store.retention, store.make_room) == (kept, RetentionPolicy(keep_every=1000))
+        assert store.read_back
+    for setting in ("retention", "make-room", "read-back"):
+        run("config", setting, "--off", "--store", path)
+    with Store.open(path) as store:
+        assert (store.retention, store.make_room, store.read_back) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--keep-last", "3"], "there is no SETTING to change"),
+        (["--on"], "there is no SETTING to change"),
+        (["retention"], "retention needs rules, or --off"),
+        (["retention", "--on"], "retention needs rules, or --off"),
+        (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
+        (["read-back"], "read-back is either --on or --off"),
+        (["read-back", "--on", "--keep-last", "3"], "read-back is either --on or --off"),
+        (["colour", "--on"], "is not one of"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(run: Run, path: Path, words: list[str], says: str) -> None:
+    said = run("config", *words, "--store", path)
+
+    assert (said.exit_code, says in said.stderr) == (2, True), said.stderr
+    assert not (path / "config.json").exists()
