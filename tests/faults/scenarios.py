@@ -6,6 +6,7 @@ library preloaded or without.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -111,11 +112,19 @@ def _saving(step: int, *names: str, **options: Any) -> Callable[[Store, Journal]
 def _deleting(step: int) -> Callable[[Store, Journal], None]:
     def act(store: Store, journal: Journal) -> None:
         journal.begin((RUN, step), None)
-        if (store.path / "checkpoints" / RUN / str(step)).exists():  # an attempt may have failed after that
+        if not _is_gone(store.path / "checkpoints" / RUN / str(step)):  # an attempt may have failed after that
             store.delete(f"{RUN}@{step}")
         journal.done((RUN, step), None)
 
     return act
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:  # on a disk that is gone the store has to find its words
+        return error.errno == errno.ENOENT
+    return False
 
 
 def _dropped(path: Path, journal: Journal) -> None:
@@ -131,8 +140,10 @@ def _collecting(store: Store, journal: Journal) -> None:
 
 
 def _collecting_beside_a_reader(store: Store, journal: Journal) -> None:
-    used = {path.name for path in store.path.glob("checkpoints/*/*/blobs/*")}
-    unused = sorted(path for path in store.path.glob("blobs/*/*") if path.name not in used)
+    unused: list[Path] = []
+    with suppress(OSError):
+        used = {path.name for path in store.path.glob("checkpoints/*/*/blobs/*")}
+        unused = sorted(path for path in store.path.glob("blobs/*/*") if path.name not in used)
     with suppress(OSError), ExitStack() as closing:  # these faults are not those of the store
         held = os.open(unused[0], os.O_RDONLY) if unused else None
         if held is not None:
