@@ -11,6 +11,7 @@ from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.ops import reclaim
+from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, enter
 from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
@@ -38,7 +39,8 @@ def recover(context: Context) -> list[str]:
     with _unless_full():
         place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     _make_store_durable(context)
-    trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+    if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
@@ -93,6 +95,7 @@ def catch_up(context: Context) -> list[str]:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used now.
         NewerFormat: It was written by a newer ckstore.
+        BadInput: It is that of another store.
     """
     try:
         _reconcile(context)
@@ -104,9 +107,11 @@ def catch_up(context: Context) -> list[str]:
 
 
 def _make_usable(context: Context, error: CatalogUnavailable) -> str:
-    """Mend what is wrong with the file of the catalog; return what the user should know, empty for a new store."""
+    """Mend what is wrong with the file of the catalog; return what the user should know, empty for a new
+    store or a host that is new to it."""
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    refuse_foreign(context.catalog)
     if not made:  # another process was faster, or it is being made anew at this moment
         return ""
     if error.why == "damaged":
@@ -114,7 +119,7 @@ def _make_usable(context: Context, error: CatalogUnavailable) -> str:
         return f"the catalog was damaged and is made anew from the directories{where}"
     if error.why == "behind":
         return "the catalog was made by an older ckstore and is brought up to date"
-    if error.why == "missing" and any(True for _ in context.layout.published()):
+    if error.why == "missing" and not context.shared and any(True for _ in context.layout.published()):
         return "the catalog was missing and is made anew from the directories; only the log of past events is lost"
     return ""
 
