@@ -17,4 +17,4 @@ _TABLE = """
 
 def m0002_store(db: Database) -> None:
     """Make the table for the uuid of the store."""
-    db.conn.execute(_TABLE)
+    db.execute(_TABLE)

@@ -1,7 +1,7 @@
 """A folder shown through FUSE as a shared filesystem shows it.
 
-``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND [LACKS]`` passes every call on to FOLDER, with hardlinks, their
-counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a shared filesystem:
+``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND LACKS`` passes every call on to FOLDER, with hardlinks,
+their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a shared filesystem:
 
 - its kind in ``/proc/self/mountinfo`` is ``fuse.KIND``;
 - a `flock` and a lease know only this mount, as on sshfs and for directories on NFS: libfuse is not told to pass them
