@@ -349,6 +349,34 @@ def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> N
     assert str(tmp_path / ".home/.cache/ckstore") in found["catalog"].found
 
 
+def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
+    require_root()
+    require_fuse()
+    (tmp_path / "real").mkdir()
+
+    def ckstore(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ckstore_cli", *words, "--store", str(tmp_path / "shared/store")]
+        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+
+    with shared_folder(tmp_path / "real", tmp_path / "shared") as shared:
+        made = ckstore("init")
+        with Store.open(shared / "store") as store:
+            for step in (1, 2, 3):
+                store.save(state(step), step=step)
+        removed = ckstore("rm", "1")
+        refused, would = ckstore("gc", "--keep-last", "1"), ckstore("gc", "--dry-run")
+        left = [info.step for info in store.checkpoints()]
+        done = ckstore("gc", "--keep-last", "1", "--exclusive")
+
+        assert [info.step for info in store.checkpoints()] == [3]
+    assert "a shared filesystem: hosts do not see each other's locks" in made.stderr
+    assert (removed.returncode, "ckstore gc --exclusive" in removed.stderr) == (0, True)
+    assert (refused.returncode, left) == (5, [2, 3])
+    assert "hint: when no other host has this store in use: ckstore gc --exclusive" in refused.stderr
+    assert (would.returncode, would.stdout.startswith("would free 1.0 MiB in 1 blob\n")) == (0, True)
+    assert (done.returncode, "freed 2.0 MiB in 2 blobs" in done.stdout) == (0, True)
+
+
 @pytest.mark.parametrize("lacks,said", [("link", "link from staging/"), ("exchange", "cannot exchange two names")])
 def test_a_shared_filesystem_that_cannot_do_what_a_store_needs_is_refused(
     lacks: str, said: str, tmp_path: Path
