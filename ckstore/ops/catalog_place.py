@@ -37,11 +37,11 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     """
     if wanted is not None:
         path = _wanted(wanted, root)
+        _refuse_shared(path)
     elif place.shared:
         path = _default(place, root, uuid)
     else:
         path = root / _NAME
-    _refuse_shared(path)
     return Catalog(root, path, store=uuid)
 
 

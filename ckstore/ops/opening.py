@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ckstore.errors import BadInput
 from ckstore.fs.place import examine
 from ckstore.objects.layout import Layout
 from ckstore.ops.catalog_place import catalog_of, make_folder, refuse_foreign, why_shared
@@ -14,7 +15,6 @@ from ckstore.ops.place_notes import notes_at_opening
 
 if TYPE_CHECKING:
     from pathlib import Path
-
 
 _NEW = "not made yet"
 
@@ -27,7 +27,12 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
         OSError: The place cannot be looked at.
     """
     there = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    refuse_foreign(catalog_of(examine(there), root, _NEW, catalog_path))
+    catalog = catalog_of(examine(there), root, _NEW, catalog_path)
+    try:
+        refuse_foreign(catalog)
+    except BadInput:
+        if not Layout(root).settings.exists():  # else it is of a store that another process made here meanwhile
+            raise
 
 
 def open_context(

@@ -58,9 +58,9 @@ class Host:
     cache: Path
     catalog: Path | None
 
-    def start(self, code: str) -> subprocess.Popen[str]:
-        """Begin to run code with the store open as `store`."""
-        command = [sys.executable, "-c", _PRELUDE + code, str(self.store), str(self.catalog or "")]
+    def start(self, code: str, *words: str) -> subprocess.Popen[str]:
+        """Begin to run code with the store open as `store`, and `words` as ``sys.argv[3:]``."""
+        command = [sys.executable, "-c", _PRELUDE + code, str(self.store), str(self.catalog or ""), *words]
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -144,6 +144,28 @@ def test_an_open_store_sees_what_another_host_does(hosts: Hosts) -> None:
     assert [info.name for info in store.checkpoints()] == ["main@2"]
     assert np.array_equal(store.load("best")["w2"], state(2)["w2"])
     assert store.save(state(3)).step == 3
+
+
+def test_hosts_that_save_at_the_same_time_share_equal_bytes_and_see_both_runs(hosts: Hosts) -> None:
+    code = "for step in range(6): store.save(state(step, 9), step=step, run=sys.argv[3])"
+    with ExitStack() as running:
+        savers = [running.enter_context(host.start(code, f"of-{n}")) for n, host in enumerate(hosts)]
+    assert [saver.returncode for saver in savers] == [0, 0]
+
+    for host in hosts:
+        assert host.do("print(json.dumps([len(names()), store.verify().ok]))") == [12, True]
+    hosts[0].open().gc(exclusive=True)
+    assert blob_bytes(hosts[1]) == 7 * MIB
+
+
+def test_several_processes_of_a_host_may_make_a_store_with_one_catalog(hosts: Hosts) -> None:
+    one, _ = hosts
+    code = "store.save(state(1), run=sys.argv[3])"
+    with ExitStack() as running:
+        makers = [running.enter_context(one.start(code, f"of-{n}")) for n in range(3)]
+
+    assert [maker.returncode for maker in makers] == [0, 0, 0]
+    assert len(one.do("print(json.dumps(names()))")) == 3
 
 
 def test_nothing_is_freed_until_somebody_says_that_no_other_host_is_at_work(hosts: Hosts) -> None:
