@@ -50,34 +50,23 @@ class Store:
     """
 
     @only_ckstore_errors
-    def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False, recover: bool = True) -> None:
-        from ckstore.catalog import Catalog
-        from ckstore.objects.layout import Layout
-        from ckstore.ops.context import Context
-        from ckstore.ops.create import read_settings
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        recover: bool = True,
+        catalog_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        from ckstore.ops.opening import open_context
 
         self.path = Path(path).resolve()
-        settings = read_settings(self.path)
-        self._context = Context(
-            layout=Layout(self.path), settings=settings, catalog=Catalog(self.path), readonly=readonly
+        self._context, self._notes = open_context(
+            self.path,
+            readonly=readonly,
+            recover=recover,
+            catalog_path=None if catalog_path is None else Path(catalog_path),
         )
-        self._notes: tuple[str, ...] = ()
-        self._examine(recover=recover)
-
-    def _examine(self, *, recover: bool) -> None:
-        from ckstore.fs.place import examine
-        from ckstore.ops.place_notes import notes_at_opening
-
-        place = examine(self.path)
-        self._context.durable = place.durable
-        self._notes = notes_at_opening(place, readonly=self._context.readonly)
-        if not self._context.readonly and not os.access(self.path, os.W_OK):
-            self._context.readonly = True
-            self._notes += (f"{self.path} cannot be written by this user: opened for reading only",)
-        if recover and not self._context.readonly:
-            from ckstore.ops.recover import try_recover
-
-            self._notes += tuple(try_recover(self._context))
 
     @classmethod
     def init(
@@ -86,6 +75,7 @@ class Store:
         *,
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
+        catalog_path: str | os.PathLike[str] | None = None,
     ) -> Store:
         """Make a new store in the directory `path` and open it.
 
@@ -93,15 +83,23 @@ class Store:
             path: A directory that is empty or does not exist; its parent does.
             hash: ``xxh3_128``, or ``blake3`` for stores that take data from people who are not trusted.
             chunk_bytes: Tensors are cut into chunks of this size, a multiple of 1 MiB; default 32 MiB.
+            catalog_path: As in `open`; it is not kept in the store.
 
         Raises:
             BadInput: There is a store or something else at `path`, or an argument cannot be.
             UnsafePlace: The filesystem cannot hold a store.
         """
-        return cls._create(path, hash, chunk_bytes, exist_ok=False)
+        return cls._create(path, hash, chunk_bytes, catalog_path, exist_ok=False)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, readonly: bool = False, recover: bool = True) -> Store:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        recover: bool = True,
+        catalog_path: str | os.PathLike[str] | None = None,
+    ) -> Store:
         """Open the store at `path`; the same as ``Store(path)``.
 
         A catalog that is missing, damaged or of an older ckstore is made right, with a `CkstoreWarning`.
@@ -110,13 +108,18 @@ class Store:
             path: Its directory.
             readonly: Change nothing, now and later.
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
+            catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
+                the store, or where that is on a shared filesystem ``ckstore/UUID/catalog.db`` in the user's cache. A
+                catalog outside of the store says that other hosts are at work with theirs: see `gc`.
 
         Raises:
             StoreNotFound: There is none.
             NewerFormat: It was made by a newer ckstore.
-            UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs.
+            UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs; or the catalog would
+                lie on a shared filesystem.
+            BadInput: `catalog_path` cannot be, or is the catalog of another store.
         """
-        return cls(path, readonly=readonly, recover=recover)
+        return cls(path, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
     @classmethod
     def open_or_init(
@@ -125,20 +128,31 @@ class Store:
         *,
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
+        catalog_path: str | os.PathLike[str] | None = None,
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once."""
         try:
-            return cls(path)
+            return cls(path, catalog_path=catalog_path)
         except StoreNotFound:
-            return cls._create(path, hash, chunk_bytes, exist_ok=True)
+            return cls._create(path, hash, chunk_bytes, catalog_path, exist_ok=True)
 
     @classmethod
     @only_ckstore_errors
-    def _create(cls, path: str | os.PathLike[str], hash_name: str, chunk_bytes: int | None, *, exist_ok: bool) -> Store:
+    def _create(
+        cls,
+        path: str | os.PathLike[str],
+        hash_name: str,
+        chunk_bytes: int | None,
+        catalog_path: str | os.PathLike[str] | None,
+        *,
+        exist_ok: bool,
+    ) -> Store:
         from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
+        from ckstore.ops.opening import check_new
 
         root = Path(path).resolve()
         try:
+            check_new(root, None if catalog_path is None else Path(catalog_path))
             made = create(
                 root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
             )
@@ -148,7 +162,7 @@ class Store:
         if not made and not exist_ok:
             msg = f"there is a store at {root} already"
             raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
-        return cls(root)
+        return cls(root, catalog_path=catalog_path)
 
     @only_ckstore_errors
     def save(
@@ -587,6 +601,8 @@ class Store:
     def plan_gc(self) -> GcPlan:
         """Say what `gc` would free at this moment, and what it would not; change nothing.
 
+        On a shared filesystem: what an exclusive one would free.
+
         Raises:
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
@@ -595,7 +611,7 @@ class Store:
         return plan_gc(self._context)
 
     @only_ckstore_errors
-    def gc(self, policy: RetentionPolicy | None = None, *, dry_run: bool = False) -> GcReport:
+    def gc(self, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
         """Free what no checkpoint needs and nobody has open, and what killed saves left.
 
         Savers and readers go on meanwhile. What somebody has open is reported with its holder, and freed by the
@@ -604,14 +620,27 @@ class Store:
         Args:
             policy: Drop the checkpoints first that it does not keep.
             dry_run: Change nothing; report what would be freed.
+            exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
+                filesystem nothing is freed without it: open files of other hosts cannot be seen. Then every checkpoint
+                is looked at first. Elsewhere it changes nothing.
 
         Raises:
-            InUse: Another gc is at work.
+            InUse: Another gc is at work; or other hosts may be, and `exclusive` is not given: nothing was changed.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
         from ckstore.ops.gc import gc
 
-        return gc(self._context, policy, dry_run=dry_run)
+        return gc(self._context, policy, dry_run=dry_run, exclusive=exclusive)
+
+    def check_alone(self, *, exclusive: bool = False) -> None:
+        """Raise if `gc` would be refused because other hosts may be at work; nothing is changed.
+
+        Raises:
+            InUse: They may be, and `exclusive` is not given.
+        """
+        from ckstore.ops.alone import check_alone
+
+        check_alone(self._context, exclusive=exclusive)
 
     @only_ckstore_errors
     def leaks(self) -> list[DeletedFile]:

@@ -41,10 +41,12 @@ class Catalog:
     Attributes:
         path: The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a
             filesystem that SQLite cannot share between hosts.
+        store: The uuid of the store, which a new catalog keeps; empty: none.
     """
 
-    def __init__(self, root: Path, path: Path | None = None) -> None:
+    def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
         self.path = root / CATALOG_NAME if path is None else path
+        self.store = store
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -120,6 +122,11 @@ class Catalog:
             return False
 
     # -------------------------------------------------------------------------------------- reading
+
+    def owner(self) -> str:
+        """Return the uuid of the store whose catalog it is; empty if that was not noted."""
+        with reading(self.path) as connection:
+            return queries.owner(connection)
 
     def listing(self) -> dict[tuple[str, int], int]:
         """Return (run, step) -> inode number of the directory, for each checkpoint with rows."""
@@ -218,7 +225,7 @@ class Catalog:
         """Make the catalog or bring its schema up to date; False when there was nothing to do."""
         from ckstore.catalog import upkeep
 
-        return upkeep.create_or_migrate(self.path, timeout_s=timeout_s)
+        return upkeep.create_or_migrate(self.path, self.store, timeout_s=timeout_s)
 
     def set_aside(self, *, timeout_s: float) -> Path | None:
         """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
@@ -238,7 +245,7 @@ class Catalog:
         """
         from ckstore.catalog import upkeep
 
-        return upkeep.replace(self.path, timeout_s=timeout_s)
+        return upkeep.replace(self.path, self.store, timeout_s=timeout_s)
 
     def check(self) -> list[str]:
         """Return what is wrong with the catalog, one sentence each; raises for none of it."""

@@ -20,6 +20,12 @@ _INFO_COLUMNS = (
 )
 
 
+def owner(connection: sqlite3.Connection) -> str:
+    """Return the uuid of the store whose catalog it is; empty if that was not noted."""
+    rows = connection.execute("SELECT uuid FROM store").fetchall()
+    return str(rows[0][0]) if rows else ""
+
+
 def listing(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
     """Return (run, step) -> inode of the directory."""
     rows = connection.execute("SELECT run, step, dir_inode FROM checkpoints").fetchall()

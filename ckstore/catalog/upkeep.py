@@ -25,8 +25,10 @@ _LOGS = ("-wal", "-shm")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
-def create_or_migrate(path: Path, *, timeout_s: float) -> bool:
+def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
     """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast.
+
+    `store` is the uuid that it keeps; empty: none.
 
     Raises:
         InUse: A lock was not had within `timeout_s` seconds.
@@ -38,10 +40,10 @@ def create_or_migrate(path: Path, *, timeout_s: float) -> bool:
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
     with connections.locked(path, timeout_s=timeout_s):
-        return _create_or_migrate(path, deadline)
+        return _create_or_migrate(path, store, deadline)
 
 
-def replace(path: Path, *, timeout_s: float) -> Path | None:
+def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
     """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
 
     Raises:
@@ -56,7 +58,7 @@ def replace(path: Path, *, timeout_s: float) -> Path | None:
         if os.path.lexists(path):
             _refuse_newer(path)
             aside = _move_aside(path, "old")
-        _create_or_migrate(path, deadline)
+        _create_or_migrate(path, store, deadline)
         return aside
 
 
@@ -67,7 +69,7 @@ def _check_sqlite() -> None:
         raise CatalogUnavailable(msg, why="unreadable", hint="use a Python with a newer SQLite")
 
 
-def _create_or_migrate(path: Path, deadline: float) -> bool:
+def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
     """As `create_or_migrate`; the flock is held."""
     _make_file(path)
     with connections.opened_for_writing(path, deadline) as connection:
@@ -80,7 +82,7 @@ def _create_or_migrate(path: Path, deadline: float) -> bool:
             connections.refuse_newer(path, version, for_writing=True)
         connections.set_journal(connection)
         with connections.transaction(connection, path):
-            _apply(connection)
+            _apply(connection, store)
     return True
 
 
@@ -155,7 +157,7 @@ def _make_file(path: Path) -> None:
         raise connections.unavailable(path, found, "unreadable") from error
 
 
-def _apply(connection: sqlite3.Connection) -> None:
+def _apply(connection: sqlite3.Connection, store: str) -> None:
     from sqlite_utils import Database
 
     from ckstore_migrations import migrations
@@ -164,6 +166,8 @@ def _apply(connection: sqlite3.Connection) -> None:
     # ahead; inside ours it uses savepoints. Plugins of somebody's environment have no place here.
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
     migrations().apply(database)
+    if store:
+        connection.execute("INSERT OR IGNORE INTO store (id, uuid) VALUES (1, ?)", (store,))
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 

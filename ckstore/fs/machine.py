@@ -11,6 +11,12 @@ from ckstore.fs import files, lease, reflink
 from ckstore.model.doctor.space import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Return what tells this start of this machine from any other; ``unknown`` where the kernel does not tell."""
+    return _text(_BOOT_ID).strip() or "unknown"
 
 
 def dirty_pages() -> DirtyFacts:

@@ -7,6 +7,9 @@ savers, since unlinking a name never takes bytes from another name; so before th
 2. the kernel, by a lease: refused while anybody has the inode open or mapped, through whatever name;
 3. ``/proc``, which sees the few things that a lease does not (`ckstore.fs.holders`), and names the holders.
 
+On a shared filesystem a lease may be refused always, or be given while another host has the file open. There it is not
+asked, and whoever starts a collector was told that no other host is at work.
+
 What was renamed into trash is made durable before anything in it is unlinked, and its digests are entered into the
 catalog before, so that gc looks at what loses its last user. Dying at any line leaves what the next collector goes on
 with.
@@ -79,17 +82,18 @@ class Collector:
         collected: What was done.
     """
 
-    def __init__(self, layout: Layout, lock: locks.DirectoryLock, enter: EnterCandidates) -> None:
+    def __init__(self, layout: Layout, lock: locks.DirectoryLock, enter: EnterCandidates, *, leases: bool) -> None:
         self.collected = Collected()
+        self._leases = leases
         self._layout = layout
         self._lock = lock
         self._enter = enter
 
     @classmethod
-    def try_start(cls, layout: Layout, enter: EnterCandidates) -> Self | None:
-        """Return a collector, without waiting; None if there is one."""
+    def try_start(cls, layout: Layout, enter: EnterCandidates, *, leases: bool = True) -> Self | None:
+        """Return a collector, without waiting; None if there is one. `leases`: whether they tell something here."""
         lock = locks.try_exclusive(layout.trash)
-        return None if lock is None else cls(layout, lock, enter)
+        return None if lock is None else cls(layout, lock, enter, leases=leases)
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +185,7 @@ class Collector:
                 status = os.stat(canonical, follow_symlinks=False)
                 if status.st_nlink > 1:
                     self.collected.linked[digest] = nbytes
-                elif lease.ask(canonical) is not lease.Holding.FREE:
+                elif self._may_be_open(canonical):
                     open_now.append(_Last(digest, canonical, status))
                 else:
                     target = trash.name_in_trash(self._layout, digest)
@@ -207,7 +211,7 @@ class Collector:
         freed: set[str] = set()
         held: list[_Last] = []
         for last in lasts:
-            if last.inode in seen.holders or lease.ask(last.path) is not lease.Holding.FREE:
+            if last.inode in seen.holders or self._may_be_open(last.path):
                 held.append(last)
                 continue
             links.unlink(last.path)
@@ -231,6 +235,15 @@ class Collector:
         self.collected.unseen_count = max(self.collected.unseen_count, seen.unseen_count)
         return seen
 
+    def _may_be_open(self, path: Path) -> bool:
+        """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
+        return self._leases and lease.ask(path) is not lease.Holding.FREE
+
+    def _is_open(self, path: Path, status: os.stat_result) -> bool:
+        if self._leases:
+            return self._may_be_open(path)
+        return bool(holders.find_holders([(status.st_dev, status.st_ino)]).holders)
+
     def _unlink_unless_last(self, path: Path) -> None:
         """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
         if os.stat(path, follow_symlinks=False).st_nlink > 1:
@@ -240,7 +253,7 @@ class Collector:
         """Unlink one name; False if it is the last one of a file that somebody has open (rule K)."""
         status = os.stat(path, follow_symlinks=False)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
-        if last and lease.ask(path) is not lease.Holding.FREE:
+        if last and self._is_open(path, status):
             return False
         links.unlink(path)
         if last and is_digest(path.name):

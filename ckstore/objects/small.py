@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links, locks, machine
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
@@ -31,11 +31,12 @@ def replace_file(dir_fd: int, name: str, data: bytes) -> None:
 
     The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
     one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
+    It is that of this start of this machine: a host that does not see the lock must not take the file for a dead one's.
 
     Raises:
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
-    fresh = ".new"
+    fresh = f".new-{machine.boot_id()[:8]}"
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:

@@ -26,6 +26,8 @@ class Context:
 
     Attributes:
         durable: False on a filesystem that cannot keep a checkpoint through a power cut.
+        shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
+            here; empty if they cannot be.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         last_sequence: Greatest sequence number that this process gave.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
@@ -41,6 +43,7 @@ class Context:
     catalog: Catalog
     readonly: bool
     durable: bool = True
+    shared: str = ""
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     last_sequence: int = 0
     continued: dict[str, str] = field(default_factory=dict)
@@ -118,9 +121,10 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
     """Warn, once for an open store, that the directories are read because the catalog cannot be used.
 
-    Not where this user cannot open it, or another process replaces it at this moment: then nothing is to be done.
+    Not where this user cannot open it, or another process replaces it at this moment, or a host that only reads has
+    none: then nothing is to be done.
     """
-    if error.why == "unreadable" or _CATALOG in context.problems:
+    if error.why == "unreadable" or _CATALOG in context.problems or (context.shared and error.why == "missing"):
         return
     hint = f"; {error.hint}" if error.hint else ""
     context.problems[_CATALOG] = f"{error.message}: the directories are read instead, which takes longer{hint}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.objects import reserve
 from ckstore.ops import reclaim
+from ckstore.ops.alone import warn_unfreed
 from ckstore.ops.drop import drop, make_kept_durable
 
 if TYPE_CHECKING:
@@ -28,3 +29,4 @@ def delete(context: Context, info: CheckpointInfo) -> None:
         dropped = drop(context, info)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
+    warn_unfreed(context)

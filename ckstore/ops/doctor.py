@@ -12,7 +12,7 @@ from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import machine, place, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.model.doctor import abilities, contents, owners, space
-from ckstore.model.doctor.finding import DoctorReport, Finding
+from ckstore.model.doctor.finding import DoctorReport, Finding, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.ops.failing import describe_os_error
@@ -76,7 +76,7 @@ def _abilities(context: Context) -> Findings:
     may_write = os.access(layout.staging, os.W_OK)
     facts = abilities.AbilityFacts(
         links=_try_links(context) if may_write else None,
-        lease=machine.lease_support(layout.settings),
+        lease="shared" if context.shared else machine.lease_support(layout.settings),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield abilities.check_links(facts)
@@ -100,7 +100,11 @@ def _sqlite(_context: Context) -> Findings:
 
 
 def _catalog(context: Context) -> Findings:
-    yield contents.check_catalog(context.catalog.check())
+    path = context.catalog.path
+    if context.shared and not path.exists():
+        yield ok("catalog", f"this host has none yet; opening the store for writing makes it at {path}")
+    else:
+        yield contents.check_catalog(context.catalog.check(), str(path) if context.shared else "")
 
 
 def _files(context: Context) -> Findings:
@@ -126,11 +130,11 @@ def _files(context: Context) -> Findings:
 
 def _staging(context: Context) -> Findings:
     dead = frozenset(trash.dead_stagings(context.layout))
-    yield contents.check_staging(survey.leftovers(context.layout.staging, dead))
+    yield contents.check_staging(survey.leftovers(context.layout.staging, dead), shared=bool(context.shared))
 
 
 def _trash(context: Context) -> Findings:
-    yield contents.check_trash(survey.leftovers(context.layout.trash))
+    yield contents.check_trash(survey.leftovers(context.layout.trash), shared=bool(context.shared))
 
 
 def _pins(context: Context) -> Findings:

@@ -1,6 +1,7 @@
 """Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
 
-(0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped
+(0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped; where other
+    hosts may have done so, every checkpoint is looked at
 (a) directories of dead saves in ``staging/`` are renamed to ``trash/``
 (b) ``trash/``, and where it came from, is made durable; what is in it, also what a gc left that was killed, is taken
     apart; its digests are entered into the catalog
@@ -24,6 +25,7 @@ from ckstore.model.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
+from ckstore.ops.alone import check_alone, look_at_everything
 from ckstore.ops.gc_plan import next_to_free, plan_gc
 from ckstore.ops.outside import linked_elsewhere
 from ckstore.ops.recover import catch_up
@@ -43,36 +45,42 @@ _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
 
 
-def gc(context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False) -> GcReport:
+def gc(
+    context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False
+) -> GcReport:
     """Apply a retention policy, if one is given, then `collect`; in a dry run say what both would free."""
+    if not dry_run:
+        check_alone(context, exclusive=exclusive)
     if policy is None:
-        return _dry(context, ()) if dry_run else collect(context)
+        return _dry(context, ()) if dry_run else collect(context, exclusive=exclusive)
     from ckstore.ops import retain
 
     plan = retain.plan_retention(context, policy)
     if dry_run:
         return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
-    retain.apply(context, plan)
-    return collect(context)
+    retain.carry_out(context, plan)
+    return collect(context, exclusive=exclusive)
 
 
 def _dry(context: Context, dropping: Collection[tuple[str, int]]) -> GcReport:
     return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
 
 
-def collect(context: Context, *, settle: bool = True) -> GcReport:
+def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -> GcReport:
     """Free what can be freed now, and say what could not be and why.
 
     Args:
         context: The store.
         settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it.
+        exclusive: No other host is at work; where there can be none it does not matter.
 
     Raises:
-        InUse: Another gc is at work.
+        InUse: Another gc is at work, or other hosts may be.
         CatalogUnavailable: The catalog, which lists what may go, cannot be used.
         CkstoreError: The system refused something. The next gc goes on with what is left.
     """
     context.check_writable()
+    check_alone(context, exclusive=exclusive)
     try:
         return _collect(context, quiet_s=_QUIET_S if settle else 0.0)
     except OSError as error:
@@ -86,6 +94,8 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
     free_bytes = _free_bytes(context)
     with _start(context) as collector, reserve.given_up(layout):
         catch_up(context)
+        if context.shared:
+            look_at_everything(context)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
         failed = _empty(collector)
@@ -117,7 +127,7 @@ def _start(context: Context) -> Collector:
     enter = reclaim.entering(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        collector = Collector.try_start(context.layout, enter)
+        collector = Collector.try_start(context.layout, enter, leases=not context.shared)
         if collector is not None:
             return collector
         if time.monotonic() > deadline:

@@ -55,8 +55,10 @@ def discard_path(context: Context, path: Path) -> None:
 def give_back(context: Context, digests: Iterable[str] = ()) -> None:
     """Empty the trash, then free those of the blobs `digests` that nobody uses; unless a collector is at work.
 
-    Whatever does not work now is left for gc, without an error.
+    Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
     """
+    if context.shared:
+        return
     try:
         collector = Collector.try_start(context.layout, entering(context, timeout_s=_CATALOG_TIMEOUT_S))
         if collector is None:

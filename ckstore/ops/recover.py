@@ -10,8 +10,10 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
+from ckstore.objects.checkpoints import id_at
 from ckstore.ops import reclaim
-from ckstore.ops.entering import TIMEOUT_S, enter
+from ckstore.ops.catalog_place import refuse_foreign
+from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
 
@@ -38,7 +40,8 @@ def recover(context: Context) -> list[str]:
     with _unless_full():
         place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     _make_store_durable(context)
-    trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+    if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
@@ -93,6 +96,7 @@ def catch_up(context: Context) -> list[str]:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used now.
         NewerFormat: It was written by a newer ckstore.
+        BadInput: It is that of another store.
     """
     try:
         _reconcile(context)
@@ -104,9 +108,13 @@ def catch_up(context: Context) -> list[str]:
 
 
 def _make_usable(context: Context, error: CatalogUnavailable) -> str:
-    """Mend what is wrong with the file of the catalog; return what the user should know, empty for a new store."""
+    """Mend what is wrong with the file of the catalog; return what the user should know.
+
+    Nothing is to be said of a new store, and of a host that is new to a shared one.
+    """
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    refuse_foreign(context.catalog)
     if not made:  # another process was faster, or it is being made anew at this moment
         return ""
     if error.why == "damaged":
@@ -114,7 +122,7 @@ def _make_usable(context: Context, error: CatalogUnavailable) -> str:
         return f"the catalog was damaged and is made anew from the directories{where}"
     if error.why == "behind":
         return "the catalog was made by an older ckstore and is brought up to date"
-    if error.why == "missing" and any(True for _ in context.layout.published()):
+    if error.why == "missing" and not context.shared and any(True for _ in context.layout.published()):
         return "the catalog was missing and is made anew from the directories; only the log of past events is lost"
     return ""
 
@@ -122,11 +130,19 @@ def _make_usable(context: Context, error: CatalogUnavailable) -> str:
 def _reconcile(context: Context) -> None:
     listing = context.catalog.listing()
     published = {(run, step): inode for run, step, inode in context.layout.published()}
-    stale = sorted(key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key))
+    stale = {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
+    if context.shared:
+        stale |= _replaced(context)
     if stale:
-        enter(context, stale)
+        enter(context, sorted(stale))
     else:
         context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
+
+
+def _replaced(context: Context) -> set[Place]:
+    """Return the checkpoints that other hosts replaced, also where the new directory has the old inode number."""
+    known = {(info.run, info.step): info.id for info in context.catalog.infos()}
+    return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}
 
 
 def try_recover(context: Context) -> list[str]:

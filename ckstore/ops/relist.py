@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckstore.fs import machine
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _EVENT = "blobs-listed"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CANDIDATES_BATCH = 5000
 """Blobs that are entered in one transaction."""
 
@@ -31,7 +31,7 @@ def list_blobs_after_boot(context: Context, *, timeout_s: float) -> None:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
-    boot_id = _boot_id()
+    boot_id = machine.boot_id()  # unknown: then it is listed once, as after one start
     event = context.catalog.last_event(_EVENT)
     if event is not None and event.get("boot_id") == boot_id:
         return
@@ -44,7 +44,9 @@ def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> Non
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
-    context.catalog.record_event(_EVENT, {"boot_id": _boot_id(), "unused_count": unused_count}, timeout_s=timeout_s)
+    context.catalog.record_event(
+        _EVENT, {"boot_id": machine.boot_id(), "unused_count": unused_count}, timeout_s=timeout_s
+    )
 
 
 def canonical_blobs(layout: Layout) -> Iterator[Path]:
@@ -85,10 +87,3 @@ def _enter(context: Context, paths: list[Path], timeout_s: float) -> int:
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)
     return len(unused)
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:  # not told here: then it is listed once, as after one start
-        return "unknown"

@@ -12,6 +12,7 @@ from ckstore.fs import locks
 from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
 from ckstore.model.retention_report import RetentionReport, Skipped
 from ckstore.objects import reserve
+from ckstore.ops.alone import tell_unfreed, warn_unfreed
 from ckstore.ops.config import retention_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.drop import drop, make_kept_durable, pins_by_checkpoint
@@ -91,6 +92,14 @@ def _in_use(context: Context, info: CheckpointInfo) -> bool:
 
 
 def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
+    """As `carry_out`; where the bytes stay until other hosts are not at work, it is said once, as a warning."""
+    report = carry_out(context, to_do)
+    if report.dropped:
+        warn_unfreed(context)
+    return report
+
+
+def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
     Each checkpoint is looked at again while nobody else can use it: tags, pins, its id, and that a valid one of its
@@ -171,7 +180,9 @@ def _keep_policy(context: Context, run: str) -> str:
         return ""
     from ckstore.ops.gc import collect
 
-    apply(context, plan_retention(context, policy, run))
+    dropped = carry_out(context, plan_retention(context, policy, run)).dropped
+    if context.shared:
+        return tell_unfreed(context) if dropped else ""
     try:
         held = collect(context, settle=False).held
     except InUse:  # another gc is at work, or the next one does it

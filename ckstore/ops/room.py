@@ -17,7 +17,7 @@ from ckstore.model.room import Amount, Need, Way, advice, shortest
 from ckstore.ops.config import make_room_of
 from ckstore.ops.gc import collect
 from ckstore.ops.gc_plan import plan_gc
-from ckstore.ops.retain import apply, plan_retention
+from ckstore.ops.retain import carry_out, plan_retention
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
@@ -56,7 +56,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         OSError: The system refused.
     """
     policy = make_room_of(context)
-    if policy is None:
+    if policy is None or context.shared:  # there, dropping would free nothing
         return ()
     dropped: list[str] = []
     for _ in range(_ROUNDS):  # somebody may have opened what was to go
@@ -66,7 +66,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
             break
         made = plan_retention(context, policy)
         entries = tuple(entry for entry in made.entries if entry.keep or entry.info.name in chosen)
-        report = apply(context, replace(made, entries=entries))
+        report = carry_out(context, replace(made, entries=entries))
         dropped += [info.name for info in report.dropped]
         collect(context)
     if not dropped:
@@ -103,7 +103,8 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
     """
     try:
         by_gc = _freed_by_gc(context)
-        ways = [Way("ckstore gc", by_gc)]
+        gc = "ckstore gc --exclusive" if context.shared else "ckstore gc"
+        ways = [Way(gc, by_gc)]
         for count in _KEEP_LAST:
             plan = plan_retention(context, RetentionPolicy(keep_last=count))
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, holders, lease, links, locks
+from ckstore.fs import files, holders, lease, links, locks, machine
 from ckstore.model.gc_report import GcReport
 from ckstore.model.retention import RetentionPolicy
 from ckstore.ops import reclaim, relist
@@ -189,7 +189,7 @@ def test_names_that_a_power_cut_brought_back_are_found_after_the_start(
         shutil.copy2(blob, store.path / "blobs" / blob.parent.name / blob.name)
     assert Store.open(store.path).gc().freed_count == 0  # nobody told the catalog
 
-    monkeypatch.setattr(relist, "_boot_id", lambda: "another")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another")
     store.save(state(2), step=2)
     report = Store.open(store.path).gc()
 
@@ -209,7 +209,7 @@ def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.
     monkeypatch.setattr(relist, "list_blobs", counted)
     Store.open(store.path)
     assert calls == []
-    monkeypatch.setattr(relist, "_boot_id", lambda: "another")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another")
 
     Store.open(store.path)
     Store.open(store.path)

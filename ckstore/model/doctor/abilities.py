@@ -20,7 +20,8 @@ class AbilityFacts:
     Attributes:
         links: Empty if hardlinks, renames between the directories of the store, and the exchange of two names work;
             else what does not. None: nothing may be written there, so it was not tried.
-        lease: ``yes``, ``held`` (somebody has the file open, so leases work), ``no``.
+        lease: ``yes``, ``held`` (somebody has the file open, so leases work), ``no``; ``shared``: other hosts may be at
+            work, of which a lease does not know.
         reflink: Whether files can share blocks; None: not tried.
         link_limit, link_most: Most names that a file may have, 0 if not known; and that a blob here has.
         direct_io_bytes: Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
@@ -64,12 +65,19 @@ def check_headroom(facts: AbilityFacts) -> Finding:
 
 def check_lease(facts: AbilityFacts) -> Finding:
     """Return whether the kernel can be asked who has a file open."""
+    if facts.lease == "shared":
+        return Finding(
+            "note",
+            "leases",
+            "the kernel does not tell whether another host has a blob open, so only an exclusive gc frees anything",
+            "when no other host has the store in use: ckstore gc --exclusive",
+        )
     if facts.lease == "no":
         return Finding(
             "warning",
             "leases",
             "the kernel cannot be asked who has a blob open, so gc frees nothing that it is not sure of",
-            "run gc as the owner of the files, or as root; on a shared filesystem there are no leases",
+            "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md",
         )
     return ok("leases", "the kernel tells gc whether a blob is open somewhere")
 

@@ -10,6 +10,7 @@ from ckstore.model.gc_report import DeletedFile
 
 _OLD_S = 86400.0
 _NAMED = 3
+_GC_ALONE = "when no other host has the store in use, ckstore gc --exclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,19 @@ def _told(found: Leftover) -> str:
     return f"{found.name} (untouched for {age_words(found.age_s)}, of {found.owner or 'nobody known'})"
 
 
-def check_staging(stagings: Sequence[Leftover]) -> Finding:
-    """Return what is to be said of saves that are under way, or died."""
+def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Finding:
+    """Return what is to be said of saves that are under way, or died; `shared`: other hosts may be at work."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
         kept_bytes = sum(found.nbytes for found in dead)
+        died = "died, or are under way on another host," if shared else "died"
         told = (
-            f"{_count(len(dead), 'save')} died and left {size_words(kept_bytes)}: {_listed([_told(d) for d in dead])}"
+            f"{_count(len(dead), 'save')} {died} and left {size_words(kept_bytes)}: {_listed([_told(d) for d in dead])}"
         )
         do = "ckstore gc, or any save of that user, frees it; what the store needs is not among it"
+        if shared:
+            do = f"{_GC_ALONE} frees what died; what the store needs is not among it"
         return Finding("note", "staging", told, do)
     if stuck:
         told = f"{_count(len(stuck), 'save')} under way for long: {_listed([_told(found) for found in stuck])}"
@@ -62,13 +66,15 @@ def check_staging(stagings: Sequence[Leftover]) -> Finding:
     return ok("staging", f"{_count(len(stagings), 'save')} under way" if stagings else "no save is under way")
 
 
-def check_trash(trash: Sequence[Leftover]) -> Finding:
-    """Return what is to be said of what is on its way out."""
+def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> Finding:
+    """Return what is to be said of what is on its way out; `shared`: other hosts may be at work."""
     if not trash:
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)
     oldest = max(trash, key=lambda found: found.age_s)
     told = f"{_count(len(trash), 'entry', 'entries')} with {size_words(kept_bytes)}; the oldest: {_told(oldest)}"
+    if shared:
+        return Finding("note", "trash", told, f"{_GC_ALONE} frees it")
     if oldest.age_s > _OLD_S:
         return Finding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
     return Finding("note", "trash", told, "ckstore gc frees it")
@@ -117,12 +123,12 @@ def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> Finding:
     return ok("damage", "no checkpoint is marked as damaged")
 
 
-def check_catalog(problems: Sequence[str]) -> Finding:
-    """Return what is to be said of the catalog."""
+def check_catalog(problems: Sequence[str], where: str = "") -> Finding:
+    """Return what is to be said of the catalog; `where` it lies, if that is not in the store."""
     if problems:
         do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
         return Finding("warning", "catalog", _listed(list(problems)), do)
-    return ok("catalog", "whole")
+    return ok("catalog", f"whole; that of this host is {where}" if where else "whole")
 
 
 def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:

@@ -9,8 +9,11 @@ from ckstore.model.doctor.finding import Finding, ok
 
 MEMORY = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.ceph-fuse", "lustre", "beegfs", "gpfs", "afs"}
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "lustre", "beegfs", "gpfs", "afs", "coda"}
+    | {"gfs2", "ocfs2", "orangefs", "pvfs2", "panfs", "wekafs", "vboxsf", "dvs"}
 )
+_FUSE = "fuse"
+_LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs"})
 TRIED = frozenset({"ext4", "xfs"})
 _LOCAL = "put the store on ext4 or XFS on a disk of this machine: move it with cp -a, then ckstore reindex"
 
@@ -37,8 +40,9 @@ class PlaceFacts:
 
     @property
     def shared(self) -> bool:
-        """Whether other machines may have it mounted as well."""
-        return self.kind in NETWORK
+        """Whether other machines may have it mounted as well; of what is shown by a program (FUSE) nobody knows."""
+        by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
+        return self.kind in NETWORK or by_program
 
     @property
     def durable(self) -> bool:
@@ -73,8 +77,10 @@ def _filesystem(facts: PlaceFacts) -> Finding:
         return Finding(
             "warning",
             "filesystem",
-            f"{path} is on {kind}, a shared filesystem: one host at a time may write to this store",
-            "write and run gc from one host, with no other at work; or keep the store on a local disk and mirror it",
+            f"{path} is on {kind}, a shared filesystem: hosts do not see each other's locks and open files, so each "
+            "run may be written by one host at a time, and nothing is freed but by ckstore gc --exclusive",
+            "save to a run, and drop from it, on one host; run ckstore gc --exclusive when no other host has the store "
+            "in use; or keep the store on a local disk",
         )
     if kind == "overlay":
         return Finding(

@@ -22,36 +22,43 @@ _NOBODY_SEEN = "?"
 @click.command()
 @click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="First drop all but the last N of each run.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be dropped and freed.")
+@click.option("--exclusive", is_flag=True, help="No other host has the store in use: free on a shared filesystem, too.")
 @store_option
 @json_option
 @pass_frame
-def gc(frame: Frame, keep_last: int | None, dry_run: bool) -> int:  # noqa: FBT001 - click's
+def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> int:  # noqa: FBT001 - click's
     """Free what no checkpoint needs, and name who keeps the rest.
 
     It may run at any time: saves and readers go on. What somebody has open is
     not freed; it is reported with the process, and freed by the next gc after
     that. With --keep-last checkpoints are dropped first, as by ckstore prune.
 
+    On a shared filesystem (NFS, Lustre, FUSE ...) other hosts cannot be seen:
+    there nothing is freed unless --exclusive says that none is at work.
+
     \b
     Example:
       ckstore gc
       ckstore gc --keep-last 3 --dry-run
+      ckstore gc --exclusive
 
     \b
     Exit status:
       0  done, also when there was nothing to free
       2  wrong usage
       4  there is no such store
-      5  another gc is at work
+      5  another gc is at work, or other hosts may be: see --exclusive
       7  done, but somebody has some bytes open
     """
     policy = policy_of(keep_last, None, (), None)
     out = frame.output()
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
+        if not dry_run:
+            store.check_alone(exclusive=exclusive)
         plan = None if policy is None else store.plan_retention(policy)
         done = None if plan is None or dry_run else store.apply(plan)
-        report = store.gc(policy, dry_run=True) if dry_run else store.gc()
+        report = store.gc(policy, dry_run=True) if dry_run else store.gc(exclusive=exclusive)
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if plan is not None:
         document = plan_document(plan, dry_run=dry_run, done=done)
