@@ -52,5 +52,5 @@ def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: 
     with small.changing(layout):
         present = read_annotations(directory, dir_fd=lock.fd)
         together = more if present is None else present.with_more(more)
-        small.replace_file(lock.fd, ANNOTATIONS, seal(together.render()))
+        small.replace_file(layout, lock.fd, ANNOTATIONS, seal(together.render()))
     return together

@@ -20,9 +20,14 @@ ANNOTATIONS = "annotations.json"
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of the store at `root`."""
+    """The paths of the store at `root`.
+
+    Attributes:
+        shared: Whether other hosts may be at work in it, whose locks are not seen from here.
+    """
 
     root: Path
+    shared: bool = False
     settings: Path = field(init=False)
     config: Path = field(init=False)
     blobs: Path = field(init=False)

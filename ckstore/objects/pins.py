@@ -54,7 +54,7 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     """
     links.make_directory(layout.pins)
     with small.changing(layout), files.opened(layout.pins, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        small.replace_file(fd, file_name(pin.name), seal(pin.render()))
+        small.replace_file(layout, fd, file_name(pin.name), seal(pin.render()))
 
 
 def remove_pin(layout: Layout, name: str) -> bool:

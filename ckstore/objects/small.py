@@ -26,17 +26,18 @@ def changing(layout: Layout) -> locks.DirectoryLock:
     return locks.lock_exclusive(layout.root, timeout_s=_TIMEOUT_S)
 
 
-def replace_file(dir_fd: int, name: str, data: bytes) -> None:
+def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
     """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
 
     The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
     one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
-    It is that of this start of this machine: a host that does not see the lock must not take the file for a dead one's.
+    Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and must not
+    take the file for a dead one's.
 
     Raises:
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
-    fresh = f".new-{machine.boot_id()[:8]}"
+    fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:

@@ -107,4 +107,4 @@ def _change(context: Context, member: str, value: object) -> None:
         config.pop(member, None)
         if value is not None:
             config[member] = value
-        small.replace_file(fd, layout.config.name, seal(render_config(config)))
+        small.replace_file(context.layout, fd, layout.config.name, seal(render_config(config)))

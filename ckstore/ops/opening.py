@@ -57,7 +57,7 @@ def open_context(
             make_folder(catalog)
         refuse_foreign(catalog)
     context = Context(
-        layout=Layout(root),
+        layout=Layout(root, shared=bool(shared)),
         settings=settings,
         catalog=catalog,
         readonly=readonly,

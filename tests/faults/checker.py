@@ -34,7 +34,7 @@ _FILE_NAMES = re.compile(
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
-    | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new-[0-9a-f]{{8}} | refs/\.{_NAME}\.[0-9a-f]{{12}}
+    | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | quarantine/{_DIGEST}\.\d+
     """,
     re.VERBOSE,
