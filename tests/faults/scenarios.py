@@ -236,7 +236,9 @@ def _reindexing(store: Store, journal: Journal) -> None:
 
 
 def _relinking(store: Store, journal: Journal) -> None:
-    store.reindex(relink=True)
+    report = store.reindex(relink=True)
+    if report.relinked is not None and report.relinked.damaged:  # a blob that could not be read: it says so
+        raise DamagedBlob(f"{report.relinked.damaged} could not be relinked")
 
 
 def _inspect_reindex(store: Path, done: bool) -> list[str]:
