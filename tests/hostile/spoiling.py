@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -178,7 +179,12 @@ _CHANGES: tuple[Callable[[Any, Any, random.Random], None], ...] = (
 
 def _written(document: Any, draw: random.Random) -> str:
     spaced = draw.random() < 0.2
-    text = json.dumps(document, sort_keys=not spaced, separators=None if spaced else (",", ":"))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * limit)  # what is nested several times is deeper than this may write, and is read with less
+    try:
+        text = json.dumps(document, sort_keys=not spaced, separators=None if spaced else (",", ":"))
+    finally:
+        sys.setrecursionlimit(limit)
     for name, raw in _RAW.items():
         text = text.replace(json.dumps(name), raw)
     return text.replace('"raw twice ', '"')
