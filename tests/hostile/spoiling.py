@@ -180,7 +180,7 @@ _CHANGES: tuple[Callable[[Any, Any, random.Random], None], ...] = (
 def _written(document: Any, draw: random.Random) -> str:
     spaced = draw.random() < 0.2
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(20 * limit)  # what is nested several times is deeper than this may write, and is read with less
+    sys.setrecursionlimit(20 * limit)  # what is nested several times is deeper than this may write
     try:
         text = json.dumps(document, sort_keys=not spaced, separators=None if spaced else (",", ":"))
     finally:
