@@ -166,7 +166,8 @@ class Checker:
         pieces = _pieces(manifest)
         damage = []
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
-        while batch := list(islice(work, _BATCH)):
+        # The first by itself: of several that begin at once the budget may take another, and this never has its turn.
+        while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
             for index, checked in self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch):
                 self.checked_bytes += checked.read_bytes
                 if self._report is not None:

@@ -52,6 +52,11 @@ class Budget:
         self._reading_since_s: float | None = None
         self._begun_bytes = self._done_bytes = 0
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was begun yet."""
+        return self._budget_s is not None and self._reading_since_s is None
+
     def begin(self, nbytes: int) -> bool:
         """Whether a blob of that size may be read; `done` must follow if so."""
         if self._budget_s is None:
