@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,13 @@ def main(arguments: Sequence[str]) -> int:
         sizes = Sizes(options.size, options.small, options.laps, options.laps, options.seed)
     if options.large:
         sizes = _make_large(options.out, options.seed, counting=options.counting is not None)
-    settings = Settings(
-        sizes, drop_everything=os.geteuid() == 0 and not options.advise, thorough=options.thorough
-    )
     with place_for(options, sizes) as place:
+        settings = Settings(
+            sizes,
+            drop_everything=os.geteuid() == 0 and not options.advise,
+            own_filesystem=place.own,
+            thorough=options.thorough,
+        )
         if options.counting is not None:
             return _count_here(scenarios, place, settings, options.counting)
         found = run(scenarios, place, settings, options.rounds, lambda line: print(line, flush=True))
@@ -157,7 +160,7 @@ def _count(read: dict[str, Any], arguments: Sequence[str], out: Path) -> None:
 
 
 def _count_here(scenarios: Sequence[Scenario], place: Place, settings: Settings, out: Path) -> int:
-    thorough = Settings(settings.sizes, settings.drop_everything, thorough=True, counting=True)
+    thorough = replace(settings, thorough=True, counting=True)
     found = run(scenarios, place, thorough, 1, lambda line: None)
     out.write_text(json.dumps(asdict(found)))
     return 0

@@ -75,6 +75,7 @@ class Settings:
 
     Attributes:
         drop_everything: Whether cold means `drop_caches`, for the whole machine; else the files' own pages.
+        own_filesystem: Whether nobody else writes to the filesystem, so that it can be synced before each lap.
         thorough: Whether everything that was stored is compared.
         counting: Whether this pass is not timed: memory is sampled, and laps are marked for strace.
         timeout_s: After which a case is killed.
@@ -82,6 +83,7 @@ class Settings:
 
     sizes: Sizes
     drop_everything: bool
+    own_filesystem: bool = False
     thorough: bool = False
     counting: bool = False
     timeout_s: float = 1800.0
@@ -153,7 +155,8 @@ def measure(scenario: Scenario, case: Case, folder: Path, settings: Settings) ->
 
 def _lap(scenario: Scenario, case: Case, lap: int, folder: Path, settings: Settings, sample: Sample) -> None:
     there = footprint(folder)
-    sync_filesystem(folder)
+    if settings.own_filesystem:
+        sync_filesystem(folder)
     gc.collect()
     memory = PrivateMemory() if settings.counting else PeakMemory()
     with memory:

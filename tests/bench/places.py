@@ -26,11 +26,13 @@ class Place:
     Attributes:
         words: What it is, for the report.
         tmpfs: A directory in memory; None: there is none, or no room.
+        own: Whether nobody else writes to its filesystem.
     """
 
     path: Path
     words: str
     tmpfs: Path | None
+    own: bool = False
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def loop_ext4(folder: Path, nbytes: int, need_tmpfs_bytes: int) -> Iterator[Plac
             _run("losetup", "--detach", str(device))  # done by the kernel when nobody uses it any more
         try:
             words = f"ext4 with a journal on a loop device (direct I/O), over {_kind_of(folder)}"
-            yield Place(mountpoint, words, shm)
+            yield Place(mountpoint, words, shm, own=True)
         finally:
             unmount(_program("umount"), mountpoint)
 

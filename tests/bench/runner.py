@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from tests.bench import states
 from tests.bench.case import Case, Scenario
 from tests.bench.child import Settings, run_forked
 from tests.bench.places import Place
+from tests.bench.usage import sync_filesystem
 
 Tell = Callable[[str], None]
 
@@ -70,14 +70,15 @@ def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -
     base = place.tmpfs if scenario.place == "tmpfs" else place.path
     assert base is not None
     if scenario.place == "tmpfs":
-        settings = replace(settings, drop_everything=False)
+        settings = replace(settings, drop_everything=False, own_filesystem=False)
     folder = Path(base, "case")
     folder.mkdir()
     try:
         return run_forked(scenario, case, folder, settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.sync() if settings.drop_everything else None
+        if settings.own_filesystem:  # what unlinking leaves to the journal is nobody's to pay
+            sync_filesystem(base)
 
 
 def _keep(found: Found, scenario: Scenario, case: Case, said: dict[str, Any]) -> None:

@@ -139,13 +139,14 @@ def sync_filesystem(folder: Path) -> None:
 
 def make_cold(folder: Path, *, everything: bool) -> None:
     """Drop the pages of all files below a directory; as root `everything` drops inodes and names as well."""
-    sync_filesystem(folder)
     if everything:
+        sync_filesystem(folder)
         Path("/proc/sys/vm/drop_caches").write_text("3")
         return
     for path in regular_files(folder):
         fd = os.open(path, os.O_RDONLY)
         try:
+            os.fdatasync(fd)  # a dirty page cannot be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
