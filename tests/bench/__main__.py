@@ -20,7 +20,7 @@ from tests.bench.child import Settings
 from tests.bench.places import Place, given, loop_ext4
 from tests.bench.plot import plot
 from tests.bench.report import report
-from tests.bench.runner import run, room_needed
+from tests.bench.runner import room_needed, run
 from tests.bench.scenarios import all_scenarios
 from tests.bench.states import Sizes
 
@@ -54,8 +54,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="for the reports; the image lies there")
     parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md")
     parser.add_argument("--no-count", action="store_true", help="leave out the untimed pass that counts fsyncs")
-    parser.add_argument("--advise", action="store_true", help="cold by posix_fadvise, also as root")
-    parser.add_argument("--thorough", action="store_true", help="compare all that was stored in timed rounds, too")
+    parser.add_argument(
+        "--tiny", action="store_true", help="one round with next to nothing, all of it compared: a test"
+    )
     parser.add_argument("--counting", type=Path, help=argparse.SUPPRESS)  # the untimed pass, by itself
     return parser.parse_args(arguments)
 
@@ -94,7 +95,9 @@ def place_for(options: argparse.Namespace, sizes: Sizes) -> Iterator[Place]:
                 yield place
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
-            raise SystemExit(f"error: no ext4 on a loop device: {said.strip()}\nhint: make bench BENCH_DIR=…") from error
+            raise SystemExit(
+                f"error: no ext4 on a loop device: {said.strip()}\nhint: make bench BENCH_DIR=…"
+            ) from error
     else:
         with given(options.out, shm_bytes) as place:
             yield place
@@ -106,16 +109,20 @@ def main(arguments: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     scenarios = chosen(options.scenarios, large=options.large)
     sizes = Sizes(options.size, options.small, rotation_laps=options.laps, seed=options.seed)
-    if options.laps < sizes.changing_laps:
-        sizes = Sizes(options.size, options.small, options.laps, options.laps, options.seed)
+    if options.tiny:
+        sizes, options.rounds = (
+            Sizes(8 * 2**20, small_count=200, changing_laps=2, rotation_laps=5, seed=options.seed, layers=2),
+            1,
+        )
     if options.large:
         sizes = _make_large(options.out, options.seed, counting=options.counting is not None)
     with place_for(options, sizes) as place:
         settings = Settings(
             sizes,
-            drop_everything=os.geteuid() == 0 and not options.advise,
+            drop_everything=os.geteuid() == 0 and not options.tiny,
             own_filesystem=place.own,
-            thorough=options.thorough,
+            thorough=options.tiny,
+            rehearse=not options.tiny,
         )
         if options.counting is not None:
             return _count_here(scenarios, place, settings, options.counting)

@@ -14,7 +14,7 @@ from tests.bench.case import Cache, Case, Here, System
 from tests.bench.states import Kind, Sizes, State
 from tests.bench.usage import cached_share, footprint, make_warm
 
-_REHEARSED = Sizes(state_bytes=2**20, small_count=20)
+_REHEARSED = Sizes(state_bytes=2**25, small_count=20, layers=2)
 _SAMPLED = 25
 
 
@@ -35,7 +35,7 @@ class _OfSystem(Case):
 
     def prepare(self, here: Here) -> None:
         self._here = here
-        if not self.system.program:
+        if here.rehearse and not self.system.program:
             rehearsal = here.folder / "rehearsal"
             rehearsal.mkdir()
             self.system.open(rehearsal)
@@ -83,7 +83,7 @@ class SampledSave(FirstSave):
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
-        self.state = dict(list(self.state.items())[:: _SAMPLED])
+        self.state = dict(list(self.state.items())[::_SAMPLED])
         self.scale = sum(tensor.nbytes for tensor in self.state.values()) / self.nbytes
 
 

@@ -1,7 +1,7 @@
 """Peers that keep files: restic, borg, DVC. The state is a safetensors file that was written before the clock runs.
 
-So they do less than the others: they only take in a file that is in the page cache. restic and borg make their own files
-durable; DVC does not, and gets an fsync of what it made.
+So they do less than the others: they only take in a file that is in the page cache. restic and borg make their own
+files durable; DVC does not, and gets an fsync of what it made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The few concepts: a `System` saves and loads, a `Case` is one act of it that is measured, a `Scenario` compares cases.
+"""The few concepts: a `System` saves and loads, a `Case` is one act that is measured, a `Scenario` compares cases.
 
-A floor is a case without a system: what the machine can do at best. A peer is a system, and ckstore is one, too: each is
-measured by the same cases (`tests.bench.acts`).
+A floor is a case without a system: what the machine can do at best. A peer is a system, and ckstore is one, too: each
+is measured by the same cases (`tests.bench.acts`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Here:
         folder: An empty directory of its own, on the filesystem that is measured.
         sizes: How much.
         thorough: Whether `check` compares all that was stored; in timed passes it looks at little, to save time.
+        rehearse: Whether a case does its act with little before it is measured, so that imports are done.
     """
 
     folder: Path
     sizes: Sizes
-    thorough: bool
+    thorough: bool = False
+    rehearse: bool = True
 
 
 class Case(ABC):
@@ -66,14 +68,14 @@ class Case(ABC):
     def prepare(self, here: Here) -> None:
         """Do what is not measured."""
 
-    def before(self, lap: int) -> None:
+    def before(self, lap: int) -> None:  # noqa: B027 - most have nothing to do
         """Do what is not measured before each lap."""
 
     @abstractmethod
     def act(self, lap: int) -> None:
         """Do what is measured; when it returns it is as durable as the scenario says."""
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - the same
         """Raise unless the act did what it should."""
 
 
@@ -99,7 +101,7 @@ class System(ABC):
     def open(self, folder: Path) -> None:
         """Make ready in an empty directory."""
 
-    def ready(self, state: State) -> None:
+    def ready(self, state: State) -> None:  # noqa: B027 - most have nothing to do
         """Do what comes before a save and is not a part of it."""
 
     @abstractmethod

@@ -7,6 +7,7 @@ saves the second and a half that torch takes to be imported. No thread of torch 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -35,6 +36,15 @@ from tests.bench.usage import (
 
 MARK = "/ckstore-bench/"
 _WARM_FROM, _COLD_TO = 0.99, 0.01
+_PRELOADED = (
+    "safetensors.torch",
+    "torch.distributed.checkpoint",
+    "ckstore.catalog",
+    *(
+        f"ckstore.ops.{verb}"
+        for verb in ("create", "gc", "latest_valid", "open_checkpoint", "retain", "save", "verify")
+    ),
+)
 
 
 class CacheNotReached(Exception):
@@ -76,7 +86,7 @@ class Settings:
     Attributes:
         drop_everything: Whether cold means `drop_caches`, for the whole machine; else the files' own pages.
         own_filesystem: Whether nobody else writes to the filesystem, so that it can be synced before each lap.
-        thorough: Whether everything that was stored is compared.
+        thorough, rehearse: As in `tests.bench.case.Here`.
         counting: Whether this pass is not timed: memory is sampled, and laps are marked for strace.
         timeout_s: After which a case is killed.
     """
@@ -85,8 +95,17 @@ class Settings:
     drop_everything: bool
     own_filesystem: bool = False
     thorough: bool = False
+    rehearse: bool = True
     counting: bool = False
     timeout_s: float = 1800.0
+
+
+def preload() -> None:
+    """Import what cases need before the first fork, and keep the collector from walking it in each of them."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def run_forked(scenario: Scenario, case: Case, folder: Path, settings: Settings) -> dict[str, Any]:
@@ -103,11 +122,11 @@ def run_forked(scenario: Scenario, case: Case, folder: Path, settings: Settings)
             status = 0
         finally:
             os._exit(status)
-    status = _wait(pid, settings.timeout_s)
+    ended = _wait(pid, settings.timeout_s)
     try:
         found: dict[str, Any] = json.loads(answer.read_text())
     except (OSError, ValueError):
-        found = {"error": f"the process ended with {status} and said nothing"}
+        found = {"error": f"the process ended with {ended} and said nothing"}
     answer.unlink(missing_ok=True)
     return found
 
@@ -139,11 +158,11 @@ def measure(scenario: Scenario, case: Case, folder: Path, settings: Settings) ->
     if scenario.without_fsync:
         os.fsync = os.fdatasync = lambda fd: None  # SQLite's own, two or three a save, stay
     sample = Sample()
-    case.prepare(Here(folder, settings.sizes, settings.thorough))
+    case.prepare(Here(folder, settings.sizes, settings.thorough, settings.rehearse))
     for lap in range(case.laps):
         case.before(lap)
         sample.cached = _set_cache(case, folder, settings)
-        _lap(scenario, case, lap, folder, settings, sample)
+        _lap(scenario, case, lap, (folder, settings), sample)
     case.check()
     sample.nbytes, sample.scale, sample.figures = case.nbytes, case.scale, case.figures
     for name in ("cpu_s", "written_bytes", "read_bytes", "files", "allocated_bytes"):
@@ -153,7 +172,8 @@ def measure(scenario: Scenario, case: Case, folder: Path, settings: Settings) ->
     return sample
 
 
-def _lap(scenario: Scenario, case: Case, lap: int, folder: Path, settings: Settings, sample: Sample) -> None:
+def _lap(scenario: Scenario, case: Case, lap: int, here: tuple[Path, Settings], sample: Sample) -> None:
+    folder, settings = here
     there = footprint(folder)
     if settings.own_filesystem:
         sync_filesystem(folder)
@@ -201,6 +221,6 @@ def _set_cache(case: Case, folder: Path, settings: Settings) -> float | None:
     share = cached_share(regular_files(folder))
     if share is None:
         return None
-    if case.cache == "warm" and share < _WARM_FROM or case.cache == "cold" and share > _COLD_TO:
+    if (case.cache == "warm" and share < _WARM_FROM) or (case.cache == "cold" and share > _COLD_TO):
         raise CacheNotReached(f"{share:.0%} of the pages are in the page cache, wanted it {case.cache}")
     return share

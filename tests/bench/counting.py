@@ -1,4 +1,4 @@
-"""Count the fsyncs of each case: the same cases once more under strace, untimed. Memory is sampled in that pass, too."""
+"""Count the fsyncs of each case: all cases once more under strace, untimed. Memory is sampled in that pass, too."""
 
 from __future__ import annotations
 

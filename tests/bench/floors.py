@@ -19,7 +19,7 @@ import xxhash
 
 from ckstore.ops.create import DEFAULT_CHUNK_BYTES
 from tests.bench import states
-from tests.bench.case import Case, Here
+from tests.bench.case import Case, Here, Role
 from tests.bench.states import Kind
 
 _IO_BYTES = 8 * 2**20
@@ -31,7 +31,7 @@ _PIECE_BYTES = 2**20
 class Floor(Case):
     """A case without a system; its bytes are as many as those of a state."""
 
-    role = "floor"
+    role: Role = "floor"
 
     def __init__(self, name: str, kind: Kind = "llm") -> None:
         super().__init__()
@@ -56,9 +56,6 @@ class WriteFiles(Floor):
         super().__init__(name)
         self._flags = os.O_DIRECT if direct else 0
         self._at_once = at_once
-
-    def missing(self) -> str:
-        return ""
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
@@ -202,7 +199,7 @@ def _file_sizes(nbytes: int) -> list[int]:
 
 def _random_buffer(seed: int) -> memoryview:
     """Return page-aligned memory of one chunk, faulted in."""
-    memory = mmap.mmap(-1, DEFAULT_CHUNK_BYTES)
+    memory = mmap.mmap(-1, DEFAULT_CHUNK_BYTES)  # the whole pages of one file are written from it
     array = np.frombuffer(memory, np.uint8)
     block = np.random.default_rng(seed).integers(0, 256, _PIECE_BYTES, np.uint8)
     for at in range(0, len(array), len(block)):

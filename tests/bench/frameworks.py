@@ -1,7 +1,8 @@
-"""Peers of torch: torch.save, safetensors, distributed checkpoints. Each gets the fsync of file and directory that it lacks."""
+"""torch.save, safetensors, distributed checkpoints: each gets the fsync of file and directory that it lacks."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -108,7 +109,7 @@ class Safetensors(_OneFile):
     def load_one(self, name: str) -> torch.Tensor:
         from safetensors import safe_open
 
-        with safe_open(self._newest(), framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(self._newest(), framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name).clone()
         return tensor
 
@@ -135,11 +136,10 @@ class DistributedCheckpoint(System):
         sync_file(folder)
 
     def save(self, state: State, step: int) -> None:
-        from torch.distributed import checkpoint
-
+        dcp = _dcp()
         path = self._folder / f"{step:06}"
-        writer = checkpoint.FileSystemWriter(path, thread_count=self._threads, sync_files=True)
-        checkpoint.save(dict(state), storage_writer=writer, no_dist=True)
+        writer = dcp.FileSystemWriter(path, thread_count=self._threads, sync_files=True)
+        dcp.save(dict(state), storage_writer=writer, no_dist=True)
         sync_file(path)
         sync_file(self._folder)
 
@@ -156,20 +156,20 @@ class DistributedCheckpoint(System):
         return {name: (entry.size, entry.properties.dtype) for name, entry in metadata.items()}
 
     def _reader(self) -> Any:
-        from torch.distributed import checkpoint
-
-        return checkpoint.FileSystemReader(max(self._folder.iterdir()))
+        return _dcp().FileSystemReader(max(self._folder.iterdir()))
 
     def load_into(self, state: State) -> None:
-        from torch.distributed import checkpoint
-
-        checkpoint.load(dict(state), storage_reader=self._reader(), no_dist=True)
+        _dcp().load(dict(state), storage_reader=self._reader(), no_dist=True)
 
     def load_one(self, name: str) -> torch.Tensor:
         size, dtype = self._described()[name]
         tensor = torch.empty(size, dtype=dtype)
         self.load_into({name: tensor})
         return tensor
+
+
+def _dcp() -> Any:
+    return importlib.import_module("torch.distributed.checkpoint")  # its names are public, and not exported for mypy
 
 
 class FileEach(System):
@@ -199,5 +199,3 @@ def sync_tree_names(folder: Path) -> None:
     """Make the names in a directory durable, and its own."""
     sync_file(folder)
     sync_file(folder.parent)
-
-

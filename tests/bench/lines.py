@@ -117,7 +117,9 @@ def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], 
 
 
 LINES = (
-    Line("first save: share of the direct-write floor, or the next line", 0.85, True, _floor_share("save", WRITE_FLOORS)),
+    Line(
+        "first save: share of the direct-write floor, or the next line", 0.85, True, _floor_share("save", WRITE_FLOORS)
+    ),
     Line("first save: faster than the best peer, or the line before", 1.2, True, _faster("save")),
     Line("first save: faster than torch.save + fsync", 1.5, True, _faster("save", "torch.save")),
     Line("first save: CPU-seconds of those of torch.save", 0.5, False, _cpu_of_torch_save),
@@ -145,5 +147,10 @@ LINES = (
     Line("load in place: extra memory in MiB", 128.0, False, _memory("into")),
     Line("keep the last three: p95 of p50", 1.5, False, _tail),
     Line("page cache of another file kept", 0.95, True, lambda r: r.value("cache", _OURS, "kept_share")),
-    Line("verify, cold: share of the slower of read and hash", 0.85, True, _floor_share("verify", READ_FLOORS, HASH_FLOORS)),
+    Line(
+        "verify, cold: share of the slower of read and hash",
+        0.85,
+        True,
+        _floor_share("verify", READ_FLOORS, HASH_FLOORS),
+    ),
 )

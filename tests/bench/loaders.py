@@ -1,4 +1,4 @@
-"""Peers with a format of their own that are rarely installed: tensorizer, Orbax. `pip install tensorizer orbax-checkpoint`."""
+"""Peers that are rarely installed: tensorizer, Orbax (`pip install tensorizer orbax-checkpoint`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tensorizer(_Imported):
     def _read(self, **options: Any) -> dict[str, torch.Tensor]:
         deserializer = importlib.import_module(self.module).TensorDeserializer
         with deserializer(str(self._newest()), device="cpu", **options) as found:
-            return {name: found[name] for name in found.keys()}
+            return {name: found[name] for name in list(found.keys())}
 
 
 class Orbax(_Imported):

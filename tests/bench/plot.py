@@ -42,8 +42,7 @@ def _scenario(parts: list[str], y: int, title: str, bars: list[tuple[str, str, l
         parts += [
             f'<text x="{_LABEL - 6}" y="{y + 11}" text-anchor="end">{escape(case)}</text>',
             f'<rect x="{_LABEL}" y="{y}" width="{middle * scale:.1f}" height="{_BAR}" fill="{_COLOURS[role]}"/>',
-            f'<line x1="{_LABEL + min(times) * scale:.1f}" x2="{_LABEL + max(times) * scale:.1f}" '
-            f'y1="{line}" y2="{line}" stroke="#222"/>',
+            f'<path d="M{_LABEL + min(times) * scale:.1f} {line}H{_LABEL + max(times) * scale:.1f}" stroke="#222"/>',
             f'<text x="{_LABEL + max(times) * scale + 6:.1f}" y="{y + 11}">{number(middle)}</text>',
         ]
         y += _BAR + _GAP

@@ -41,13 +41,26 @@ def _lines(results: Results) -> str:
         value = line.figure(results)
         if value is not None:
             wanted = f"{'at least' if line.at_least else 'at most'} {line.limit:g}"
-            rows.append(f"| {line.what} | {wanted} | {number(value)} | {'yes' if line.reached(results) else '**no**'} |")
+            rows.append(
+                f"| {line.what} | {wanted} | {number(value)} | {'yes' if line.reached(results) else '**no**'} |"
+            )
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
 def _scenario(results: Results, name: str) -> str:
     scenario = results.scenarios[name]
-    head = ["", "seconds", "min – max", "GB/s", "× ckstore", "CPU-s/GB", "extra MiB", "written MiB", "read MiB", "files"]
+    head = [
+        "",
+        "seconds",
+        "min – max",
+        "GB/s",
+        "× ckstore",
+        "CPU-s/GB",
+        "extra MiB",
+        "written MiB",
+        "read MiB",
+        "files",
+    ]
     head += ["fsyncs", "also"]
     rows = [f"**{scenario['title']}** (`{name}`)", "", _row(head), _row(["---"] * len(head))]
     order = {"floor": 0, "ckstore": 1, "peer": 2}

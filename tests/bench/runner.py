@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.bench import states
 from tests.bench.case import Case, Scenario
-from tests.bench.child import Settings, run_forked
+from tests.bench.child import Settings, preload, run_forked
 from tests.bench.places import Place
 from tests.bench.usage import sync_filesystem
 
@@ -35,6 +35,7 @@ class Found:
 def run(scenarios: Sequence[Scenario], place: Place, settings: Settings, rounds: int, tell: Tell) -> Found:
     """Run all cases of all scenarios; one that fails is told and left out of the rounds that follow."""
     found = Found()
+    preload()
     for scenario in scenarios:
         cases = _possible(scenario, place, settings, found)
         found.samples[scenario.name] = {case.name: [] for case in cases}
@@ -63,7 +64,7 @@ def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found
 
 
 def _can_be_large(case: Case) -> bool:
-    return case.role != "floor" and case.name in ("ckstore", "torch.save", "safetensors") or "write" in case.name
+    return (case.role != "floor" and case.name in ("ckstore", "torch.save", "safetensors")) or "write" in case.name
 
 
 def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -> dict[str, Any]:

@@ -81,11 +81,19 @@ def all_scenarios() -> tuple[Scenario, ...]:
         Scenario(
             "save",
             "First durable save",
-            (*_write(), Fsync("fsync of 4 KiB, 20 times"), *_hash(), *_writers(), *(FirstSave(peer()) for peer in backups)),
+            (
+                *_write(),
+                Fsync("fsync of 4 KiB, 20 times"),
+                *_hash(),
+                *_writers(),
+                *(FirstSave(peer()) for peer in backups),
+            ),
             large=True,
         ),
         Scenario("nosync", "First save without fsync: the price of durability", _writers()[:7], without_fsync=True),
-        Scenario("tmpfs", "First save on tmpfs: the cost without a disk", (*_copy(), *_hash(), *_writers()), place="tmpfs"),
+        Scenario(
+            "tmpfs", "First save on tmpfs: the cost without a disk", (*_copy(), *_hash(), *_writers()), place="tmpfs"
+        ),
         Scenario(
             "unchanged",
             "Save of an unchanged state",
@@ -148,7 +156,9 @@ def all_scenarios() -> tuple[Scenario, ...]:
         Scenario(
             "one",
             "One tensor of all, cold",
-            tuple(LoadOne(system, cache="cold") for system in (Ckstore(), TorchSave(), Safetensors(), dcp, Tensorizer())),
+            tuple(
+                LoadOne(system, cache="cold") for system in (Ckstore(), TorchSave(), Safetensors(), dcp, Tensorizer())
+            ),
         ),
         Scenario(
             "rotate",

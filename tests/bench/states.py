@@ -22,8 +22,6 @@ State = dict[str, torch.Tensor]
 Kind = Literal["llm", "rotation", "small"]
 
 BLOCK_BYTES = 2**16
-_LAYERS = 19
-"""With 9 tensors a layer, and two moments of each, a state has more than 500 tensors."""
 _BASE_ELEMENTS = 4 * 2**20
 _SMALL_BYTES = tuple(2**power for power in range(10, 17))
 _ROTATION_SHARE = 16
@@ -40,6 +38,7 @@ class Sizes:
         changing_laps: Saves of a state of which 10 % change.
         rotation_laps: Saves of a smaller state of which all changes, of which three are kept.
         seed: Of everything that is drawn.
+        layers: Of the LLM-shaped state; each has 9 tensors, and two moments of each, so 19 make more than 500.
         large_file: Where a state larger than memory was written; empty: states are in memory.
     """
 
@@ -48,6 +47,7 @@ class Sizes:
     changing_laps: int = 20
     rotation_laps: int = 60
     seed: int = 20_250
+    layers: int = 19
     large_file: str = ""
 
 
@@ -71,15 +71,15 @@ def shapes(kind: Kind, sizes: Sizes) -> list[Shape]:
         cycle = itertools.cycle(_SMALL_BYTES)
         return [Shape(f"small.{i:06}", torch.float32, (next(cycle) // 4,)) for i in range(sizes.small_count)]
     nbytes = sizes.state_bytes // (_ROTATION_SHARE if kind == "rotation" else 1)
-    return list(_llm(nbytes))
+    return list(_llm(nbytes, sizes.layers))
 
 
-def _llm(nbytes: int) -> Iterator[Shape]:
+def _llm(nbytes: int, layers: int) -> Iterator[Shape]:
     # A layer has 12 h² parameters and the embedding, of 24 h words, 24 h².
-    wide = math.sqrt(nbytes / _BYTES_A_PARAMETER / (12 * _LAYERS + 24))
+    wide = math.sqrt(nbytes / _BYTES_A_PARAMETER / (12 * layers + 24))
     h = max(16, round(wide / 16) * 16)
-    weights = [("embed", (24 * h, h))]
-    for i in range(_LAYERS):
+    weights: list[tuple[str, tuple[int, ...]]] = [("embed", (24 * h, h))]
+    for i in range(layers):
         layer = f"layers.{i}"
         weights += [(f"{layer}.attention.{name}", (h, h)) for name in ("q", "k", "v", "o")]
         weights += [(f"{layer}.mlp.up", (4 * h, h)), (f"{layer}.mlp.down", (h, 4 * h))]
@@ -98,7 +98,7 @@ def make(kind: Kind, sizes: Sizes) -> State:
     """Make a state; the LLM-shaped one is mapped where `sizes` names a file for it."""
     if kind == "llm" and sizes.large_file:
         return _mapped(Path(sizes.large_file), shapes(kind, sizes))
-    filler = _Filler(sizes.seed)
+    filler = _Filler(sizes)
     state = {}
     for number, shape in enumerate(shapes(kind, sizes)):
         state[shape.name] = tensor = torch.empty(shape.shape, dtype=shape.dtype)
@@ -142,7 +142,7 @@ def stamp(tensor: torch.Tensor, number: int, lap: int) -> None:
 
 def same(found: Mapping[str, torch.Tensor], wanted: State) -> bool:
     """Whether two states have the same names, dtypes, shapes and bits."""
-    if list(sorted(found)) != list(sorted(wanted)):
+    if sorted(found) != sorted(wanted):
         return False
     for name, tensor in wanted.items():
         other = found[name]
@@ -165,7 +165,7 @@ def like(state: State) -> State:
 
 def write_large(path: Path, sizes: Sizes) -> None:
     """Write the LLM-shaped state to a file, one tensor in memory at a time."""
-    filler = _Filler(sizes.seed)
+    filler = _Filler(sizes)
     with path.open("wb") as file:
         for number, shape in enumerate(shapes("llm", sizes)):
             tensor = torch.empty(shape.shape, dtype=shape.dtype)
@@ -189,9 +189,10 @@ def _mapped(path: Path, wanted: list[Shape]) -> State:
 class _Filler:
     """Lays one block of normal numbers out over tensors of any size."""
 
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        wide = torch.randn(_BASE_ELEMENTS, generator=generator).mul_(0.02)
+    def __init__(self, sizes: Sizes) -> None:
+        elements = min(_BASE_ELEMENTS, max(2**16, sizes.state_bytes // 8))
+        generator = torch.Generator().manual_seed(sizes.seed)
+        wide = torch.randn(elements, generator=generator).mul_(0.02)
         self._base = {torch.float32: wide, torch.bfloat16: wide.to(torch.bfloat16)}
 
     def fill(self, tensor: torch.Tensor, number: int) -> None:
