@@ -123,6 +123,7 @@ def main(arguments: Sequence[str]) -> int:
             own_filesystem=place.own,
             thorough=options.tiny,
             rehearse=not options.tiny,
+            fsync=not options.tiny,
         )
         if options.counting is not None:
             return _count_here(scenarios, place, settings, options.counting)

@@ -87,6 +87,7 @@ class Settings:
         drop_everything: Whether cold means `drop_caches`, for the whole machine; else the files' own pages.
         own_filesystem: Whether nobody else writes to the filesystem, so that it can be synced before each lap.
         thorough, rehearse: As in `tests.bench.case.Here`.
+        fsync: Whether anything is made durable; not in a test of the benchmark itself.
         counting: Whether this pass is not timed: memory is sampled, and laps are marked for strace.
         timeout_s: After which a case is killed.
     """
@@ -96,6 +97,7 @@ class Settings:
     own_filesystem: bool = False
     thorough: bool = False
     rehearse: bool = True
+    fsync: bool = True
     counting: bool = False
     timeout_s: float = 1800.0
 
@@ -155,7 +157,7 @@ def _answer(scenario: Scenario, case: Case, folder: Path, settings: Settings, an
 
 def measure(scenario: Scenario, case: Case, folder: Path, settings: Settings) -> Sample:
     """Run a case in this process."""
-    if scenario.without_fsync:
+    if scenario.without_fsync or not settings.fsync:
         os.fsync = os.fdatasync = lambda fd: None  # SQLite's own, two or three a save, stay
     sample = Sample()
     case.prepare(Here(folder, settings.sizes, settings.thorough, settings.rehearse))

@@ -59,7 +59,7 @@ class WriteFiles(Floor):
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
-        self._buffers = [_random_buffer(here.sizes.seed + i) for i in range(self._at_once)]
+        self._buffers = [_random_buffer(here.sizes.seed + i, self.nbytes) for i in range(self._at_once)]
 
     def act(self, lap: int) -> None:
         files = list(enumerate(_file_sizes(self.nbytes)))
@@ -87,7 +87,7 @@ class ReadFiles(Floor):
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
-        self._buffers = [_random_buffer(here.sizes.seed + i) for i in range(self._at_once)]
+        self._buffers = [_random_buffer(here.sizes.seed + i, self.nbytes) for i in range(self._at_once)]
         for number, nbytes in enumerate(_file_sizes(self.nbytes)):
             write_file(self._folder / f"{number:06}", self._buffers[0], nbytes, number, os.O_DIRECT)
         self._read_bytes = 0
@@ -123,7 +123,7 @@ class Fsync(Floor):
 
     def prepare(self, here: Here) -> None:
         self._fd = os.open(here.folder / "appended", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._data = _random_buffer(here.sizes.seed)[:_GRAIN_BYTES]
+        self._data = _random_buffer(here.sizes.seed, _GRAIN_BYTES)[:_GRAIN_BYTES]
         self.nbytes = self.laps * _GRAIN_BYTES
 
     def act(self, lap: int) -> None:
@@ -197,9 +197,9 @@ def _file_sizes(nbytes: int) -> list[int]:
     return [DEFAULT_CHUNK_BYTES] * whole + ([-(-rest // _GRAIN_BYTES) * _GRAIN_BYTES] if rest else [])
 
 
-def _random_buffer(seed: int) -> memoryview:
-    """Return page-aligned memory of one chunk, faulted in."""
-    memory = mmap.mmap(-1, DEFAULT_CHUNK_BYTES)  # the whole pages of one file are written from it
+def _random_buffer(seed: int, nbytes: int) -> memoryview:
+    """Return page-aligned memory of one chunk, faulted in; less where all bytes together are less, in whole MiB."""
+    memory = mmap.mmap(-1, min(DEFAULT_CHUNK_BYTES, -(-nbytes // _PIECE_BYTES) * _PIECE_BYTES))
     array = np.frombuffer(memory, np.uint8)
     block = np.random.default_rng(seed).integers(0, 256, _PIECE_BYTES, np.uint8)
     for at in range(0, len(array), len(block)):
