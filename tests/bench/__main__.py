@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -82,9 +83,9 @@ def chosen(names: Sequence[str], *, large: bool) -> list[Scenario]:
 
 
 @contextmanager
-def place_for(options: argparse.Namespace, sizes: Sizes) -> Iterator[Place]:
+def place_for(options: argparse.Namespace, sizes: Sizes, scenarios: Sequence[Scenario]) -> Iterator[Place]:
     """Give the place to measure in."""
-    room_bytes = room_needed(sizes)
+    room_bytes = room_needed(sizes, scenarios)
     shm_bytes = 0 if sizes.large_file else 3 * states.nbytes_of("llm", sizes)
     if options.dir is not None:
         with given(options.dir, shm_bytes) as place:
@@ -106,6 +107,7 @@ def place_for(options: argparse.Namespace, sizes: Sizes) -> Iterator[Place]:
 def main(arguments: Sequence[str]) -> int:
     """Measure; return the exit status: 1 if a case failed."""
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the filesystem is taken down
     options.out.mkdir(parents=True, exist_ok=True)
     scenarios = chosen(options.scenarios, large=options.large)
     sizes = Sizes(options.size, options.small, rotation_laps=options.laps, seed=options.seed)
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if options.large:
         sizes = _make_large(options.out, options.seed, counting=options.counting is not None)
-    with place_for(options, sizes) as place:
+    with place_for(options, sizes, scenarios) as place:
         settings = Settings(
             sizes,
             drop_everything=os.geteuid() == 0 and not options.tiny,
@@ -129,8 +131,8 @@ def main(arguments: Sequence[str]) -> int:
             return _count_here(scenarios, place, settings, options.counting)
         found = run(scenarios, place, settings, options.rounds, lambda line: print(line, flush=True))
         read = results.document(scenarios, found, place, settings, options.rounds)
-    if not options.no_count:
-        _count(read, arguments, options.out)
+        if not options.no_count:
+            _count(read, [*arguments, "--dir", str(place.path)], options.out)
     if options.large:
         Path(sizes.large_file).unlink()
     return _write(read, options)

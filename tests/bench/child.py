@@ -119,6 +119,7 @@ def run_forked(scenario: Scenario, case: Case, folder: Path, settings: Settings)
     if pid == 0:
         status = 1
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setpgid(0, 0)  # so that a case that hangs is killed with what it started
             _answer(scenario, case, folder, settings, answer)
             status = 0

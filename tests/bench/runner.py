@@ -94,7 +94,8 @@ def _line(scenario: Scenario, case: Case, number: int, said: dict[str, Any]) -> 
     return f"{scenario.name} {number + 1}: {case.name}: {what}"
 
 
-def room_needed(sizes: states.Sizes) -> int:
+def room_needed(sizes: states.Sizes, scenarios: Sequence[Scenario]) -> int:
     """Return how many bytes the filesystem needs for the largest case: a source, a first save, the changed tenths."""
-    largest = max(states.nbytes_of("llm", sizes), states.nbytes_of("small", sizes))
+    small_bytes = states.nbytes_of("small", sizes) if any(scenario.name == "small" for scenario in scenarios) else 0
+    largest = max(states.nbytes_of("llm", sizes), small_bytes)
     return int(largest * (1.3 if sizes.large_file else 5)) + 2**30
