@@ -6,6 +6,13 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 SOAK_S ?= 60
 ODD ?= all
+BENCH ?=
+ROUNDS ?= 5
+SIZE ?= 2GiB
+LARGE ?=
+BENCH_DIR ?=
+BENCH_PAGE ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +24,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash reliability mutants soak odd bench changelog system-packages clean
+.PHONY: help venv demo test lint format crash reliability mutants soak odd bench measures changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -79,7 +86,11 @@ soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seco
 odd: $(STAMP) system-packages ## The fast tests under python -O, -W error, umasks, another user, read-only stores, a jumping clock (ODD="clock non-root")
 	PYTHON=$(CURDIR)/$(BIN)/python tests/tools/odd-environments $(ODD)
 
-bench: $(STAMP) ## The measuring tests alone, one after another
+bench: $(STAMP) ## ckstore beside floors and peers: BENCH="save load" ROUNDS=5 SIZE=2GiB LARGE=1 BENCH_DIR=… BENCH_PAGE=1 (long)
+	$(BIN)/python -m tests.bench $(BENCH) --rounds $(ROUNDS) --size $(SIZE) $(if $(LARGE),--large) \
+		$(if $(BENCH_DIR),--dir $(BENCH_DIR)) $(if $(BENCH_PAGE),--page) $(BENCH_ARGS)
+
+measures: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
 
 changelog: $(STAMP) ## Show what the next release's changelog will say

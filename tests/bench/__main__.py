@@ -1,0 +1,191 @@
+"""``python -m tests.bench [SCENARIO …]``: measure, and write the report. ``make bench`` calls it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tests.bench import counting, page, results, states
+from tests.bench.case import Scenario
+from tests.bench.child import Settings
+from tests.bench.places import Place, given, loop_ext4
+from tests.bench.plot import plot
+from tests.bench.report import report
+from tests.bench.runner import room_needed, run
+from tests.bench.scenarios import all_scenarios
+from tests.bench.states import Sizes
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_LARGER = 1.25
+
+
+def size(text: str) -> int:
+    """Return a number of bytes: ``2GiB``, ``64M``, ``4096``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is no size, such as 2GiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", help="names of scenarios, or parts of names; none: all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=size, default=2 * 2**30, help="of the LLM-shaped state, such as 2GiB")
+    parser.add_argument("--small", type=int, default=50_000, help="number of small tensors")
+    parser.add_argument("--laps", type=int, default=60, help="saves a round of the rotation")
+    parser.add_argument("--seed", type=int, default=20_250)
+    parser.add_argument("--large", action="store_true", help="a state larger than memory, mapped from a file")
+    parser.add_argument("--dir", type=Path, help="where to measure; else, as root, a new ext4 on a loop device")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="for the reports; the image lies there")
+    parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md")
+    parser.add_argument("--no-count", action="store_true", help="leave out the untimed pass that counts fsyncs")
+    parser.add_argument(
+        "--tiny", action="store_true", help="one round with next to nothing, all of it compared: a test"
+    )
+    parser.add_argument("--counting", type=Path, help=argparse.SUPPRESS)  # the untimed pass, by itself
+    return parser.parse_args(arguments)
+
+
+def chosen(names: Sequence[str], *, large: bool) -> list[Scenario]:
+    """Return the scenarios with these names, or those that begin with them.
+
+    Raises:
+        SystemExit: A name fits none.
+    """
+    possible = [scenario for scenario in all_scenarios() if scenario.large or not large]
+    known = {scenario.name for scenario in possible}
+    for name in names:
+        if name not in known and not any(other.startswith(name) for other in known):
+            raise SystemExit(f"error: there is no scenario {name}; there are: {', '.join(sorted(known))}")
+    return [
+        scenario
+        for scenario in possible
+        if not names
+        or scenario.name in names
+        or any(scenario.name.startswith(name) for name in names if name not in known)
+    ]
+
+
+@contextmanager
+def place_for(options: argparse.Namespace, sizes: Sizes, scenarios: Sequence[Scenario]) -> Iterator[Place]:
+    """Give the place to measure in."""
+    room_bytes = room_needed(sizes, scenarios)
+    shm_bytes = 0 if sizes.large_file else 3 * states.nbytes_of("llm", sizes)
+    if options.dir is not None:
+        with given(options.dir, shm_bytes) as place:
+            yield place
+    elif os.geteuid() == 0:
+        try:
+            with loop_ext4(options.out, room_bytes, shm_bytes) as place:
+                yield place
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", "") or str(error)
+            raise SystemExit(
+                f"error: no ext4 on a loop device: {said.strip()}\nhint: make bench BENCH_DIR=…"
+            ) from error
+    else:
+        with given(options.out, shm_bytes) as place:
+            yield place
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure; return the exit status: 1 if a case failed."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the filesystem is taken down
+    options.out.mkdir(parents=True, exist_ok=True)
+    scenarios = chosen(options.scenarios, large=options.large)
+    sizes = Sizes(options.size, options.small, rotation_laps=options.laps, seed=options.seed)
+    if options.tiny:
+        sizes, options.rounds = (
+            Sizes(8 * 2**20, small_count=200, changing_laps=2, rotation_laps=5, seed=options.seed, layers=2),
+            1,
+        )
+    if options.large:
+        sizes = _make_large(options.out, options.seed, counting=options.counting is not None)
+    with place_for(options, sizes, scenarios) as place:
+        settings = Settings(
+            sizes,
+            drop_everything=os.geteuid() == 0 and not options.tiny,
+            own_filesystem=place.own,
+            thorough=options.tiny,
+            rehearse=not options.tiny,
+            fsync=not options.tiny,
+        )
+        if options.counting is not None:
+            return _count_here(scenarios, place, settings, options.counting)
+        found = run(scenarios, place, settings, options.rounds, lambda line: print(line, flush=True))
+        read = results.document(scenarios, found, place, settings, options.rounds)
+        if not options.no_count:
+            _count(read, [*arguments, "--dir", str(place.path)], options.out)
+    if options.large:
+        Path(sizes.large_file).unlink()
+    return _write(read, options)
+
+
+def _make_large(out: Path, seed: int, *, counting: bool) -> Sizes:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    sizes = Sizes(int(memory_bytes * _LARGER), seed=seed, large_file=str((out / "large.state").resolve()))
+    if not counting:
+        states.write_large(Path(sizes.large_file), sizes)
+    return sizes
+
+
+def _count(read: dict[str, Any], arguments: Sequence[str], out: Path) -> None:
+    """Run the untimed pass under strace in a process of its own; add what it counted to the document."""
+    log, counted = (out / "strace.log").resolve(), (out / "counted.json").resolve()
+    counted.unlink(missing_ok=True)
+    command = [*counting.strace_command(log), sys.executable, "-m", "tests.bench", *arguments]
+    print("counting: every case once more, untimed", flush=True)
+    done = subprocess.run([*command, "--counting", str(counted)], check=False, stdout=subprocess.DEVNULL)
+    if not counted.exists():
+        read["not_counted"] = f"the untimed pass ended with {done.returncode}"
+        return
+    fsyncs = counting.fsyncs(log) if log.exists() else {}
+    said = json.loads(counted.read_text())
+    for name, scenario in read["scenarios"].items():
+        for case, about in scenario["cases"].items():
+            samples = said["samples"].get(name, {}).get(case, [])
+            if samples:
+                about["counted"] = {"private_bytes": samples[0]["extra_bytes"], "fsyncs": fsyncs.get((name, case))}
+        for case, errors in said["errors"].get(name, {}).items():
+            scenario["errors"].setdefault(case, []).extend(errors)
+    log.unlink(missing_ok=True)
+    counted.unlink()
+
+
+def _count_here(scenarios: Sequence[Scenario], place: Place, settings: Settings, out: Path) -> int:
+    thorough = replace(settings, thorough=True, counting=True)
+    found = run(scenarios, place, thorough, 1, lambda line: None)
+    out.write_text(json.dumps(asdict(found)))
+    return 0
+
+
+def _write(read: dict[str, Any], options: argparse.Namespace) -> int:
+    (options.out / "report.json").write_text(json.dumps(read, indent=1))
+    (options.out / "report.md").write_text(report(read) + "\n")
+    (options.out / "report.svg").write_text(plot(read))
+    if options.page:
+        page.write(page.PAGE, read)
+    errors = sum(len(scenario["errors"]) for scenario in read["scenarios"].values())
+    print(f"{options.out}/report.md, report.json, report.svg: {errors} cases failed")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

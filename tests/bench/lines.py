@@ -1,0 +1,156 @@
+"""The lines that ckstore wants to reach, each as a ratio of two figures of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckstore.ops.create import DEFAULT_CHUNK_BYTES
+from ckstore.ops.packing import PACK_BELOW_BYTES
+from tests.bench import states
+from tests.bench.results import Results, percentile, ratio
+from tests.bench.scenarios import COPY_FLOORS, HASH_FLOORS, READ_FLOORS, WRITE_FLOORS
+from tests.bench.states import Sizes
+
+_OURS = "ckstore"
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing to be reached.
+
+    Attributes:
+        what: In words.
+        limit: The figure has to be at least, or at most, this.
+        at_least: Which of the two.
+        figure: Computes it; None: it was not measured.
+    """
+
+    what: str
+    limit: float
+    at_least: bool
+    figure: Callable[[Results], float | None]
+
+    def reached(self, results: Results) -> bool | None:
+        """Whether it is reached; None: it was not measured."""
+        value = self.figure(results)
+        if value is None:
+            return None
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+def _faster(scenario: str, than: str | None = None, ours: str = _OURS) -> Callable[[Results], float | None]:
+    """How many times as long another case takes; None: the fastest peer."""
+
+    def figure(results: Results) -> float | None:
+        other = results.fastest(scenario) if than is None else results.seconds(scenario, than)
+        return ratio(other, results.seconds(scenario, ours))
+
+    return figure
+
+
+def _floor_share(scenario: str, *floors: tuple[str, ...]) -> Callable[[Results], float | None]:
+    """Which part of the time the slowest of some floors needs, each at its fastest."""
+
+    def figure(results: Results) -> float | None:
+        times = [results.fastest(scenario, names) for names in floors]
+        known = [seconds for seconds in times if seconds is not None]
+        return ratio(max(known), results.seconds(scenario, _OURS)) if len(known) == len(times) else None
+
+    return figure
+
+
+def _memory(scenario: str) -> Callable[[Results], float | None]:
+    return lambda results: ratio(results.counted(scenario, _OURS, "private_bytes"), _MIB)
+
+
+def _cpu_of_torch_save(results: Results) -> float | None:
+    return ratio(results.value("save", _OURS, "cpu_s"), results.value("save", "torch.save", "cpu_s"))
+
+
+def _unchanged(results: Results) -> float | None:
+    hashing = results.fastest("unchanged", HASH_FLOORS)
+    if hashing is None:
+        return None
+    allowed = hashing + 20e-6 * sum(_tensors_and_blobs(Sizes(**results.read["sizes"]))) + 10e-3
+    return ratio(results.seconds("unchanged", _OURS), allowed)
+
+
+def _tensors_and_blobs(sizes: Sizes) -> tuple[int, int]:
+    nbytes = [shape.nbytes for shape in states.shapes("llm", sizes)]
+    blobs = sum(-(-n // DEFAULT_CHUNK_BYTES) for n in nbytes if n >= PACK_BELOW_BYTES)
+    return len(nbytes), blobs + any(n < PACK_BELOW_BYTES for n in nbytes)
+
+
+def _changing(results: Results) -> float | None:
+    """Our time over that of writing the changed bytes and hashing all of them, at the rates of the floors."""
+    write, hashing = results.fastest("changing", WRITE_FLOORS), results.fastest("changing", HASH_FLOORS)
+    changed = results.value("changing", _OURS, "changed_bytes")
+    every = results.value("changing", _OURS, "nbytes")
+    one = results.value("changing", HASH_FLOORS[0], "nbytes")
+    if write is None or hashing is None or changed is None or every is None or not one:
+        return None
+    return ratio(results.seconds("changing", _OURS), (changed * write + every * hashing) / one)
+
+
+def _stored(results: Results) -> float | None:
+    return ratio(results.value("changing", _OURS, "stored_bytes"), results.value("changing", _OURS, "changed_bytes"))
+
+
+def _in_place(results: Results) -> float | None:
+    return ratio(results.seconds("into", _OURS), results.fastest("into", COPY_FLOORS))
+
+
+def _one(results: Results) -> float | None:
+    return ratio(results.value("one", _OURS, "read_bytes"), results.value("one", _OURS, "needed_bytes"))
+
+
+def _tail(results: Results) -> float | None:
+    laps = results.laps("rotate", _OURS)
+    return ratio(percentile(laps, 0.95), percentile(laps, 0.5))
+
+
+def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], float | None]:
+    """How many times as long as another case ours takes."""
+    return lambda results: ratio(results.seconds(scenario, ours), results.seconds(scenario, than))
+
+
+LINES = (
+    Line(
+        "first save: share of the direct-write floor, or the next line", 0.85, True, _floor_share("save", WRITE_FLOORS)
+    ),
+    Line("first save: faster than the best peer, or the line before", 1.2, True, _faster("save")),
+    Line("first save: faster than torch.save + fsync", 1.5, True, _faster("save", "torch.save")),
+    Line("first save: CPU-seconds of those of torch.save", 0.5, False, _cpu_of_torch_save),
+    Line("first save on tmpfs: faster than safetensors", 1.0, True, _faster("tmpfs", "safetensors")),
+    Line("unchanged: of hash + 20 µs × (tensors + blobs) + 10 ms", 1.3, False, _unchanged),
+    Line("unchanged: faster than restic", 20.0, True, _faster("unchanged", "restic")),
+    Line("unchanged: faster than borg", 20.0, True, _faster("unchanged", "borg")),
+    Line("unchanged: faster than the best peer", 10.0, True, _faster("unchanged")),
+    Line("10 % changed: bytes stored of bytes changed", 1.02, False, _stored),
+    Line("10 % changed: time of that of the changed bytes and the hash", 1.3, False, _changing),
+    Line("small tensors: faster than torch.save + fsync", 1.0, True, _faster("small", "torch.save")),
+    Line("small tensors: faster than a file each", 10.0, True, _faster("small", "file a tensor, fsync each")),
+    Line("mapped, warm: time of that of safetensors", 2.0, False, _slower("map", "safetensors")),
+    Line(
+        "mapped, warm, every byte: time of that of safetensors",
+        1.0,
+        False,
+        _slower("map", "safetensors, every byte", "ckstore, every byte"),
+    ),
+    Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),
+    Line("load, cold, verified: share of the direct-read floor", 0.85, True, _floor_share("load-cold", READ_FLOORS)),
+    Line("load in place, warm: time of that of one memcpy", 1.5, False, _in_place),
+    Line("one tensor, cold: bytes read of bytes needed", 1.1, False, _one),
+    Line("first save: extra memory in MiB", 256.0, False, _memory("save")),
+    Line("load in place: extra memory in MiB", 128.0, False, _memory("into")),
+    Line("keep the last three: p95 of p50", 1.5, False, _tail),
+    Line("page cache of another file kept", 0.95, True, lambda r: r.value("cache", _OURS, "kept_share")),
+    Line(
+        "verify, cold: share of the slower of read and hash",
+        0.85,
+        True,
+        _floor_share("verify", READ_FLOORS, HASH_FLOORS),
+    ),
+)

@@ -1,0 +1,58 @@
+"""ckstore as a system of the benchmark, with the settings that a new store has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ckstore import RetentionPolicy, Store
+from ckstore.model.names import join_key
+from tests.bench.case import Role, System
+from tests.bench.states import State
+
+
+class Ckstore(System):
+    """Saved by `Store.save`.
+
+    Args:
+        verify: Whether loads check every byte, as they do unless told otherwise.
+        name: For a second way to load.
+    """
+
+    role: Role = "ckstore"
+    deduplicates = True
+
+    def __init__(self, *, verify: bool = True, name: str = "ckstore") -> None:
+        self.name = name
+        self._verify = verify
+
+    def open(self, folder: Path) -> None:
+        self._store = Store.init(folder / "store")
+
+    def save(self, state: State, step: int) -> None:
+        self._store.save(state, step)
+
+    def rotate(self, keep: int) -> None:
+        self._store.set_retention(RetentionPolicy(keep_last=keep))  # and gc follows each save
+
+    def load(self) -> Mapping[str, torch.Tensor]:
+        state: Mapping[str, torch.Tensor] = self._store.load(verify=self._verify)
+        return state
+
+    def load_mapped(self) -> Mapping[str, torch.Tensor]:
+        state: Mapping[str, torch.Tensor] = self._store.load(mmap=True, verify=False)
+        return state
+
+    def load_into(self, state: State) -> None:
+        self._store.load_into(state, verify=self._verify)
+
+    def load_one(self, name: str) -> torch.Tensor:
+        with self._store.open_checkpoint("latest") as checkpoint:
+            tensor: torch.Tensor = checkpoint[join_key("", name)]
+        return tensor
+
+    def verify(self) -> None:
+        report = self._store.verify("latest")
+        assert report.ok, report.damage

@@ -1,0 +1,178 @@
+"""What is measured: each scenario with its floors, ckstore, and the peers that can do it."""
+
+from __future__ import annotations
+
+import os
+
+from tests.bench.acts import (
+    ChangingSaves,
+    FirstSave,
+    KeepsCache,
+    Load,
+    LoadInto,
+    LoadOne,
+    MappedLoad,
+    Rotation,
+    SampledSave,
+    UnchangedSave,
+    Verify,
+)
+from tests.bench.backups import Borg, Dvc, Restic
+from tests.bench.case import Cache, Case, Scenario
+from tests.bench.floors import Copy, Fsync, Hash, ReadFiles, WriteFiles
+from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
+from tests.bench.loaders import Orbax, Tensorizer
+from tests.bench.ours import Ckstore
+
+CORES = len(os.sched_getaffinity(0))
+WRITE_FLOORS = ("direct write, 1 file", "direct write, 4 files")
+READ_FLOORS = ("direct read, 1 file", "direct read, 4 files")
+HASH_FLOORS = ("hash, 1 thread", "hash, 2 threads")
+COPY_FLOORS = ("memcpy, 1 thread", "memcpy, 2 threads")
+
+
+def _write() -> tuple[Case, ...]:
+    direct = [WriteFiles(name, direct=True, at_once=n) for name, n in zip(WRITE_FLOORS, (1, 4), strict=True)]
+    return (*direct, WriteFiles("buffered write, 1 file", direct=False, at_once=1))
+
+
+def _read() -> tuple[Case, ...]:
+    return tuple(ReadFiles(name, at_once=n) for name, n in zip(READ_FLOORS, (1, 4), strict=True))
+
+
+def _hash() -> tuple[Case, ...]:
+    return tuple(Hash(name, threads=n) for n, name in enumerate(HASH_FLOORS, 1))
+
+
+def _copy() -> tuple[Case, ...]:
+    return tuple(Copy(name, threads=n) for n, name in enumerate(COPY_FLOORS, 1))
+
+
+def _writers() -> tuple[Case, ...]:
+    return (
+        FirstSave(Ckstore()),
+        FirstSave(TorchSave()),
+        FirstSave(TorchSave(crc32=False)),
+        FirstSave(Safetensors()),
+        FirstSave(DistributedCheckpoint(1)),
+        FirstSave(DistributedCheckpoint(max(2, CORES))),
+        FirstSave(Tensorizer()),
+        FirstSave(Orbax()),
+    )
+
+
+def _loads(cache: Cache) -> tuple[Case, ...]:
+    return (
+        Load(Ckstore(), cache=cache),
+        Load(Ckstore(verify=False, name="ckstore, unverified"), cache=cache),
+        Load(TorchSave(), cache=cache),
+        Load(Safetensors(), cache=cache),
+        Load(DistributedCheckpoint(max(2, CORES)), cache=cache),
+        Load(Tensorizer(), cache=cache),
+        Load(Orbax(), cache=cache),
+    )
+
+
+def all_scenarios() -> tuple[Scenario, ...]:
+    """Return every scenario, in the order in which they run."""
+    backups = (Restic, Borg, Dvc)
+    dcp = DistributedCheckpoint(1)
+    return (
+        Scenario(
+            "save",
+            "First durable save",
+            (
+                *_write(),
+                Fsync("fsync of 4 KiB, 20 times"),
+                *_hash(),
+                *_writers(),
+                *(FirstSave(peer()) for peer in backups),
+            ),
+            large=True,
+        ),
+        Scenario("nosync", "First save without fsync: the price of durability", _writers()[:7], without_fsync=True),
+        Scenario(
+            "tmpfs", "First save on tmpfs: the cost without a disk", (*_copy(), *_hash(), *_writers()), place="tmpfs"
+        ),
+        Scenario(
+            "unchanged",
+            "Save of an unchanged state",
+            (
+                *_hash(),
+                UnchangedSave(Ckstore()),
+                UnchangedSave(TorchSave()),
+                UnchangedSave(Safetensors()),
+                UnchangedSave(dcp),
+                *(UnchangedSave(peer()) for peer in backups),
+            ),
+        ),
+        Scenario(
+            "changing",
+            "Saves of a state of which 10 % change",
+            (
+                *_write()[:2],
+                *_hash(),
+                ChangingSaves(Ckstore()),
+                ChangingSaves(Safetensors()),
+                ChangingSaves(dcp),
+                ChangingSaves(Restic()),
+                ChangingSaves(Borg()),
+            ),
+        ),
+        Scenario(
+            "small",
+            "First save of many small tensors",
+            (
+                FirstSave(Ckstore(), "small"),
+                FirstSave(TorchSave(), "small"),
+                FirstSave(Safetensors(), "small"),
+                FirstSave(dcp, "small"),
+                SampledSave(FileEach(), "small"),
+            ),
+        ),
+        Scenario("load", "Load into fresh memory, warm", (*_copy(), *_hash(), *_loads("warm"))),
+        Scenario("load-cold", "Load into fresh memory, cold", (*_read(), *_loads("cold"))),
+        Scenario(
+            "map",
+            "Mapped load, warm",
+            tuple(
+                MappedLoad(system, cache="warm", touch=touch)
+                for touch in (False, True)
+                for system in (Ckstore(), Safetensors(), TorchSave())
+            ),
+        ),
+        Scenario(
+            "into",
+            "Load into existing tensors, warm",
+            (
+                *_copy(),
+                LoadInto(Ckstore(), cache="warm"),
+                LoadInto(Ckstore(verify=False, name="ckstore, unverified"), cache="warm"),
+                LoadInto(TorchSave(), cache="warm"),
+                LoadInto(Safetensors(), cache="warm"),
+                LoadInto(dcp, cache="warm"),
+            ),
+        ),
+        Scenario(
+            "one",
+            "One tensor of all, cold",
+            tuple(
+                LoadOne(system, cache="cold") for system in (Ckstore(), TorchSave(), Safetensors(), dcp, Tensorizer())
+            ),
+        ),
+        Scenario(
+            "rotate",
+            "Keep the last three, space given back",
+            tuple(Rotation(system) for system in (Ckstore(), TorchSave(), Safetensors(), dcp)),
+        ),
+        Scenario(
+            "verify",
+            "Read and check everything, cold",
+            (*_read(), *_hash(), *(Verify(system, cache="cold") for system in (Ckstore(), Restic(), Borg()))),
+        ),
+        Scenario(
+            "cache",
+            "Page cache of another file over a save and a load",
+            tuple(KeepsCache(system) for system in (Ckstore(), TorchSave(), Safetensors())),
+        ),
+    )

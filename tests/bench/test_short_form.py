@@ -1,0 +1,144 @@
+"""Every case of the benchmark runs, with next to nothing: states come back equal, and the report has every figure.
+
+No time is asserted. Peers that are not installed are skipped with a reason, as in `make bench`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+
+from tests.bench import counting, page, states
+from tests.bench.__main__ import chosen, size
+from tests.bench.lines import LINES
+from tests.bench.plot import plot
+from tests.bench.report import report
+from tests.bench.results import Results
+from tests.bench.scenarios import all_scenarios
+from tests.bench.states import Sizes
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = Sizes(4 * 2**20, small_count=50, layers=2)
+OPTIONAL = ("tensorizer", "Orbax", "restic", "borg", "dvc")
+
+
+def numbers(value: Any) -> list[float]:
+    """Return every number in a document."""
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in numbers(item)]
+    if isinstance(value, list):
+        return [number for item in value for number in numbers(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.slow
+def test_every_case_runs_and_the_report_is_complete(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench", "--tiny", "--no-count"]
+    done = subprocess.run(
+        [*command, "--dir", str(tmp_path), "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    read = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert all(math.isfinite(number) for number in numbers(read))
+    assert list(read["scenarios"]) == [scenario.name for scenario in all_scenarios()]
+    results = Results(read)
+    for scenario in all_scenarios():
+        told = read["scenarios"][scenario.name]
+        for case in scenario.cases:
+            samples = results.samples(scenario.name, case.name)
+            assert bool(samples) != bool(told["skipped"].get(case.name)), f"{scenario.name}: {case.name}"
+            assert samples or case.name in OPTIONAL or scenario.place == "tmpfs", told["skipped"]
+            assert all(seconds > 0 for sample in samples for seconds in sample["seconds"])
+    assert {line.what for line in LINES if line.figure(results) is None} <= {
+        line.what for line in LINES if any(word in line.what for word in ("restic", "borg", "extra memory", "tmpfs"))
+    }
+    assert report(read) == (tmp_path / "out" / "report.md").read_text().removesuffix("\n")
+    assert ET.fromstring(plot(read)).tag.endswith("svg")  # noqa: S314 - our own
+
+
+def test_no_two_blocks_of_a_state_are_equal_and_a_lap_changes_all_of_them() -> None:
+    state = states.make("llm", TINY)
+    seen = blocks(state)
+
+    states.change(state, 1)
+
+    assert len(seen) == len(set(seen))
+    assert set(seen).isdisjoint(blocks(state))
+    assert not any(tensor.isnan().any() for tensor in state.values())
+
+
+def blocks(state: states.State) -> list[bytes]:
+    """Return the bytes of every block that a state can be cut into."""
+    data = [states.as_bytes(tensor).numpy().tobytes() for tensor in state.values()]
+    return [one[at : at + states.BLOCK_BYTES] for one in data for at in range(0, len(one), states.BLOCK_BYTES)]
+
+
+def test_a_state_has_the_size_that_was_asked_for_and_comes_from_the_seed() -> None:
+    sizes = Sizes(64 * 2**20)
+    state = states.make("llm", sizes)
+    changed = sum(state[name].nbytes for name in states.a_tenth(state))
+
+    assert len(state) > 500
+    assert states.nbytes_of("llm", sizes) == sum(tensor.nbytes for tensor in state.values())
+    assert states.nbytes_of("llm", sizes) == pytest.approx(sizes.state_bytes, rel=0.1)
+    assert 0.05 < changed / sizes.state_bytes <= 0.101
+    assert states.same(states.make("llm", sizes), state)
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16, torch.float32}
+
+
+def test_a_state_larger_than_memory_is_the_same_state(tmp_path: Path) -> None:
+    path = tmp_path / "large.state"
+    states.write_large(path, TINY)
+    mapped = Sizes(TINY.state_bytes, layers=TINY.layers, large_file=str(path))
+
+    assert states.same(states.make("llm", mapped), states.make("llm", TINY))
+
+
+def test_fsyncs_are_counted_between_the_marks(tmp_path: Path) -> None:
+    log = tmp_path / "strace.log"
+    log.write_text(
+        '7 fsync(3) = 0\n7 access("/ckstore-bench/begin/save|torch.save", F_OK) = -1 ENOENT\n'
+        "7 fsync(3 <unfinished ...>\n8 fdatasync(4) = 0\n7 <... fsync resumed>) = 0\n"
+        '7 access("/ckstore-bench/end/save|torch.save", F_OK) = -1 ENOENT\n7 fsync(3) = 0\n'
+    )
+
+    assert counting.fsyncs(log) == {("save", "torch.save"): 2}
+
+
+@pytest.mark.parametrize("text,nbytes", [("2GiB", 2**31), ("64M", 2**26), ("4096", 4096), ("1.5 KiB", 1536)])
+def test_sizes_are_read(text: str, nbytes: int) -> None:
+    assert size(text) == nbytes
+
+
+def test_scenarios_are_chosen_by_name_or_the_beginning_of_one() -> None:
+    assert [scenario.name for scenario in chosen(["load", "rot"], large=False)] == ["load", "rotate"]
+    assert [scenario.name for scenario in chosen([], large=True)] == ["save"]
+    with pytest.raises(SystemExit, match="no scenario nothing"):
+        chosen(["nothing"], large=False)
+
+
+def test_cases_of_a_scenario_have_names_of_their_own() -> None:
+    for scenario in all_scenarios():
+        names = [case.name for case in scenario.cases]
+        assert len(names) == len(set(names))
+
+
+def test_the_page_of_this_project_has_a_place_for_the_table() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+
+    assert text.count(page.BEGIN) == text.count(page.END) == 1
+    assert all(f"`{scenario.name}`" in text for scenario in all_scenarios())
