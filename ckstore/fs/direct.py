@@ -30,6 +30,12 @@ def aligned_buffer(nbytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, nbytes))
 
 
+def drop_cached(fd: int) -> None:
+    """Drop what the page cache holds of an open file, as far as the kernel does that."""
+    with suppress(OSError):  # a filesystem that cannot: then bytes are read as they are cached
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 class UncachedFile:
     """An open file whose bytes come from the disk as far as that can be had.
 
@@ -42,12 +48,7 @@ class UncachedFile:
         self.fd = fd
         self.direct = direct
         if not direct:
-            self.drop_cached()
-
-    def drop_cached(self) -> None:
-        """Drop what the page cache holds of the file, as far as the kernel does that."""
-        with suppress(OSError):  # a filesystem that cannot: then bytes are read as they are cached
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_cached(fd)
 
     def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
         """Read bytes from `start`, at most to `stop` and at most one buffer less the alignment; empty at the end.
@@ -77,7 +78,7 @@ class UncachedFile:
     def _go_through_cache(self) -> None:
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         self.direct = False
-        self.drop_cached()
+        drop_cached(self.fd)
 
 
 @contextmanager
@@ -92,7 +93,7 @@ def opened_uncached(path: str | os.PathLike[str], *, dir_fd: int | None = None) 
         file = UncachedFile(fd, direct=direct)
         yield file
         if not file.direct:
-            file.drop_cached()
+            drop_cached(file.fd)
     except BaseException:
         with suppress(OSError):  # it was only read; the error that brought us here says more
             os.close(fd)

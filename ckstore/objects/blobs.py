@@ -8,7 +8,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files
+from ckstore.fs import direct, files
 from ckstore.model.digest import algorithm_of
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def verified(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
             os.fsync(fd)
         else:
             suspect(fd)
-        with contextlib.suppress(OSError):  # a filesystem that cannot drop pages: then they are read as they are
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        direct.drop_cached(fd)
         if _digest_or_unreadable(fd, digest) != digest:
             os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
             return None

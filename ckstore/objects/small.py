@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks, machine
+from ckstore.fs import files, links, locks
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
@@ -37,6 +37,8 @@ def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
     Raises:
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
+    from ckstore.fs import machine  # listing needs this module only to read
+
     fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)

@@ -69,7 +69,7 @@ class Copies:
 
     def whole(self, wanted: Wanted) -> Right | None:
         """Return a right copy of a blob; None if there is none."""
-        for path in dict.fromkeys(names_of(self._layout, wanted.digest)):
+        for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted)
             if data is not None:  # what somebody wrote into may not be durable: it is written anew

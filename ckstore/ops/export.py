@@ -340,7 +340,7 @@ class _Work:
             CkstoreError: It differs.
         """
         os.fsync(fd)
-        direct.UncachedFile(fd, direct=False).drop_cached()
+        direct.drop_cached(fd)
         found_bytes = os.fstat(fd).st_size
         if found_bytes != nbytes:
             raise CkstoreError(f"{name} has {found_bytes} bytes after it was written, wanted {nbytes}")

@@ -134,8 +134,9 @@ def _repair_blob(
 ) -> None:
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.whole(wanted) or copies.assembled(wanted)
-    bad = [path for path in names_of(context.layout, digest) if not is_right(path, wanted)]
-    spare = [path for path in names_of(context.layout, digest) if path not in bad and is_untouched(path, wanted)]
+    names = list(names_of(context.layout, digest))
+    bad = [path for path in names if not is_right(path, wanted)]
+    spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
     # What is right under another name is no damaged blob; a canonical name that stays wrong goes all the same.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
     done.put_aside(context, digest, aside)

@@ -116,8 +116,19 @@ def main(arguments: Sequence[str]) -> int:
             Sizes(8 * 2**20, small_count=200, changing_laps=2, rotation_laps=5, seed=options.seed, layers=2),
             1,
         )
-    if options.large:
-        sizes = _make_large(options.out, options.seed, counting=options.counting is not None)
+    if not options.large:
+        return _measure(arguments, options, scenarios, sizes)
+    sizes = _large(options.out, options.seed)
+    if options.counting is not None:  # the process that waits for this one has made it, and removes it
+        return _measure(arguments, options, scenarios, sizes)
+    try:
+        states.write_large(Path(sizes.large_file), sizes)
+        return _measure(arguments, options, scenarios, sizes)
+    finally:
+        Path(sizes.large_file).unlink(missing_ok=True)
+
+
+def _measure(arguments: Sequence[str], options: argparse.Namespace, scenarios: Sequence[Scenario], sizes: Sizes) -> int:
     with place_for(options, sizes, scenarios) as place:
         settings = Settings(
             sizes,
@@ -133,17 +144,12 @@ def main(arguments: Sequence[str]) -> int:
         read = results.document(scenarios, found, place, settings, options.rounds)
         if not options.no_count:
             _count(read, [*arguments, "--dir", str(place.path)], options.out)
-    if options.large:
-        Path(sizes.large_file).unlink()
     return _write(read, options)
 
 
-def _make_large(out: Path, seed: int, *, counting: bool) -> Sizes:
+def _large(out: Path, seed: int) -> Sizes:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    sizes = Sizes(int(memory_bytes * _LARGER), seed=seed, large_file=str((out / "large.state").resolve()))
-    if not counting:
-        states.write_large(Path(sizes.large_file), sizes)
-    return sizes
+    return Sizes(int(memory_bytes * _LARGER), seed=seed, large_file=str((out / "large.state").resolve()))
 
 
 def _count(read: dict[str, Any], arguments: Sequence[str], out: Path) -> None:
