@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
 
 if TYPE_CHECKING:
     from ckstore.catalog.catalog import Catalog
 
-__all__ = ["Catalog", "CatalogEvent", "CatalogUnavailable", "LeafRow", "PieceLocation"]
+__all__ = ["Catalog", "CatalogUnavailable"]
 
 
 def __getattr__(name: str) -> object:

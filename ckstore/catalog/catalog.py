@@ -15,19 +15,19 @@ from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.model.published import Published
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
     from ckstore.model.info import CheckpointInfo
+    from ckstore.model.published import Published
 
 CATALOG_NAME = "catalog.db"
 EVENTS_KEPT = 10_000
 
 Tags = Mapping[str, tuple[str, int]]
-Look = Callable[[str, int], Published | None]
+Look = Callable[[str, int], "Published | None"]
 
 
 class Catalog:

@@ -1,4 +1,4 @@
-"""Questions to the catalog, each a function of an open connection."""
+"""Questions to the catalog, each a function of an open connection. Listing imports only what it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
-from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
 from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
 
@@ -14,10 +13,13 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection
 
+    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
     " content, parent, message, metrics, metadata"
 )
+_METRICS = 12
 
 
 def owner(connection: sqlite3.Connection) -> str:
@@ -62,7 +64,7 @@ def infos(connection: sqlite3.Connection, run: str | None, *, durable: bool = Tr
             content=content,
             parent=parent,
             message=message,
-            metrics=decode_metrics(metrics),
+            metrics=metrics,
             metadata={} if metadata == "{}" else decoded_metadata(json.loads(metadata)),
             tags=tuple(tagged.get((of_run, step), ())),
             durable=durable,
@@ -80,14 +82,16 @@ def infos(connection: sqlite3.Connection, run: str | None, *, durable: bool = Tr
             content,
             parent,
             message,
-            metrics,
+            _,
             metadata,
-        ) in rows
+        ), metrics in zip(rows, decode_metrics([row[_METRICS] for row in rows]), strict=True)
     ]
 
 
 def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow] | None:
     """Return the leaves of a checkpoint in their order, or None if it is not known."""
+    from ckstore.catalog.values import LeafRow
+
     connection.text_factory = decode_text
     known = connection.execute("SELECT 1 FROM checkpoints WHERE run = ? AND step = ?", (run, step)).fetchall()
     if not known:
@@ -107,6 +111,8 @@ def max_sequence(connection: sqlite3.Connection) -> int:
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, PieceLocation]:
     """Return where pieces are; those that are not known are left out."""
+    from ckstore.catalog.values import PieceLocation
+
     wanted = sorted(set(digests))
     found: dict[str, PieceLocation] = {}
     for marks, part in in_parts(wanted):
@@ -170,5 +176,7 @@ def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str,
 
 def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
     """Return what happened last, newest first, at most `limit`."""
+    from ckstore.catalog.values import CatalogEvent
+
     rows = connection.execute("SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
     return [CatalogEvent(at, kind, json.loads(detail)) for at, kind, detail in rows]

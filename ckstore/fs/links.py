@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
-_libc = ctypes.CDLL(None, use_errno=True)
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
 """Errors of `link` that mean: keep an own copy (limit of links, protected or foreign file, another filesystem)."""
@@ -46,8 +44,10 @@ def exchange(one: Path, other: Path) -> None:
         UnsafePlace: The C library or the filesystem cannot.
         OSError: As `rename`.
     """
+    import ctypes  # only replacing needs it, and it takes as long to import as all else here
+
     try:
-        renameat2 = _libc.renameat2
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError as error:
         msg = "the C library has no renameat2, which replacing a checkpoint needs"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error

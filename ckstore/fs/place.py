@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ckstore.errors import UnsafePlace
-from ckstore.fs import links, locks, statx
+from ckstore.fs import links, locks
 from ckstore.model.doctor.place import PlaceFacts
 
 TRY_PREFIX = ".try-"
@@ -51,7 +51,7 @@ def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
     """Return type, mount point, device and options of the filesystem that holds `path`."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mount_id = statx.mount_id(path)
+    mount_id = _mount_id(path)
     best = ("", "", "", set[str]())
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -68,6 +68,18 @@ def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
             if fields[0] == str(mount_id):  # a filesystem may be mounted at several places, with options of their own
                 break
     return best
+
+
+def _mount_id(path: Path) -> int | None:
+    """Return the id of the mount that a directory is reached through; None without ``/proc``."""
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
 
 
 def _unescaped(text: str) -> str:
@@ -122,7 +134,7 @@ def check_able(root: Path, directories: Sequence[Path], staging: Path, linked: S
             msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
         )
     status = os.stat(root)
-    key = (status.st_dev, status.st_ino, statx.mount_id(root) or 0)
+    key = (status.st_dev, status.st_ino, _mount_id(root) or 0)
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import canonical_json, encode_metric
+from ckstore.model.canonical import canonical_json, encode_metric, fits_json
 from ckstore.model.describe import describe
 from ckstore.model.document import check_created, check_version, parse_object, refuse, shown
 from ckstore.model.info import Note
 from ckstore.model.manifest_read import read_metrics
-from ckstore.model.nodes import fits_json
 
 ANNOTATIONS_VERSION = 1
 _FORMAT = "ckstore-annotations"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 import struct
+from typing import TYPE_CHECKING
 
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import decimal_of_int, int_of_decimal
-from ckstore.model.manifest import Node
 
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+if TYPE_CHECKING:
+    from ckstore.model.manifest import Node
+
 _DOUBLE = struct.Struct(">d")
 
 
@@ -73,14 +74,6 @@ def text_of_bytes(value: bytes) -> str:
 def bytes_of_text(text: str) -> bytes:
     """Return the bytes of base64."""
     return base64.b64decode(text, validate=True)
-
-
-def fits_json(text: str) -> bool:
-    r"""Whether `text` comes back from JSON as it was.
-
-    Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
-    """
-    return text.isascii() or _PAIR.search(text) is None
 
 
 def _number(value: float) -> float | str:

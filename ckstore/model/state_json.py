@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.model.canonical import fits_json
 from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import bytes_of_text, decode_key, fits_json, text_of_bytes
+from ckstore.model.nodes import bytes_of_text, decode_key, text_of_bytes
 
 _FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}

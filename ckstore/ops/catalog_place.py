@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import BadInput, UnsafePlace
-from ckstore.fs.own_folders import cache_folder, make_private
 from ckstore.fs.place import examine
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ def _wanted(wanted: Path, root: Path) -> Path:
 
 
 def _default(place: PlaceFacts, root: Path, uuid: str) -> Path:
+    from ckstore.fs.own_folders import cache_folder
+
     folder = cache_folder()
     if folder is None:
         msg = (
@@ -90,6 +91,8 @@ def make_folder(catalog: Catalog) -> None:
     Raises:
         BadInput: That did not work.
     """
+    from ckstore.fs.own_folders import make_private
+
     try:
         make_private(catalog.path.parent)
     except OSError as error:

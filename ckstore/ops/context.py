@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import Catalog, CatalogUnavailable, PieceLocation
+from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
@@ -14,6 +14,7 @@ from ckstore.ops.seen import ManifestsSeen
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from ckstore.catalog.values import PieceLocation
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.layout import Layout
 

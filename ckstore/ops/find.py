@@ -45,7 +45,7 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
         key = (name, step)
         folder = f"{root}/{name}/{step}"  # a thousand paths are built here: as text, in a tenth of the time
         # An interrupted `rm -r` takes the manifest of a directory that the catalog knows.
-        if key in rows and listing.get(key) == inode and os.path.exists(f"{folder}/{MANIFEST}"):
+        if key in rows and listing.get(key) == inode and os.access(f"{folder}/{MANIFEST}", os.F_OK):
             info: CheckpointInfo | None = rows[key]
         else:
             info = read_info(context, name, step)
@@ -53,7 +53,7 @@ def infos(context: Context, run: str | None = None) -> list[CheckpointInfo]:
             continue
         if info.durable != context.durable or info.tags != tags.get(key, ()):
             info = replace(info, durable=context.durable, tags=tags.get(key, ()))
-        if os.path.lexists(f"{folder}/{ANNOTATIONS}"):
+        if os.access(f"{folder}/{ANNOTATIONS}", os.F_OK, follow_symlinks=False):
             info = annotated(context, info)
         elif context.problems:  # what was wrong with them is gone with them
             context.problems.pop(annotation_problem(info), None)

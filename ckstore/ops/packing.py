@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable, PieceLocation
+from ckstore.catalog import CatalogUnavailable
+from ckstore.catalog.values import PieceLocation
 from ckstore.errors import StateChanged
 from ckstore.fs import files
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
-from ckstore.model.nodes import fits_json
+from ckstore.model.canonical import fits_json
 from ckstore.model.pins import Pin
 from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import id_at

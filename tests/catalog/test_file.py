@@ -632,7 +632,8 @@ def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqli
     program = """
 import sys
 import ckstore.catalog
-from ckstore.catalog import CatalogUnavailable, PieceLocation
+from ckstore.catalog import CatalogUnavailable
+from ckstore.catalog.values import PieceLocation
 assert "sqlite3" not in sys.modules
 from pathlib import Path
 from ckstore.catalog import Catalog

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckstore.model.canonical import fits_json
 from ckstore.model.nodes import (
     decode_key,
     decode_scalar,
@@ -18,7 +19,6 @@ from ckstore.model.nodes import (
     encode_complex,
     encode_float,
     encode_int,
-    fits_json,
 )
 
 floats = st.floats() | st.binary(min_size=8, max_size=8).map(lambda data: struct.unpack(">d", data)[0])

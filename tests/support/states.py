@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from ckstore.model.canonical import fits_json
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import fits_json
 
 TORCH_DTYPES = [getattr(torch, name) for name in TORCH_ITEMSIZE if hasattr(torch, name)]
 NUMPY_DTYPES = [
