@@ -76,6 +76,7 @@ def test_a_pin_protects_until_it_is_removed(run: Run, path: Path) -> None:
     assert run("rm", "100", "--store", path).stdout == "deleted main@100\n"
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_a_pin_with_an_expiry_says_until_when(run: Run, path: Path) -> None:
     shown = run("pin", "latest", "--reason", "evaluation", "--expires", "36h", "--store", path).stdout
 

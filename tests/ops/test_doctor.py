@@ -91,6 +91,7 @@ def test_what_dead_saves_left_is_told_with_its_size_and_owner(tmp_path: Path) ->
         assert levels(store)["staging"] == levels(store)["trash"] == "ok"
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_pins_that_expired_or_lost_their_checkpoint_are_told(tmp_path: Path) -> None:
     with Store.init(tmp_path / "store") as store:
         store.save(STATE, step=1)

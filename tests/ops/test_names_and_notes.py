@@ -94,6 +94,7 @@ def test_what_cannot_be_a_tag_is_refused(store: Store, name: str) -> None:
 # ----------------------------------------------------------------------------------------------------- pins
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_a_pin_says_who_why_and_until_when(store: Store) -> None:
     fill(store, 1)
     before = datetime.now(UTC)

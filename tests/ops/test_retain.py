@@ -83,6 +83,7 @@ def test_dropping_unlinks_nothing_until_gc(store: Store) -> None:
     Store.open(store.path)
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
     fill(store, range(5))
     store.tag("paper", 0)
@@ -324,6 +325,7 @@ def test_a_save_with_a_step_below_the_others_stays_and_is_the_newest(store: Stor
     assert steps(store) == [1100, 100]
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_delete_refuses_what_is_pinned_until_the_pin_is_gone_or_expired(store: Store) -> None:
     fill(store, range(3))
     store.pin(0, "figure 3", expires="1h")
