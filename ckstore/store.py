@@ -437,20 +437,24 @@ class Store:
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
         """
-        infos = self.checkpoints(run)
         if not valid:
-            return infos[-1] if infos else None
+            return next(iter(self.checkpoints(run, newest=1)), None)
         try:
             return self.info("latest-valid" if run is None else f"{run}@latest-valid")
         except NoSuchRef:
             return None
 
     @only_ckstore_errors
-    def checkpoints(self, run: str | None = None) -> list[CheckpointInfo]:
-        """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first."""
+    def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
+        """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
+
+        With `newest` at most so many, the newest: what that takes hardly depends on how many there are.
+        """
         from ckstore.ops.find import infos
 
-        return infos(self._context, run)
+        if newest is not None and newest < 1:
+            raise BadInput(f"newest is a number of checkpoints, at least 1, got {newest}")
+        return infos(self._context, run, newest=newest)
 
     @only_ckstore_errors
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:

@@ -128,16 +128,24 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.owner(connection)
 
-    def listing(self) -> dict[tuple[str, int], int]:
-        """Return (run, step) -> inode number of the directory, for each checkpoint with rows."""
+    def listing(self, run: str | None = None) -> dict[tuple[str, int], int]:
+        """Return (run, step) -> inode number of the directory of each checkpoint with rows, in the order of commits."""
         with reading(self.path) as connection:
-            return queries.listing(connection)
+            return queries.listing(connection, run)
 
-    def infos(self, run: str | None = None, *, durable: bool = True) -> list[CheckpointInfo]:
-        """Return the checkpoints of `run`, or of all runs, in the order of commits; `durable` as the caller knows."""
+    def infos(
+        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None, durable: bool = True
+    ) -> list[CheckpointInfo]:
+        """Return the checkpoints of `run`, or of all runs, in the order of commits.
+
+        Args:
+            run: None: all runs.
+            places: Only those with these (run, step), in no order.
+            durable: As the caller knows.
+        """
         with reading(self.path) as connection:
             try:
-                return queries.infos(connection, run, durable=durable)
+                return queries.infos(connection, run, places=places, durable=durable)
             except ValueError as error:
                 raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
 

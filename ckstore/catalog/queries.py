@@ -11,7 +11,7 @@ from ckstore.model.info import CheckpointInfo
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
 
@@ -20,6 +20,7 @@ _INFO_COLUMNS = (
     " content, parent, message, metrics, metadata"
 )
 _METRICS = 12
+_OF_RUN = "WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
 def owner(connection: sqlite3.Connection) -> str:
@@ -28,10 +29,10 @@ def owner(connection: sqlite3.Connection) -> str:
     return str(rows[0][0]) if rows else ""
 
 
-def listing(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
-    """Return (run, step) -> inode of the directory."""
-    rows = connection.execute("SELECT run, step, dir_inode FROM checkpoints").fetchall()
-    return {(run, step): decode_inode(inode) for run, step, inode in rows}
+def listing(connection: sqlite3.Connection, run: str | None = None) -> dict[tuple[str, int], int]:
+    """Return (run, step) -> inode of the directory, of `run` or of all runs, in the order of commits."""
+    rows = connection.execute(f"SELECT run, step, dir_inode FROM checkpoints {_OF_RUN}", (run,)).fetchall()  # noqa: S608
+    return {(name, step): decode_inode(inode) for name, step, inode in rows}
 
 
 def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
@@ -40,16 +41,25 @@ def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
     return {name: (run, step) for name, run, step in rows}
 
 
-def infos(connection: sqlite3.Connection, run: str | None, *, durable: bool = True) -> list[CheckpointInfo]:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits."""
+def infos(
+    connection: sqlite3.Connection,
+    run: str | None,
+    *,
+    places: Iterable[tuple[str, int]] | None = None,
+    durable: bool = True,
+) -> list[CheckpointInfo]:
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order."""
     connection.text_factory = decode_text
     tagged: dict[tuple[str, int], list[str]] = {}
     for name, target in sorted(tags(connection).items()):
         tagged.setdefault(target, []).append(name)
-    rows = connection.execute(
-        f"SELECT {_INFO_COLUMNS} FROM checkpoints WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id",  # noqa: S608
-        (run,),
-    ).fetchall()
+    columns = f"SELECT {_INFO_COLUMNS} FROM checkpoints"  # noqa: S608
+    if places is None:
+        rows = connection.execute(f"{columns} {_OF_RUN}", (run,)).fetchall()
+    else:
+        rows = []
+        for place in places:
+            rows += connection.execute(f"{columns} WHERE run = ? AND step = ?", place).fetchall()
     return [
         CheckpointInfo(
             id=manifest_id,

@@ -38,9 +38,9 @@ def identity(dir_fd: int) -> Identity | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def is_marked(path: Path) -> bool:
+def is_marked(path: str | Path) -> bool:
     """Whether the checkpoint in the directory `path` is marked."""
-    return os.path.lexists(path / MARK)
+    return os.access(f"{path}/{MARK}", os.F_OK, follow_symlinks=False)
 
 
 def blobs_of(path: Path) -> list[str]:

@@ -168,12 +168,12 @@ class Staging:
         Raises:
             OSError: A temporary name in the staging directory could not be removed.
         """
+        root = str(self.layout.checkpoints)
         for run, step, _ in self.layout.published():
-            path = self.layout.checkpoint(run, step)
-            if not marks.is_marked(path):
+            if not marks.is_marked(f"{root}/{run}/{step}"):  # as text: every save looks at all of them
                 continue
             try:
-                self._heal_marked(marks.blobs_of(path))
+                self._heal_marked(marks.blobs_of(self.layout.checkpoint(run, step)))
             except OSError:  # as said above; the next save, or a repair, tries again
                 for name in os.listdir(self.path):
                     if name.startswith(_TEMPORARY):

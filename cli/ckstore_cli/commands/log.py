@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
@@ -14,7 +15,7 @@ from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, size_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
-from ckstore_cli._refs import complete_run, runs
+from ckstore_cli._refs import complete_run, runs, steps
 
 ON_TERMINAL_COUNT = 20
 """How many a terminal gets unasked: more would push the newest off the screen."""
@@ -56,17 +57,19 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
       4  there is no such store or run
     """
     out = frame.output()
+    if count is None and out.width is not None:
+        count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        found = store.checkpoints(run)
+        found = store.checkpoints(run, newest=count)
         if run is not None and not found:
             known = runs(store.path)
             raise NoSuchRef(
                 f"there is no run {run!r} in {store.path}",
                 hint=f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet",
             )
-    if count is None and out.width is not None:
-        count = ON_TERMINAL_COUNT
-    shown = found[::-1][:count]
+        # By their names: to look at each would take as long as showing it.
+        total = len(found) if count is None else sum(len(steps(store.path, name)) for name in _runs(store.path, run))
+    shown = found[::-1]
     if out.as_json:
         for info in shown:
             out.document(checkpoint_document(info))
@@ -75,8 +78,12 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
         out.line(line)
     if not found:
         out.note("no checkpoint yet")
-    elif len(shown) < len(found) and out.width is not None:
-        out.note(f"{len(found) - len(shown)} older; -n {len(found)} shows them all")
+    elif len(shown) == count and count < total and out.width is not None:
+        out.note(f"{total - count} older; -n {total} shows them all")
+
+
+def _runs(store: Path, run: str | None) -> list[str]:
+    return runs(store) if run is None else [run]
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:

@@ -1,0 +1,101 @@
+"""The newest checkpoints alone are found as they are found among all of them, and cost no look at the others."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckstore import Store
+from ckstore.errors import BadInput, NoSuchRef
+from ckstore.objects import checkpoints as directories
+
+RUNS = ("main", "side")
+TROUBLES = ("none", "torn", "replaced", "catalog lost", "annotated", "tagged")
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"w": np.full(10, value, dtype=np.int32)}
+
+
+def in_trouble(store: Store, trouble: str) -> None:
+    """Bring one or all checkpoints into a state that listing has to see through."""
+    (newest,) = store.checkpoints(newest=1)
+    folder = store.path / "checkpoints" / newest.run / str(newest.step)
+    if trouble == "torn":
+        (folder / "manifest.json").unlink()
+    elif trouble == "replaced":
+        shutil.copytree(folder, folder.with_name("copy"))
+        shutil.rmtree(folder)
+        folder.with_name("copy").rename(folder)
+    elif trouble == "catalog lost":
+        for path in store.path.glob("catalog.db*"):
+            path.unlink()
+    elif trouble == "annotated":
+        store.annotate(newest, metrics={"late": 1.0})
+    elif trouble == "tagged":
+        store.tag("best", newest)
+
+
+@pytest.mark.filterwarnings("ignore:the catalog:ckstore.CkstoreWarning")
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.lists(st.sampled_from(RUNS), min_size=2, max_size=8),
+    trouble=st.sampled_from(TROUBLES),
+    newest=st.integers(1, 10),
+    run=st.none() | st.sampled_from(RUNS),
+)
+def test_they_are_the_last_of_all(
+    tmp_path_factory: pytest.TempPathFactory, order: list[str], trouble: str, newest: int, run: str | None
+) -> None:
+    with Store.init(tmp_path_factory.mktemp("newest") / "s") as store:
+        for value, name in enumerate(order):
+            store.save(state(value), value, name, metrics={"value": value})
+        in_trouble(store, trouble)
+
+        everything = store.checkpoints(run)
+
+        assert store.checkpoints(run, newest=newest) == everything[-newest:]
+        assert store.latest(run) == (everything[-1] if everything else None)
+        if everything:
+            assert store.info("latest" if run is None else f"{run}@latest") == everything[-1]
+
+
+def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(30):
+        store.save(state(step), step)
+    looked_at: list[int] = []
+
+    def looking(_layout: object, _run: str, step: int) -> directories.Found:
+        looked_at.append(step)
+        return directories.Found(None, "it is torn")
+
+    folder = store.path / "checkpoints" / "main" / "3"
+    (folder / "manifest.json").unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directories, "look", looking)
+        assert [info.step for info in store.checkpoints(newest=5)] == [25, 26, 27, 28, 29]
+        assert looked_at == []
+        assert len(store.checkpoints()) == 29
+        assert looked_at == [3]
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("newest", [0, -1])
+def test_a_number_below_one_is_refused(store: Store, newest: int) -> None:
+    with pytest.raises(BadInput, match="at least 1"):
+        store.checkpoints(newest=newest)
+
+
+def test_a_run_that_is_not_there_has_none(store: Store) -> None:
+    store.save(state(1), 1)
+
+    assert store.checkpoints("other", newest=3) == []
+    assert store.latest("other") is None
+    with pytest.raises(NoSuchRef, match="no run 'other'"):
+        store.info("other@latest")
