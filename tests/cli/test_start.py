@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 
 from ckstore import Store
 from tests.cli.conftest import environment
+from tests.support.memory import memory_folder
 
 COUNT = 1000
 
@@ -21,11 +21,7 @@ COUNT = 1000
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory: a thousand saves to a disk take longer than all that is measured."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
+    with tempfile.TemporaryDirectory(dir=memory_folder() or tmp_path) as name:
         yield Path(name)
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.model.digest import ALGORITHMS
+from tests.support.memory import memory_folder
 
 _NOW = dt.datetime(2026, 11, 21, 3, 0, tzinfo=dt.UTC)
 _digest = ALGORITHMS["xxh3_128"].digest
@@ -113,7 +114,7 @@ def _content(path: str, names_of: dict[str, str]) -> str:
 
 def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
     """Return all that a catalog holds; a copy of it is opened, as opening changes files."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         copy = os.path.join(folder, "catalog.db")
         for end in filter(lambda end: os.path.exists(path + end), ("", "-wal")):
             shutil.copyfile(path + end, copy + end)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.faults.harness import Faults, Tally
 from tests.support.coverage import covered
+from tests.support.memory import memory_folder
 
 
 @pytest.fixture(scope="session")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
-    """The fork server; one for each session, or for each worker of it."""
-    with Faults(tmp_path_factory.mktemp("faults")) as server:
+def faults() -> Iterator[Faults]:
+    """The fork server; one for each session, or for each worker of it.
+
+    It works in memory: what is tested is the order of calls and what follows their errors, thirty thousand times.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-faults-", dir=memory_folder()) as folder,
+        Faults(Path(folder)) as server,
+    ):
         yield server
 
 

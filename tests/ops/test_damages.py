@@ -26,6 +26,7 @@ from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat, Sto
 from ckstore.model.verify_report import VerifyReport
 from tests.support.coverage import covered, lane_seed
 from tests.support.damage import MIB
+from tests.support.memory import memory_folder
 from tests.support.requirements import CRASH_FULL
 
 _COUNT = 2000 if CRASH_FULL else 32
@@ -56,7 +57,7 @@ def same(one: Any, other: Any) -> bool:
 def template() -> Iterator[Path]:
     """A store that is copied for each case."""
     # In memory where that can be: thousands of stores are made, and nothing here is about durability.
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    folder = Path(tempfile.mkdtemp(dir=memory_folder()))
     path = folder / "template"
     store = Store.init(path, chunk_bytes=MIB)
     for ref, state in states().items():

@@ -20,11 +20,12 @@ from ckstore.errors import StepExists
 from ckstore.ops import reclaim
 from tests.support.coverage import covered, lane_seed
 from tests.support.crashing import run_and_kill
+from tests.support.memory import memory_folder
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, references_of_manifests
 
 # Crashes of processes need no disk, and on tmpfs a history takes a third of the time.
-_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+_FOLDER = memory_folder()
 RUNS = st.sampled_from(["main", "b"])
 STEPS = st.integers(0, 4)
 BIG = st.integers(0, 3)
