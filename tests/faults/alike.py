@@ -62,8 +62,9 @@ def hold_still(salt: str) -> None:
         return ALGORITHMS["xxh3_128"].digest(f"{salt} {next(numbers)}".encode())[5 : 5 + 2 * nbytes]
 
     for module in [*sys.modules.values()]:
-        if getattr(module, "datetime", None) is real:
-            vars(module)["datetime"] = Still
+        members = getattr(module, "__dict__", {})  # asking the module itself may import what it has lazily
+        if members.get("datetime") is real:
+            members["datetime"] = Still
     vars(time)["time"] = _NOW.timestamp
     vars(uuid)["uuid4"] = lambda: uuid.UUID(name())
     vars(secrets)["token_hex"] = name

@@ -310,7 +310,7 @@ def _damaged(path: Path, journal: Journal) -> None:
         for step, name in enumerate(("first", "second", "small-0"), 1):
             save(store, journal, step, name)
         for step in (1, 2, 3):
-            shutil.copytree(store.directory_of(f"{RUN}@{step}"), _backup(path) / str(step))
+            shutil.copytree(path / "checkpoints" / RUN / str(step), _backup(path) / str(step))
         chunks = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
         flip(chunks[-1], keep_time=True)  # another checkpoint may share it
         flip(chunks[0])
