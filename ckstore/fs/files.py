@@ -201,7 +201,7 @@ def sync_directory(path: str | Path) -> None:
         os.fsync(fd)
 
 
-def sync_open_directory(fd: int, path: Path) -> None:
+def sync_open_directory(fd: int) -> None:
     """As `sync_directory`, for a directory that was opened before the names were changed.
 
     XFS that shut itself down in between says success here although its log is gone (seen in tests/crash); opening the
@@ -212,7 +212,7 @@ def sync_open_directory(fd: int, path: Path) -> None:
     """
     os.fsync(fd)
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
             raise

@@ -123,7 +123,7 @@ def _replace(lock: DirectoryLock, mark: Mark) -> None:
         with suppress(OSError):  # the first error says what is wrong; the next marker removes it
             links.unlink(temporary, dir_fd=lock.fd)
         raise
-    os.fsync(lock.fd)
+    files.sync_open_directory(lock.fd)
 
 
 def _unlink(lock: DirectoryLock, name: str) -> None:
@@ -131,4 +131,4 @@ def _unlink(lock: DirectoryLock, name: str) -> None:
         if left.startswith(_TEMPORARY):
             links.unlink(left, dir_fd=lock.fd)
     links.unlink(name, dir_fd=lock.fd)
-    os.fsync(lock.fd)
+    files.sync_open_directory(lock.fd)

@@ -164,7 +164,7 @@ def _sync(parents: Sequence[tuple[Path, int]]) -> None:
     """
     for path, fd in parents:
         try:
-            files.sync_open_directory(fd, path)
+            files.sync_open_directory(fd)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {path} could not be made durable: {reason}"

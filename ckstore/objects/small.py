@@ -49,7 +49,7 @@ def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
             links.unlink(fresh, dir_fd=dir_fd)
         raise
-    os.fsync(dir_fd)
+    files.sync_open_directory(dir_fd)
 
 
 def _mode_in(dir_fd: int) -> int:

@@ -204,4 +204,4 @@ def _write_manifest(lock: locks.DirectoryLock, data: bytes) -> None:
         links.unlink(_FRESH_MANIFEST, dir_fd=lock.fd)
     files.create_file(_FRESH_MANIFEST, data, mode=0o444, dir_fd=lock.fd)
     links.rename(_FRESH_MANIFEST, MANIFEST, dir_fd=lock.fd)
-    os.fsync(lock.fd)
+    files.sync_open_directory(lock.fd)

@@ -187,7 +187,7 @@ DURABILITY = [
         "fsync of the directory of annotations, pins and settings",
         "small-file-name-not-synced",
         "objects/small.py",
-        "    os.fsync(dir_fd)\n",
+        "    files.sync_open_directory(dir_fd)\n",
         "",
         law("annotate"),
         "N2 (",
