@@ -302,6 +302,7 @@ def test_nobody_who_swaps_directories_for_symlinks_leads_a_write_elsewhere(
     store.commit(source)
     outside = tmp_path / "outside"
     (outside / "deep").mkdir(parents=True)
+    (outside / "deep").chmod(0o755)  # whatever the umask is
     stop = threading.Event()
 
     def swap() -> None:

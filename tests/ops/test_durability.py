@@ -53,7 +53,7 @@ def test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back(
 
 
 def test_a_process_in_doubt_writes_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(fd: int, path: Path) -> None:
+    def failing(fd: int) -> None:
         raise OSError(errno.EIO, "the directory is lost")
 
     with monkeypatch.context() as patched:
