@@ -31,7 +31,7 @@ class DeletedFile:
 
     Attributes:
         inode: Its inode number.
-        nbytes: Bytes that it takes on the filesystem.
+        nbytes: Bytes that it takes on the filesystem; 0 where only root may see it: mapped, and open nowhere.
         holders: Who has it.
     """
 

@@ -21,6 +21,7 @@ def test_the_newest_commit_is_first_whatever_its_step(run: Run, saved: Path) -> 
     assert steps_of(shown.stdout) == ["STEP", "150", "8", "7", "200", "100"]
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_a_line_has_everything_about_a_checkpoint(run: Run, saved: Path) -> None:
     line = run("log", "--store", saved).stdout.splitlines()[4]
 

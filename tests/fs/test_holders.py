@@ -128,7 +128,8 @@ def test_a_deleted_file_that_somebody_has_is_a_leak_until_it_is_let_go(tmp_path:
         path.unlink()
         (found,) = [one for one in deleted_but_open(device) if one.inode == number]
 
-        assert found.nbytes >= SIZE
+        told = how != "mapped_shared" or os.geteuid() == 0  # what is only mapped the kernel shows to root alone
+        assert found.nbytes >= SIZE if told else found.nbytes == 0
         assert {one.pid for one in found.holders} == {process.pid}
         assert "deleted" in found.holders[0].target
 

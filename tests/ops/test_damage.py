@@ -14,6 +14,7 @@ import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import links
+from tests.support.damage import cut
 from tests.support.stores import check_store, names_by_inode
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def test_a_blob_that_was_only_touched_is_used_further(store: Store) -> None:
 def test_a_truncated_blob_is_a_miss(store: Store) -> None:
     store.save(state())
     victim = blobs_of(store)[-1]
-    os.truncate(victim, 100)
+    cut(victim, 100)
 
     store.save(state(), step=0)
 

@@ -41,6 +41,7 @@ def filesystem(kind: str, folder: Path) -> Iterator[Path]:
     if kind == "tmpfs":
         shm = Path("/dev/shm")
         require(shm.is_dir(), "needs a tmpfs at /dev/shm")
+        require_root()
         with tempfile.TemporaryDirectory(dir=shm, prefix="ckstore-test-") as path:
             # One of its own: others use /dev/shm, and what was freed is told as the filesystem sees it.
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", path], check=True, timeout=30)

@@ -19,7 +19,7 @@ from ckstore.errors import BadInput, DamagedBlob, SaveFailed
 from ckstore.fs import files, links
 from ckstore.model.verify_report import VerifyReport
 from ckstore.objects import heal
-from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import check_store
 
 _FIBMAP = 1
@@ -131,7 +131,7 @@ def test_a_good_copy_in_the_store_heals_without_writing_one(shared: Store, how: 
     if how == "flip":
         flip(victim, keep_time=True)
     elif how == "truncate":
-        os.truncate(victim, 10)
+        cut(victim, 10)
     else:
         victim.unlink()
         if how == "link":
@@ -278,7 +278,7 @@ def test_a_short_pack_is_filled_up_and_a_piece_that_is_nowhere_is_not_made_up(ha
     harmed.save(state, run="a", step=1)
     (pack,) = blobs_by_size(harmed, "a@1")
     whole = pack.read_bytes()
-    os.truncate(pack, 24_001)
+    cut(pack, 24_001)
     assert not harmed.verify(repair=True).ok
     other = Store.init(harmed.path.with_name("other"), chunk_bytes=MIB)
     other.save({"a": state["t3"]}, step=1)

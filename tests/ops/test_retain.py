@@ -222,6 +222,7 @@ def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> Non
 # ------------------------------------------------------------------------------------- the policy of a store
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store) -> None:
     policy = RetentionPolicy(keep_last=2, keep_best=[Best("loss"), Best("acc", "max", 2)], keep_within=0.000001)
     assert Store.open(store.path).retention is None
@@ -398,6 +399,7 @@ def test_errors_of_the_system_are_errors_of_ckstore(store: Store, monkeypatch: p
     assert steps(store) == [0, 1]
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_the_clock_of_a_plan_is_the_present(store: Store) -> None:
     fill(store, range(2))
 

@@ -17,7 +17,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import direct
 from ckstore.model.verify_report import Finding, VerifyReport
 from ckstore.ops import pace
-from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import disk_bytes
 
 
@@ -63,7 +63,7 @@ def test_quick_finds_what_is_missing_short_or_written_into(harmed: Store) -> Non
     for step in range(4):
         harmed.save(two_part_state(step), step=step)
     blobs_by_size(harmed, 0)[-1].unlink()
-    os.truncate(blobs_by_size(harmed, 1)[-1], 5)
+    cut(blobs_by_size(harmed, 1)[-1], 5)
     flip(touched := blobs_by_size(harmed, 2)[-1])
 
     report = harmed.verify(quick=True)
@@ -182,6 +182,7 @@ def test_a_store_opened_for_reading_mends_nothing(harmed: Store) -> None:
 # --------------------------------------------------------------------------------- samples, budgets, rates
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_repeated_samples_come_round_to_everything(harmed: Store) -> None:
     for step in range(3):
         harmed.save(chunks(step), step=step)
@@ -197,6 +198,7 @@ def test_repeated_samples_come_round_to_everything(harmed: Store) -> None:
     assert [bool(report.oldest_check) for report in reports] == [False] * 5 + [True]
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_repeated_budgets_find_any_damage_in_the_end(harmed: Store) -> None:
     for step in range(2):
         harmed.save(chunks(step, 3), step=step)
@@ -225,6 +227,7 @@ def test_a_budget_names_every_checkpoint_that_shares_what_is_damaged(harmed: Sto
     assert report.in_time
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_the_one_read_longest_ago_comes_first_and_a_new_copy_is_unread(harmed: Store) -> None:
     harmed.save(chunks(1, 3), step=1)
     harmed.verify()
