@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ckstore import Store
 from tests.cli.conftest import Run, on_terminal
