@@ -303,6 +303,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], store: Store) -> Non
         store.verify(**options)
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_a_clock_that_was_wrong_does_not_keep_a_blob_from_being_read(harmed: Store) -> None:
     harmed.save(chunks(1, 2), step=1)
     harmed.verify()
