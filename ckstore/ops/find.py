@@ -42,6 +42,8 @@ def infos(context: Context, run: str | None = None, *, newest: int | None = None
     published = {(name, step): inode for name, step, inode in context.layout.published(run)}
     rows, to_read = _from_catalog(context, published, run, newest)
     found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
+    if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
+        return infos(context, run)[-newest:]
     found.sort(key=lambda info: info.order)
     tags = tags_by_checkpoint(context.layout)
     return [_as_it_is(context, info, tags.get((info.run, info.step), ())) for info in found[-newest if newest else 0 :]]

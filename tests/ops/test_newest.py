@@ -87,6 +87,27 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
     shutil.rmtree(folder)
 
 
+def test_one_that_goes_while_it_is_looked_for_gives_place_to_the_one_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(3):
+        store.save(state(step), step)
+    catalog = store._context.catalog
+    real = type(catalog).infos
+
+    def dropped_first(self: Any, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        Store.open(store.path).delete(2)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(type(catalog), "infos", dropped_first)
+
+    latest = store.latest()
+
+    assert latest is not None
+    assert latest.step == 1
+
+
 @pytest.mark.parametrize("newest", [0, -1])
 def test_a_number_below_one_is_refused(store: Store, newest: int) -> None:
     with pytest.raises(BadInput, match="at least 1"):
