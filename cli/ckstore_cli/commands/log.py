@@ -67,8 +67,6 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
                 f"there is no run {run!r} in {store.path}",
                 hint=f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet",
             )
-        # By their names: to look at each would take as long as showing it.
-        total = len(found) if count is None else sum(len(steps(store.path, name)) for name in _runs(store.path, run))
     shown = found[::-1]
     if out.as_json:
         for info in shown:
@@ -78,12 +76,13 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
         out.line(line)
     if not found:
         out.note("no checkpoint yet")
-    elif len(shown) == count and count < total and out.width is not None:
+    elif out.width is not None and len(shown) == count and (total := _count(store.path, run)) > count:
         out.note(f"{total - count} older; -n {total} shows them all")
 
 
-def _runs(store: Path, run: str | None) -> list[str]:
-    return runs(store) if run is None else [run]
+def _count(store: Path, run: str | None) -> int:
+    """Return how many checkpoints there are by their names: to look at each would take as long as showing it."""
+    return sum(len(steps(store, name)) for name in (runs(store) if run is None else [run]))
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
