@@ -24,7 +24,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash reliability mutants soak odd bench measures changelog system-packages clean
+.PHONY: help venv demo test lint format crash reliability endurance mutants soak odd bench measures changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -76,6 +76,9 @@ crash: $(STAMP) system-packages ## Every kill point, every failing call, every p
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
 	$(PYTHON) tests/tools/reliability build/crash.jsonl docs/reliability.md
+
+endurance: $(STAMP) system-packages ## A thousand saves on a small disk, a file larger than memory, packs over 300 saves (long)
+	CKSTORE_CRASH=full $(BIN)/python -m pytest -m endurance -s --timeout=3600 -o faulthandler_timeout=3600 $(PYTEST_ARGS)
 
 mutants: $(STAMP) system-packages ## Take each guard of the protocol away and see who notices; writes docs/reliability-mutants.md
 	$(BIN)/python -m tests.mutants.runner --write

@@ -75,7 +75,7 @@ def test_one_element_tensors_do_not_make_their_pack_look_dead(store: Store) -> N
     assert store.save(steps).new_bytes == 0
 
 
-@pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_fifty_thousand_small_tensors_take_few_files_and_a_change_costs_what_changed(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
@@ -95,7 +95,7 @@ def test_fifty_thousand_small_tensors_take_few_files_and_a_change_costs_what_cha
     print(f"\n50,000 tensors, {sizes.sum()} bytes: 1 % changed cost {info.new_bytes / sizes[changed].sum():.3f} of it")
 
 
-@pytest.mark.crash
+@pytest.mark.endurance
 @pytest.mark.slow
 def test_packs_do_not_fill_with_dead_bytes(tmp_path: Path) -> None:
     count, saves = (20_000, 300) if CRASH_FULL else (400, 120)

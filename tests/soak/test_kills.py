@@ -23,7 +23,7 @@ from tests.soak.ledger import Ledger
 from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import SOAK_S
 
-pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.crash]
+pytestmark = [pytest.mark.soak, pytest.mark.root]
 
 _ROOT = Path(__file__).parents[2]
 _CHUNK_BYTES = 2**20

@@ -20,7 +20,7 @@ import pytest
 from ckstore import Store
 from tests.support.requirements import CRASH_FULL, require
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.crash]
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 MIB = 2**20
 TENSOR_BYTES = 256 * MIB if CRASH_FULL else 40 * MIB

@@ -18,7 +18,7 @@ from tests.support.descriptors import open_below
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, disk_bytes
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.crash]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.endurance]
 
 MIB = 2**20
 KEPT = 3
