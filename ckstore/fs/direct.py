@@ -8,26 +8,16 @@ and not at all on tmpfs).
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckstore.fs import files
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-GRAIN_BYTES = 4096
-"""Offsets, lengths and memory of direct reads are multiples of it: no disk in use has larger logical blocks."""
 BUFFER_BYTES = 4 * 2**20
 """How much is read at once where nothing else asks for another size."""
-
-_CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
-
-
-def aligned_buffer(nbytes: int) -> memoryview:
-    """Return memory that direct reads can go to; `nbytes` is a multiple of `GRAIN_BYTES`."""
-    return memoryview(mmap.mmap(-1, nbytes))
 
 
 def drop_cached(fd: int) -> None:
@@ -67,7 +57,7 @@ class UncachedFile:
             try:
                 count = os.preadv(self.fd, [buffer[: min(wanted, len(buffer))]], start - lead)
             except OSError as error:
-                if error.errno not in _CANNOT:
+                if error.errno not in files.CANNOT_DIRECT:
                     raise
                 self._go_through_cache()  # this filesystem refuses at the first read, not when it is opened
             else:
@@ -105,7 +95,7 @@ def _open(path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int, bool]:
     try:
         return files.open_to_read(path, dir_fd=dir_fd, flags=os.O_DIRECT), True
     except OSError as error:
-        if error.errno not in _CANNOT:
+        if error.errno not in files.CANNOT_DIRECT:
             raise
     return files.open_to_read(path, dir_fd=dir_fd), False
 

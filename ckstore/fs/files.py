@@ -8,12 +8,14 @@ and never repeated; a new name is durable after `fsync` of its directory; a rena
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
+from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +27,10 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_MOST_BYTES = 16 * 2**20
+DIRECT_FROM_BYTES = 2**20
+"""Smaller blobs are written through the page cache: there is little to gain."""
+CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
+"""Errors that say that a file cannot be read or written past the page cache, or not with this alignment."""
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
@@ -152,10 +158,39 @@ def create_blob(path: Path, data: memoryview) -> None:
         OSError: It could not be written or made durable; what is there must not be used.
     """
     with opened(path, _CREATE, BLOB_MODE) as fd:
-        write_all(fd, data)
+        write_all(fd, data[_write_direct(fd, data) :])
         os.fchmod(fd, BLOB_MODE)  # whatever the umask is
         os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))
         os.fsync(fd)
+
+
+def _write_direct(fd: int, data: memoryview) -> int:
+    """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written.
+
+    So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and no
+    other file loses its own (docs/adr/0006-direct-io.md). What is left, as after a short write, goes through the cache:
+    on the same descriptor, whose fsync covers both.
+
+    Raises:
+        OSError: A write failed; an unknown part of the data was written.
+    """
+    if len(data) < DIRECT_FROM_BYTES or not is_aligned(data):
+        return 0
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    done, whole = 0, len(data) - len(data) % GRAIN_BYTES
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while (
+            done < whole
+            and done % GRAIN_BYTES == 0
+            and (written := os.write(fd, data[done : min(done + _WRITE_MOST_BYTES, whole)]))
+        ):
+            done += written
+    except OSError as error:
+        if error.errno not in CANNOT_DIRECT:
+            raise
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    return done
 
 
 def create_file(path: str | Path, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
@@ -239,6 +274,15 @@ def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -
             data += part
     msg = f"{path} grew beyond {most_bytes} bytes while it was read"
     raise DamagedBlob(msg)
+
+
+def read_ahead(fd: int, offset: int, nbytes: int) -> None:
+    """Have the kernel begin to read a range of an open file into the page cache, all of it at once.
+
+    Unasked it reads some hundred KiB ahead, and a fast disk waits for requests.
+    """
+    with suppress(OSError):  # only time is lost
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:

@@ -9,7 +9,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
-from ckstore.fs import direct
+from ckstore.fs import buffers, direct
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def _refused(what: str) -> SaveFailed:
 def _first_difference(file: direct.UncachedFile, data: memoryview) -> int | None:
     """Return where a read, of up to a few MiB, first gave other bytes than `data`; None: the file is `data`."""
     at = 0
-    buffer = direct.aligned_buffer(direct.BUFFER_BYTES)
+    buffer = buffers.aligned_buffer(direct.BUFFER_BYTES)
     while part := file.read(at, len(data) + 1, buffer):
         # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
         if bytearray(part) != data[at : at + len(part)]:

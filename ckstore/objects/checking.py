@@ -51,7 +51,7 @@ class How:
     """How blobs are read.
 
     Attributes:
-        buffer: Of `direct.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
+        buffer: Of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
         may_touch: Whether times may be set.
         may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
         pace: Called before each read.

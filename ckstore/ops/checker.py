@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import direct, locks
+from ckstore.fs import buffers, locks
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import BlobRecord
 from ckstore.model.mark import MarkEntry
@@ -212,7 +212,7 @@ class Checker:
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = direct.aligned_buffer(READ_BYTES)
+            self._local.buffer = buffers.aligned_buffer(READ_BYTES)
         buffer: memoryview = self._local.buffer
         return buffer
 

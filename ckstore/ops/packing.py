@@ -11,14 +11,17 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.catalog.values import PieceLocation
 from ckstore.errors import StateChanged
 from ckstore.fs import files
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
 if TYPE_CHECKING:
+    from ckstore.model.digest import Algorithm
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.tensors.source import ByteSource
@@ -27,8 +30,11 @@ PACK_BELOW_BYTES = 2**20
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 2**20
 _PACKS_AT_LEAST = 16
-_PACKS_IN_FLIGHT = 4
+_PACKS_IN_FLIGHT = 2
+_BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
+_FIRST_OFFSET_BYTES = GRAIN_BYTES
+"""Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
 _KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
@@ -43,30 +49,46 @@ def aligned(nbytes: int) -> int:
 class Packer:
     """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
 
-    def __init__(self, write_blob: WriteBlob, pack_bytes: int) -> None:
+    def __init__(self, algorithm: Algorithm, write_blob: WriteBlob, pack_bytes: int) -> None:
         self.places: dict[str, PieceLocation] = {}
+        self._algorithm = algorithm
         self._write_blob = write_blob
         self._pack_bytes = pack_bytes
-        self._pack = bytearray()
+        self._free: list[memoryview] = []
+        self._pack: memoryview | None = None
+        self._end = 0
         self._entries: list[tuple[str, int, int]] = []
-        self._waiting: list[tuple[Callable[[], str], int, list[tuple[str, int, int]]]] = []
+        self._waiting: list[_Waiting] = []
 
-    def add(self, digest: str, data: memoryview, *, apart: bool = False) -> None:
-        """Add a piece; its bytes are copied. `apart`: not at the start, so that the pack is not the piece itself."""
-        start = aligned(len(self._pack)) or (ALIGNMENT if apart else 0)
-        if self._entries and start + len(data) > self._pack_bytes:
+    def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
+        """Add the bytes of a source, smaller than `PACK_BELOW_BYTES`, whose digest the key has.
+
+        `apart`: not at the start of a pack, so that the pack is not the piece itself.
+
+        Raises:
+            StateChanged: The bytes have another digest.
+        """
+        if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
             self._flush()
-            start = ALIGNMENT if apart else 0
-        self._pack.extend(bytes(start - len(self._pack)))
-        self._pack += data
-        self._entries.append((digest, start, len(data)))
+        if self._pack is None:
+            self._pack = self._free.pop() if self._free else aligned_buffer(self._pack_bytes + _FIRST_OFFSET_BYTES)
+        start = aligned(self._end) or (ALIGNMENT if apart else 0)
+        stop = start + source.nbytes
+        piece = self._pack[start:stop]
+        source.read_into(0, source.nbytes, piece)
+        if self._algorithm.digest(piece) != digest_of_key(key):
+            raise state_changed(source.name)
+        self._pack[self._end : start] = bytes(start - self._end)
+        self._entries.append((key, start, source.nbytes))
+        self._end = stop
 
     def _flush(self) -> None:
         if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
             self._wait_for_first()
-        if self._entries:
-            self._waiting.append((self._write_blob(memoryview(self._pack)), len(self._pack), self._entries))
-            self._pack, self._entries = bytearray(), []
+        if self._pack is not None:
+            wait = self._write_blob(self._pack[: self._end])
+            self._waiting.append(_Waiting(wait, self._pack, self._end, self._entries))
+            self._pack, self._end, self._entries = None, 0, []
 
     def finish(self) -> None:
         """Write what is left and wait until every pack is stored."""
@@ -75,10 +97,21 @@ class Packer:
             self._wait_for_first()
 
     def _wait_for_first(self) -> None:
-        wait, nbytes, entries = self._waiting.pop(0)
-        blob = wait()
-        for digest, offset, length in entries:
-            self.places[digest] = PieceLocation(blob=blob, blob_nbytes=nbytes, offset=offset, length=length)
+        first = self._waiting.pop(0)
+        blob = first.wait()
+        self._free.append(first.memory)
+        for key, offset, length in first.entries:
+            self.places[key] = PieceLocation(blob=blob, blob_nbytes=first.nbytes, offset=offset, length=length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A pack that is being written: what waits for its digest, its memory, and (key, offset, length) of its pieces."""
+
+    wait: Callable[[], str]
+    memory: memoryview
+    nbytes: int
+    entries: list[tuple[str, int, int]]
 
 
 def place_small(
@@ -103,14 +136,14 @@ def place_small(
         StateChanged: A source gave other bytes when it was read again.
         OSError: A blob could not be written.
     """
-    packer = Packer(write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
+    packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
-    for batch in _read_in_batches(context, sources):
-        found = find_pieces(context, {digest for digest, _, _ in batch} - seen.keys())
-        for digest, source, data in batch:
-            key = _key_of(context, digest, data, seen) if compare else digest
+    for batch in _hashed_in_batches(context, sources):
+        found = find_pieces(context, {digest for digest, _ in batch} - seen.keys())
+        for digest, source in batch:
+            key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
             if key in seen:
                 continue
@@ -118,21 +151,21 @@ def place_small(
             if key in found:
                 hits[key] = (found[key], source)
             else:
-                packer.add(key, data, apart=key != digest)
+                packer.add(key, source, apart=key != digest)
     places, again = _take_from_packs(context, staging, hits, is_mine, compare=compare)
-    for digest in again:
-        packer.add(digest, _read_again(context, hits[digest][1], digest), apart=compare)
+    for key in again:
+        packer.add(key, hits[key][1], apart=compare)
     packer.finish()
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
     return keys, places, written_bytes
 
 
-def _key_of(context: Context, digest: str, data: memoryview, seen: Mapping[str, ByteSource]) -> str:
+def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:
     """Return the key of the piece with these bytes, and no others: that of an earlier source, or a new one."""
     key = digest
     for number in itertools.count(1):
-        if key not in seen or bytes(data) == _read_again(context, seen[key], digest):
+        if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
             break
         key = f"{digest}{_KEY_MARK}{number}"
     return key
@@ -145,27 +178,30 @@ def digest_of_key(key: str) -> str:
 
 def _pack_bytes_for(small_bytes: int) -> int:
     """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
-    return min(PACK_BYTES, max(_LEAST_PACK_BYTES, small_bytes // _PACKS_AT_LEAST))
+    nbytes = min(PACK_BYTES, max(_LEAST_PACK_BYTES, small_bytes // _PACKS_AT_LEAST))
+    return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
-def _read_in_batches(
-    context: Context, sources: Sequence[ByteSource]
-) -> Iterator[list[tuple[str, ByteSource, memoryview]]]:
-    """Copy sources to private memory, `PACK_BYTES` at a time, and hash them; a batch is valid until the next."""
-    algorithm = context.algorithm
-    memory = memoryview(bytearray(min(PACK_BYTES, sum(source.nbytes for source in sources))))
-    batch: list[tuple[str, ByteSource, memoryview]] = []
-    used = 0
+def _hashed_in_batches(context: Context, sources: Sequence[ByteSource]) -> Iterator[list[tuple[str, ByteSource]]]:
+    """Hash sources where they lie; a batch is what one question to the catalog is about."""
+    batch: list[tuple[str, ByteSource]] = []
+    nbytes = 0
     for source in sources:
-        if used + source.nbytes > len(memory):
+        if nbytes >= _BATCH_BYTES:
             yield batch
-            batch, used = [], 0
-        data = memory[used : used + source.nbytes]
-        source.read_into(0, source.nbytes, data)
-        batch.append((algorithm.digest(data), source, data))
-        used += source.nbytes
+            batch, nbytes = [], 0
+        batch.append((_digest_of(context.algorithm, source), source))
+        nbytes += source.nbytes
     if batch:
         yield batch
+
+
+def _digest_of(algorithm: Algorithm, source: ByteSource) -> str:
+    data = source.view(0, source.nbytes)
+    if data is None:
+        data = memoryview(bytearray(source.nbytes))
+        source.read_into(0, source.nbytes, data)
+    return algorithm.digest(data)
 
 
 def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview:

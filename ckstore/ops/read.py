@@ -6,7 +6,7 @@ import mmap as _mmap
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ckstore.fs import mapping
+from ckstore.fs import files, mapping
 from ckstore.ops.workers import Workers
 from ckstore.tensors.memory import StorageMemory, allocate, wrap
 
@@ -58,12 +58,22 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
             at += extent.length
 
     def read_blob(blob: int) -> None:
+        parts = sorted(by_blob[blob], key=lambda part: part[0].offset)
         with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
-            for extent, out, what in sorted(by_blob[blob], key=lambda part: part[0].offset):
+            _read_ahead(fd, [extent for extent, _, _ in parts])
+            for extent, out, what in parts:
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
 
     with directory.reporting_damage():
         _for_each(read_blob, by_blob, sum(len(out) for out in into.values()))
+
+
+def _read_ahead(fd: int, extents: Sequence[Extent]) -> None:
+    """Have the disk read all of what is about to be read of a blob, unless that is little of what lies between."""
+    start = extents[0].offset
+    stop = max(extent.offset + extent.length for extent in extents)
+    if 2 * sum(extent.length for extent in extents) >= stop - start:
+        files.read_ahead(fd, start, stop - start)
 
 
 def _for_each(work: Callable[[int], None], items: Iterable[int], nbytes: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CannotStore, SaveFailed
+from ckstore.fs.buffers import aligned_buffer
 from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
 from ckstore.ops.workers import Workers
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.source import ByteSource
 
 _WORKERS = 4
+_PART_BYTES = 2**20
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -227,11 +229,10 @@ class _ChunkWriter:
     def _store_chunk(self, source: ByteSource, start: int, stop: int) -> _Chunk:
         algorithm = self._context.algorithm
         live = source.view(start, stop)
-        data = self._copy(source, start, stop) if live is None else live
-        digest = algorithm.digest(data)
+        data, digest = self._copy(source, start, stop) if live is None else (live, algorithm.digest(live))
         chunk = _Chunk(source, start, stop, digest, digest)
         if not self.is_first(digest):
-            self._skipped[digest] = lambda: self._copy(source, start, stop)
+            self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
             if self._compare:
                 self._unsure.append(chunk)
             return chunk
@@ -240,8 +241,8 @@ class _ChunkWriter:
                 self._unsure.append(chunk)
             return chunk
         if live is not None:
-            data = self._copy(source, start, stop)
-            if algorithm.digest(data) != digest:
+            data, copied = self._copy(source, start, stop)
+            if copied != digest:
                 raise state_changed(source.name)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
@@ -256,8 +257,8 @@ class _ChunkWriter:
             CannotStore: The bytes were made to collide behind zeros, too.
         """
         for chunk in self._unsure:
-            data = self._copy(chunk.source, chunk.start, chunk.stop)
-            if self._context.algorithm.digest(data) != chunk.piece:
+            data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
+            if copied != chunk.piece:
                 raise state_changed(chunk.source.name)
             if not self._staging.holds(chunk.piece, data):
                 self._store_behind_zeros(chunk, data)
@@ -276,7 +277,8 @@ class _ChunkWriter:
     def _store_private(self, data: memoryview) -> str:
         digest = self._context.algorithm.digest(data)
         if not self.is_first(digest):
-            self._skipped[digest] = lambda: data
+            kept = bytes(data)  # the packer uses its memory again
+            self._skipped[digest] = lambda: memoryview(kept)
         elif (self._staging.claim(digest, len(data)) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
@@ -298,9 +300,18 @@ class _ChunkWriter:
             self._seen.add(digest)
             return first
 
-    def _copy(self, source: ByteSource, start: int, stop: int) -> memoryview:
+    def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
+        """Copy to private memory, valid until this thread's next copy; return it and its digest.
+
+        Each part is hashed while the processor's cache still has it.
+        """
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(self._context.settings.chunk_bytes))
+            self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
         copy: memoryview = self._local.buffer[: stop - start]
-        source.read_into(start, stop, copy)
-        return copy
+        algorithm = self._context.algorithm
+        running = algorithm.start()
+        for at in range(0, len(copy), _PART_BYTES):
+            part = copy[at : at + _PART_BYTES]
+            source.read_into(start + at, start + at + len(part), part)
+            running.update(part)
+        return copy, algorithm.digest_of_parts(running)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckstore.fs.buffers import prefer_huge_pages
+
 if TYPE_CHECKING:
     from ckstore.model.manifest import LeafKind
+
+_HUGE_FROM_BYTES = 4 * 2**20
 
 
 @dataclass
@@ -29,14 +33,20 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         from ckstore.tensors import torch_leaves
 
         owner = torch_leaves.empty_bytes(nbytes)
-        return StorageMemory(owner, memoryview(owner.numpy()))
+        return _in_huge_pages(StorageMemory(owner, memoryview(owner.numpy())))
     if kind == "numpy":
         from ckstore.tensors import numpy_leaves
 
         owner = numpy_leaves.empty_bytes(nbytes)
     else:
         owner = bytearray(nbytes)
-    return StorageMemory(owner, memoryview(owner))
+    return _in_huge_pages(StorageMemory(owner, memoryview(owner)))
+
+
+def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
+    if memory.view.nbytes >= _HUGE_FROM_BYTES:
+        prefer_huge_pages(memory.view)
+    return memory
 
 
 def wrap(kind: LeafKind, buffer: object) -> StorageMemory:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.fs import direct
+from ckstore.fs import buffers, direct
 
 DATA = os.urandom(50_001)
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.integers(0, 51_000), length=st.integers(1, 60_000), cached=st.booleans(), pages=st.integers(2, 9))
 def test_any_range_is_read_as_it_is(file: Path, start: int, length: int, cached: bool, pages: int) -> None:
-    buffer = direct.aligned_buffer(pages * direct.GRAIN_BYTES)
+    buffer = buffers.aligned_buffer(pages * buffers.GRAIN_BYTES)
     found = bytearray()
     with direct.opened_uncached(file) as opened:
         if cached:
@@ -95,7 +95,7 @@ def test_a_range_ends_where_it_is_told_to_or_where_the_file_does(file: Path) -> 
 
 def test_short_reads_are_gone_on_with(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: real(fd, [buffers[0][: direct.GRAIN_BYTES]], offset))
+    monkeypatch.setattr(os, "preadv", lambda fd, into, offset: real(fd, [into[0][: buffers.GRAIN_BYTES]], offset))
 
     assert direct.read_range(file, 5, 49_000) == DATA[5:49_000]
 

@@ -1,0 +1,39 @@
+"""Memory that direct reads and writes can go to and come from."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+GRAIN_BYTES = 4096
+"""Offsets, lengths and memory of direct reads and writes are multiples of it: no disk in use has larger blocks."""
+_HUGE_FROM_BYTES = 2 * 2**20
+
+
+def aligned_buffer(nbytes: int) -> memoryview:
+    """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large.
+
+    The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
+    pages it needs a five-hundredth.
+    """
+    memory = mmap.mmap(-1, nbytes)
+    if nbytes >= _HUGE_FROM_BYTES:
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def prefer_huge_pages(memory: memoryview) -> None:
+    """Ask the kernel for huge pages below fresh, writable memory; what it has touched already stays as it is."""
+    import ctypes
+
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (address + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    # A kernel without them says so, and nothing else is different then.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_HUGEPAGE)
+
+
+def is_aligned(data: memoryview) -> bool:
+    """Whether `data` is the beginning of an `aligned_buffer`; a slice from further inside passes, too."""
+    return isinstance(data.obj, mmap.mmap)
