@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.memory import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]
+_GIL_KEPT_BYTES = 64 * 2**10
 
 
 class ArraySource:
@@ -149,7 +150,9 @@ def fill(target: npt.NDArray[Any], found: object) -> None:
 
 def copy_bytes(source: memoryview, out: memoryview) -> None:
     """Copy bytes between buffers of one size; other threads run meanwhile if it takes long."""
-    if source.nbytes:
+    if source.nbytes <= _GIL_KEPT_BYTES:  # giving the interpreter away and taking it back would take longer
+        out[:] = source
+    else:
         np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(source, np.uint8))
 
 

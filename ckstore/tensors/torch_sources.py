@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ckstore.errors import StateChanged
+from ckstore.tensors.memory import memory_at
 from ckstore.tensors.numpy_leaves import copy_bytes
 
 if TYPE_CHECKING:
@@ -17,13 +19,13 @@ Watched = tuple[torch.Tensor, int]
 
 
 class TorchSource:
-    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive.
+    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it.
 
     Attributes:
         watched: The tensors whose versions tell of modifications.
     """
 
-    __slots__ = ("_bytes", "_start", "_storage", "_view", "name", "nbytes", "watched")
+    __slots__ = ("_start", "_storage", "_view", "name", "nbytes", "watched")
 
     def __init__(
         self,
@@ -38,16 +40,17 @@ class TorchSource:
         self.watched = watched
         self._storage = storage
         self._start = start
-        self._bytes: torch.Tensor | None = None
         self._view: memoryview | None = None
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None on another device than the CPU."""
         if self._view is None:
-            flat = self._flat()
-            if not flat.is_cpu:
+            if self._storage.device.type != "cpu":
                 return None
-            self._view = flat.numpy().data.toreadonly()
+            if self._storage.nbytes() < self._start + self.nbytes:
+                msg = f"{self.name} lost its memory while it was being saved; nothing was published"
+                raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
+            self._view = memory_at(self._storage.data_ptr() + self._start, self.nbytes)
         return self._view[start:stop]
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
@@ -63,11 +66,8 @@ class TorchSource:
         return was_changed(self.watched)
 
     def _flat(self) -> torch.Tensor:
-        # Made late: a state of 50,000 tensors is captured faster, and a save may not need to read.
-        if self._bytes is None:
-            empty = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
-            self._bytes = empty.set_(self._storage, self._start, (self.nbytes,), (1,))
-        return self._bytes
+        empty = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
+        return empty.set_(self._storage, self._start, (self.nbytes,), (1,))
 
 
 class GappedSource:

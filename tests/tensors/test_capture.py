@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore.errors import CannotStore
+from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest import LeafRecord
 from ckstore.tensors.capture import capture
 from tests.support.captures import Saved, bytes_of
@@ -323,3 +323,25 @@ def test_tensors_may_be_captured_under_another_default_device() -> None:
         back = saved.load()
 
     assert back["a"].device.type == "cpu"
+
+
+def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_process() -> None:
+    tensor = torch.arange(1000, dtype=torch.int32)
+    captured = capture({"layer": {"weight": tensor}})
+
+    tensor.untyped_storage().resize_(100)
+
+    with pytest.raises(StateChanged, match=r"layer\.weight lost its memory"):
+        captured.sources[0].view(0, 4000)
+    with pytest.raises(StateChanged, match=r"layer\.weight lost its memory"):
+        captured.sources[0].read_into(0, 4000, memoryview(bytearray(4000)))
+
+
+@pytest.mark.parametrize("nbytes", [1, 64 * 2**10, 64 * 2**10 + 1])
+def test_bytes_are_copied_with_and_without_the_interpreter(nbytes: int) -> None:
+    tensor = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
+    out = bytearray(nbytes)
+
+    capture({"x": tensor}).sources[0].read_into(0, nbytes, memoryview(out))
+
+    assert out == tensor.numpy().tobytes()
