@@ -19,7 +19,7 @@ from tests.support.volume import Kind
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 _HISTORIES = 4
-_WANTED = 100
+_WANTED = 80
 _WANTED_OF_A_HISTORY = 300
 _SHORT = (("deduplicated_save", "xfs"), ("gc", "ext4"), ("history 0", "ext4"))
 _SHORT_IMAGES = 10

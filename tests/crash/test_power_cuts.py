@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 _SHORT = (("deduplicated_save", "ext4"), ("replace", "xfs"), ("prune", "xfs"), ("tag", "ext4"))
 _SHORT_CUTS = 3
-_MOMENTS = 8
-_ONE_CATALOG_CALL_IN = 8
+_MOMENTS = 6
+_ONE_CATALOG_CALL_IN = 16
 _LONG = [(scenario, kind) for scenario in CHANGING for kind in KINDS]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,11 @@ NAMES = tuple(_BUILDERS)
 
 def state(name: str) -> dict[str, Any]:
     """Return a new copy of the state of that name."""
+    return deepcopy(_built(name))
+
+
+@cache
+def _built(name: str) -> dict[str, Any]:
     return _BUILDERS[name]()
 
 
