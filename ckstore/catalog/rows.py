@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.catalog import queries
 from ckstore.catalog.text import encode_inode, encode_json, encode_metrics, encode_text, in_parts
@@ -146,8 +146,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
 # ------------------------------------------------------------------------------------------ layouts
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
+class _Leaf(NamedTuple):
     """What the steps of a run have in common; `nbytes` is None where `shape` does not tell it."""
 
     name: str

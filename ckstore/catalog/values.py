@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PieceLocation:
+class PieceLocation(NamedTuple):
     """Where the store has a piece.
 
     Attributes:

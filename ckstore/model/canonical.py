@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SAFE_INT = 2**53
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -12,7 +17,22 @@ _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 def canonical_json(value: object) -> bytes:
     """Return `value` as JSON with sorted member names, without spaces, in ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+    return canonical_text(value).encode("ascii")
+
+
+def canonical_text(value: object) -> str:
+    """Return `value` as `canonical_json` does, before it becomes bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def quoted(text: str) -> str:
+    """Return a string as `canonical_text` writes it."""
+    return encode_basestring_ascii(text)
+
+
+def object_of(members: Mapping[str, str]) -> bytes:
+    """Return the canonical JSON of an object whose members are canonical texts already."""
+    return f"{{{','.join(f'{quoted(name)}:{members[name]}' for name in sorted(members))}}}".encode("ascii")
 
 
 def encode_metric(value: float) -> int | float | str:

@@ -5,10 +5,8 @@ Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by 
 
 from __future__ import annotations
 
-import gc
 import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import SAFE_INT
@@ -35,10 +33,8 @@ from ckstore.model.manifest import (
     StorageRecord,
 )
 from ckstore.model.names import check_run
+from ckstore.model.python_gc import python_gc_paused
 from ckstore.model.state_read import check_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXTENT_GRAIN_BYTES = 2**20
 """All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
@@ -52,7 +48,6 @@ _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'
 _TAIL = b"}\n"
 _DIGEST_MAX_BYTES = 80
-_LONG_BYTES = 2**20
 _HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
 _LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -78,25 +73,8 @@ def parse_manifest(data: bytes, *, where: str) -> tuple[Manifest, str]:
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where)
-    with _collector_paused(len(data)):
+    with python_gc_paused():
         return _Reader(parse_object(body, where=where), manifest_id, where).manifest(), manifest_id
-
-
-@contextmanager
-def _collector_paused(work_bytes: int) -> Iterator[None]:
-    """Keep Python from looking for cycles while a long manifest is read.
-
-    Nothing here makes any, and looking through a million fresh lists again and again takes as long
-    as everything else together (100,000 leaves: 1.9 s instead of 1.0 s).
-    """
-    pause = work_bytes > _LONG_BYTES and gc.isenabled()
-    if pause:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if pause:
-            gc.enable()
 
 
 def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
@@ -175,7 +175,7 @@ class LeafSlice:
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         memory = allocate(leaf.kind, last - first)
         self._fill(memory.view, first, last)
-        return make_leaf(replace(leaf, shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
+        return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
 
     def _fill(self, out: memoryview, first: int, last: int) -> None:
         """Copy the bytes `first` to `last` of the storage, reading whole pieces so that they can be checked."""

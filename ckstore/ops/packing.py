@@ -19,6 +19,7 @@ from ckstore.catalog.values import PieceLocation
 from ckstore.errors import StateChanged
 from ckstore.fs import files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.model.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
@@ -140,18 +141,20 @@ def place_small(
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
-    for batch in _hashed_in_batches(context, sources):
-        found = find_pieces(context, {digest for digest, _ in batch} - seen.keys())
-        for digest, source in batch:
-            key = _key_of(context, digest, source, seen) if compare else digest
-            keys.append(key)
-            if key in seen:
-                continue
-            seen[key] = source
-            if key in found:
-                hits[key] = (found[key], source)
-            else:
-                packer.add(key, source, apart=key != digest)
+    for batch in _batches(sources):
+        with python_gc_paused():
+            hashed = [(_digest_of(context.algorithm, source), source) for source in batch]
+            found = find_pieces(context, {digest for digest, _ in hashed} - seen.keys())
+            for digest, source in hashed:
+                key = _key_of(context, digest, source, seen) if compare else digest
+                keys.append(key)
+                if key in seen:
+                    continue
+                seen[key] = source
+                if key in found:
+                    hits[key] = (found[key], source)
+                else:
+                    packer.add(key, source, apart=key != digest)
     places, again = _take_from_packs(context, staging, hits, is_mine, compare=compare)
     for key in again:
         packer.add(key, hits[key][1], apart=compare)
@@ -182,15 +185,15 @@ def _pack_bytes_for(small_bytes: int) -> int:
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
-def _hashed_in_batches(context: Context, sources: Sequence[ByteSource]) -> Iterator[list[tuple[str, ByteSource]]]:
-    """Hash sources where they lie; a batch is what one question to the catalog is about."""
-    batch: list[tuple[str, ByteSource]] = []
+def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
+    """Cut sources into batches: what one question to the catalog is about."""
+    batch: list[ByteSource] = []
     nbytes = 0
     for source in sources:
         if nbytes >= _BATCH_BYTES:
             yield batch
             batch, nbytes = [], 0
-        batch.append((_digest_of(context.algorithm, source), source))
+        batch.append(source)
         nbytes += source.nbytes
     if batch:
         yield batch

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
 from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, content_digest, render
+from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, StateTexts, content_digest, render
 from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
+from ckstore.model.python_gc import python_gc_paused
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
@@ -81,7 +82,9 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     """Save `state` durably; see `ckstore.Store.save`."""
     request.check()
     context.check_writable()
-    return save_captured(context, capture(state), request)
+    with python_gc_paused():
+        captured = capture(state)
+    return save_captured(context, captured, request)
 
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
@@ -142,9 +145,12 @@ def _stage_and_publish(
     if changed is not None:
         raise state_changed(changed)
     step = request.step if request.step is not None else _next_step(context, request.run)
+    with python_gc_paused():
+        texts = StateTexts.of(captured.leaves, captured.state)
+        draft = _draft(context, captured, stored, request, texts)
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = _manifest(context, captured, stored, request, step)
-        manifest_id, data = render(manifest, context.algorithm)
+        manifest = replace(draft, step=step, sequence=context.next_sequence())
+        manifest_id, data = render(manifest, context.algorithm, texts)
         if len(data) > MANIFEST_MAX_BYTES:
             why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
             raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
@@ -165,22 +171,23 @@ def _next_step(context: Context, run: str) -> int:
     return check_step(max((step for _, step, _ in context.layout.published(run)), default=-1) + 1)
 
 
-def _manifest(context: Context, captured: Captured, stored: Stored, request: Request, step: int) -> Manifest:
+def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:
+    """Return the manifest but for its step and its place in the sequence."""
     about = request.about
     if about.parent is None:
         parent = context.continued.get(request.run) or context.continued.get("")
         about = replace(about, parent=parent)
     return Manifest(
         run=request.run,
-        step=step,
-        sequence=context.next_sequence(),
+        step=0,
+        sequence=0,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         writer=f"ckstore {__version__}",
         description=about,
         logical_bytes=stored.logical_bytes,
         new_bytes=stored.new_bytes,
         reused_bytes=stored.reused_bytes,
-        content=content_digest(captured.leaves, captured.state, stored.storages, context.algorithm, captured.files),
+        content=content_digest(texts, stored.storages, context.algorithm, captured.files),
         blobs=stored.blobs,
         storages=stored.storages,
         leaves=captured.leaves,
@@ -227,7 +234,8 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
         return look(context.layout, name, number).published
 
     try:
-        context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
+        with python_gc_paused():
+            context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
     except (CkstoreError, OSError):  # the next opening catches up, and says so if it cannot
         return False
     return True

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer
 from ckstore.model.manifest import BlobRecord, Extent, StorageRecord
+from ckstore.model.python_gc import python_gc_paused
 from ckstore.ops.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
 from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ckstore.catalog.values import PieceLocation
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.tensors.source import ByteSource
@@ -105,25 +107,8 @@ def store_sources(
     finally:
         writer.stop()
 
-    index: dict[str, int] = {}
-    blobs: list[BlobRecord] = []
-
-    def blob_index(digest: str, nbytes: int) -> int:
-        if digest not in index:
-            index[digest] = len(blobs)
-            blobs.append(BlobRecord(digest, nbytes))
-        return index[digest]
-
-    small_digests = dict(zip(small, digests, strict=True))
-    storages = []
-    for i, source in enumerate(sources):
-        if i in small_digests:
-            place = places[small_digests[i]]
-            piece = digest_of_key(small_digests[i])
-            extents = [Extent(piece, blob_index(place.blob, place.blob_nbytes), place.offset, place.length)]
-        else:
-            extents = [future.result().extent(blob_index) for future in chunked.get(i, ())]
-        storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    with python_gc_paused():
+        blobs, storages = _records(sources, dict(zip(small, digests, strict=True)), places, chunked)
     writer.complete(blobs)
     context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
     logical_bytes = sum(source.nbytes for source in sources)
@@ -135,6 +120,35 @@ def store_sources(
         new_bytes=sum(staging.written.values()),
         reused_bytes=max(0, logical_bytes - written_bytes),
     )
+
+
+def _records(
+    sources: Sequence[ByteSource],
+    keys: Mapping[int, str],
+    places: Mapping[str, PieceLocation],
+    chunked: Mapping[int, Sequence[Future[_Chunk]]],
+) -> tuple[list[BlobRecord], list[StorageRecord]]:
+    """Return what the manifest says of the sources: small ones have a key and its place, large ones their chunks."""
+    index: dict[str, int] = {}
+    blobs: list[BlobRecord] = []
+
+    def blob_index(digest: str, nbytes: int) -> int:
+        if digest not in index:
+            index[digest] = len(blobs)
+            blobs.append(BlobRecord(digest, nbytes))
+        return index[digest]
+
+    storages = []
+    for i, source in enumerate(sources):
+        key = keys.get(i)
+        if key is not None:
+            place = places[key]
+            blob = blob_index(place.blob, place.blob_nbytes)
+            extents = [Extent(digest_of_key(key), blob, place.offset, place.length)]
+        else:
+            extents = [future.result().extent(blob_index) for future in chunked.get(i, ())]
+        storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    return blobs, storages
 
 
 def collision(name: str) -> CannotStore:
@@ -162,6 +176,7 @@ class _ChunkWriter:
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
         self._skipped: dict[str, Callable[[], memoryview]] = {}
+        self._expects_new = False
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
@@ -228,7 +243,8 @@ class _ChunkWriter:
 
     def _store_chunk(self, source: ByteSource, start: int, stop: int) -> _Chunk:
         algorithm = self._context.algorithm
-        live = source.view(start, stop)
+        # What is new mostly lies together: after a miss a copy is worth more than a look, which would hash twice.
+        live = None if self._expects_new else source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, algorithm.digest(live))
         chunk = _Chunk(source, start, stop, digest, digest)
         if not self.is_first(digest):
@@ -236,7 +252,9 @@ class _ChunkWriter:
             if self._compare:
                 self._unsure.append(chunk)
             return chunk
-        if self._staging.claim(digest, stop - start):
+        claimed = self._staging.claim(digest, stop - start)
+        self._expects_new = not claimed
+        if claimed:
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return chunk

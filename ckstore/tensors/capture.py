@@ -74,6 +74,7 @@ class _Walk:
         self.leaf_count = 0
         self.storage_count = 0
         self._open: set[int] = set()
+        self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
         self._memories: dict[Hashable, int] = {}
@@ -84,9 +85,9 @@ class _Walk:
             return
         from ckstore.tensors import torch_leaves
 
+        torch_leaves.wait_for_devices(admitted for numbered in self._tensors.values() for _, admitted in numbered)
         for storage, numbered in self._tensors.items():
             members = [admitted for _, admitted in numbered]
-            torch_leaves.wait_for_devices(members)
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
@@ -162,7 +163,7 @@ class _Walk:
         return node
 
     def _foreign(self, value: Any, path: str, depth: int) -> Node:
-        if is_tensor(value):
+        if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path)
         if is_array(value):
             return self._array(value, path)
@@ -186,6 +187,7 @@ class _Walk:
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
+        self._tensor_kinds.add(type(value))
         storage = self._memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
             storage = self._next_storage()

@@ -19,7 +19,7 @@ from ckstore.tensors.torch_refusals import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from ckstore.tensors.memory import StorageMemory
     from ckstore.tensors.source import ByteSource
@@ -50,22 +50,19 @@ class Admitted:
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
         self.dtype = DTYPE_NAMES[tensor.dtype]
         self.itemsize = TORCH_ITEMSIZE[self.dtype]
-        self.storage = _storage_of(tensor, name)
+        self.storage, address = _storage_of(tensor, name)
         self.memory: Hashable = None
         self.start = self.stop = 0
-        if tensor.numel():
+        elements = tensor.numel()
+        if elements:
             self.start = int(tensor.storage_offset()) * self.itemsize
-            if tensor.is_contiguous():
-                self.stop = self.start + tensor.numel() * self.itemsize
-            else:
-                span = span_elements(tensor.shape, tensor.stride())
-                self.stop = self.start + span * self.itemsize
+            span = elements if tensor.is_contiguous() else span_elements(tensor.shape, tensor.stride())
+            self.stop = self.start + span * self.itemsize
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
                 raise CannotStore(name, f"a tensor without its memory: {found}", hint=hint)
-            place: object = "cpu" if tensor.is_cpu else tensor.device
-            self.memory = (place, self.storage.data_ptr())
+            self.memory = address if tensor.is_cpu else (tensor.device, address)
 
 
 class Admission:
@@ -134,7 +131,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     return source, [LeafRecord(lone.name, "torch", lone.dtype, tuple(tensor.shape), storage, 0, strides)]
 
 
-def wait_for_devices(members: Sequence[Admitted]) -> None:
+def wait_for_devices(members: Iterable[Admitted]) -> None:
     """Wait until what was queued on the devices of `members` has been computed.
 
     Their bytes are read on other streams, which would not wait.
@@ -221,15 +218,14 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return as_bits(tensor).contiguous()
 
 
-def _storage_of(tensor: torch.Tensor, path: str) -> torch.UntypedStorage:
+def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, int]:
     try:
         storage = tensor.untyped_storage()
-        storage.data_ptr()
+        return storage, storage.data_ptr()
     except (NotImplementedError, RuntimeError) as error:
         why = f"a tensor without memory of its own: {error}"
         hint = "store value.clone(), outside of torch.func transformations"
         raise CannotStore(path, why, hint=hint) from error
-    return storage
 
 
 def _has_names(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from ckstore.model.manifest import (
     Manifest,
     StorageRecord,
     file_json,
-    leaf_json,
+    leaf_text,
     render,
 )
 from ckstore.model.settings import parse_settings
@@ -81,7 +81,7 @@ def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
 
 
 def test_the_table_of_leaves_names_exactly_what_is_written() -> None:
-    assert first_column(section("Leaves")) == set(leaf_json(a_manifest().leaves[0]))
+    assert first_column(section("Leaves")) == set(json.loads(leaf_text(a_manifest().leaves[0])))
 
 
 def test_the_table_of_files_names_exactly_what_is_written() -> None:

@@ -180,7 +180,7 @@ def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
     path = harmed.directory_of(1) / "manifest.json"
     manifest, _ = parse_manifest(path.read_bytes(), where="")
     one, two, *rest = manifest.storages
-    storages = (replace(one, extents=(replace(one.extents[0], offset=two.extents[0].offset),)), two, *rest)
+    storages = (one._replace(extents=(one.extents[0]._replace(offset=two.extents[0].offset),)), two, *rest)
     _, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
     path.chmod(0o644)
     path.write_bytes(data)

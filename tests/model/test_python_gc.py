@@ -1,0 +1,74 @@
+"""The collector rests while somebody asks for it, and goes on afterwards: for threads, errors and forks."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ckstore.model.python_gc import python_gc_paused
+
+
+@pytest.fixture(autouse=True)
+def _collector_runs_afterwards() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_rests_until_the_last_stretch_has_ended() -> None:
+    with python_gc_paused():
+        with python_gc_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error() -> None:
+    with pytest.raises(KeyError), python_gc_paused():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_its_owner_stopped_stays_stopped() -> None:
+    gc.disable()
+    with python_gc_paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_stretches_of_threads_that_overlap_leave_it_running() -> None:
+    began, over = threading.Barrier(4), threading.Barrier(4)
+
+    def stretch() -> None:
+        for _ in range(50):
+            with python_gc_paused():
+                began.wait(10)
+            over.wait(10)
+
+    threads = [threading.Thread(target=stretch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert gc.isenabled()
+
+
+def test_it_runs_in_a_child_that_was_forked_meanwhile() -> None:
+    with python_gc_paused():
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                assert gc.isenabled()
+                with python_gc_paused():
+                    assert not gc.isenabled()
+                assert gc.isenabled()
+                status = 0
+            finally:
+                os._exit(status)
+        _, ended = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(ended) == 0
