@@ -157,7 +157,7 @@ class Tally:
 
     def add(self, case: object, answer: dict[str, Any], *counted: str) -> None:
         """Count one case under these names."""
-        for name in counted:
+        for name in (*counted, *(["alike"] if answer.get("alike") else [])):
             self.counts[name] = self.counts.get(name, 0) + 1
         if answer["wrong"]:
             said = "\n  ".join(dict.fromkeys(answer["wrong"]))

@@ -54,11 +54,18 @@ class Scenario:
 
 
 def _init(path: Path, journal: Journal) -> Store:
-    if (path / "store.json").exists():  # made by an attempt that failed after that
+    if _is_there(path / "store.json"):  # made by an attempt that failed after that
         return Store.open(path)
     store = Store.init(path, chunk_bytes=CHUNK_BYTES)
     journal.store_made()
     return store
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # on a disk that is gone the store has to find its words
+        return False
 
 
 def _open(path: Path, journal: Journal) -> Store:

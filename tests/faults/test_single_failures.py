@@ -1,9 +1,9 @@
 """A system call that fails once fails the save with an error of ckstore at most, and nothing else.
 
-``CKSTORE_CRASH=full`` tries every call: with every error those that ckstore makes, with two errors those of SQLite,
-which only tells a full disk from all else; and what fails from some call on, for good, at every call of ckstore and one
-in four of SQLite. Else a sample of calls with the errors in turn. The counts are printed. What is looked at afterwards
-is in `server.py` (the process that met the error) and `checker.py` (the store that it left).
+``CKSTORE_CRASH=full`` tries every call: with every error those that ckstore makes, with one of two errors in turn those
+of SQLite, which only tells a full disk from all else; and what fails from some call on, for good, at the calls of
+ckstore and one in four of SQLite. Else a sample of calls with the errors in turn. The counts are printed. What is
+looked at afterwards is in `server.py` (the process that met the error) and `checker.py` (the store that it left).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import pytest
@@ -32,6 +31,7 @@ class Failing:
         errors: Tried at every call, or in turn.
         sampled: How many calls are tried unless all are.
         sticky: Every call from that one on fails, until the act has ended.
+        one_in: Of the calls from which on all fail one in so many is tried.
     """
 
     families: Family
@@ -39,6 +39,7 @@ class Failing:
     sampled: int
     mode: Mode = "error"
     sticky: bool = False
+    one_in: int = 1
 
 
 _TOLD_APART_BY_SQLITE = 2
@@ -54,8 +55,8 @@ WAYS = {
     "reading": Failing(Family.READ, (errno.EIO,), 3),
     "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 4, sticky=True),
     "disk gone": Failing(Family.MUTATING, (errno.EIO,), 4, sticky=True),
-    "disk read-only": Failing(Family.MUTATING, (errno.EROFS,), 2, sticky=True),
-    "server gone": Failing(Family.MUTATING | Family.READ | Family.OPEN, (errno.ESTALE,), 2, sticky=True),
+    "disk read-only": Failing(Family.MUTATING, (errno.EROFS,), 2, sticky=True, one_in=2),
+    "server gone": Failing(Family.MUTATING | Family.READ | Family.OPEN, (errno.ESTALE,), 2, sticky=True, one_in=2),
 }
 
 
@@ -77,13 +78,14 @@ def test_a_call_that_fails_does_no_harm(
 
     if CRASH_FULL and how.sticky:
         own, of_catalog = split(calls)
-        for at in sorted([*own, *of_catalog[::_ONE_CATALOG_CALL_IN]]):
+        for at in sorted([*own, *of_catalog[::_ONE_CATALOG_CALL_IN]])[:: how.one_in]:
             tally.add(at, run(how.errors[0], at))
     elif CRASH_FULL:
-        for error in how.errors[:_TOLD_APART_BY_SQLITE]:
-            every_point(tally, partial(run, error))
-        for at, error in product(split(calls)[0], how.errors[_TOLD_APART_BY_SQLITE:]):
-            tally.add(at, run(error, at))
+        in_turn = how.errors[:_TOLD_APART_BY_SQLITE]
+        every_point(tally, lambda at: run(in_turn[at % len(in_turn)], at))
+        for at, error in product(split(calls)[0], how.errors):
+            if error != in_turn[at % len(in_turn)]:
+                tally.add(at, run(error, at))
     else:
         for at in sample(calls, how.sampled):
             tally.add(at, run(how.errors[at % len(how.errors)], at))
