@@ -76,7 +76,7 @@ def chosen(names: Sequence[str], *, large: bool) -> list[Scenario]:
     return [
         scenario
         for scenario in possible
-        if not names
+        if (not names and not scenario.curve)
         or scenario.name in names
         or any(scenario.name.startswith(name) for name in names if name not in known)
     ]

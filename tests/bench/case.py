@@ -147,6 +147,7 @@ class Scenario:
         place: Which filesystem: the one that is measured, or memory.
         without_fsync: Make every fsync of Python do nothing: what durability costs.
         large: Whether it can be run with a state larger than memory.
+        curve: What a choice of ckstore costs instead of another one; only run where it is named.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Scenario:
     place: Literal["disk", "tmpfs"] = "disk"
     without_fsync: bool = False
     large: bool = False
+    curve: bool = False
 
 
 def sync_file(path: Path) -> None:

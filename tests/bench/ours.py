@@ -9,6 +9,8 @@ import torch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.model.names import join_key
+from ckstore.ops import read, write
+from ckstore.ops.create import DEFAULT_CHUNK_BYTES
 from tests.bench.case import Role, System
 from tests.bench.states import State
 
@@ -19,17 +21,33 @@ class Ckstore(System):
     Args:
         verify: Whether loads check every byte, as they do unless told otherwise.
         name: For a second way to load.
+        chunk_bytes, threads, pack_below_bytes: What the store chooses itself, for the curves; None: as it does.
     """
 
     role: Role = "ckstore"
     deduplicates = True
 
-    def __init__(self, *, verify: bool = True, name: str = "ckstore") -> None:
+    def __init__(
+        self,
+        *,
+        verify: bool = True,
+        name: str = "ckstore",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        threads: int | None = None,
+        pack_below_bytes: int | None = None,
+    ) -> None:
         self.name = name
         self._verify = verify
+        self._chunk_bytes = chunk_bytes
+        self._threads = threads
+        self._pack_below_bytes = pack_below_bytes
 
     def open(self, folder: Path) -> None:
-        self._store = Store.init(folder / "store")
+        if self._threads is not None:  # this process does nothing else
+            write._WORKERS = read._WORKERS = self._threads
+        if self._pack_below_bytes is not None:
+            vars(write)["PACK_BELOW_BYTES"] = self._pack_below_bytes
+        self._store = Store.init(folder / "store", chunk_bytes=self._chunk_bytes)
 
     def save(self, state: State, step: int) -> None:
         self._store.save(state, step)

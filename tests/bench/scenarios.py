@@ -73,6 +73,41 @@ def _loads(cache: Cache) -> tuple[Case, ...]:
     )
 
 
+def _chunks() -> list[Ckstore]:
+    return [Ckstore(name=f"chunks of {mib} MiB", chunk_bytes=mib * 2**20) for mib in (2, 4, 8, 16, 32, 64, 128)]
+
+
+def _threads() -> list[Ckstore]:
+    return [Ckstore(name=f"{n} threads", threads=n) for n in (1, 2, 3, 4, 6, 8)]
+
+
+def _curves() -> tuple[Scenario, ...]:
+    """What is chosen in the code and not by the user: docs/adr/0006 has what came of it."""
+    packs = [Ckstore(name=f"packed below {kib} KiB", pack_below_bytes=kib * 2**10) for kib in (64, 256, 1024, 4096)]
+    direct = (WriteFiles(f"direct write, {n} files", direct=True, at_once=n) for n in (1, 2, 4, 8))
+    mine = [*_chunks(), *_threads()]
+    return (
+        Scenario(
+            "curve-save",
+            "First durable save with other chunks, threads and packs",
+            (*direct, *(FirstSave(system) for system in (*mine, *packs))),
+            curve=True,
+        ),
+        Scenario(
+            "curve-warm",
+            "Warm load with other chunks and threads",
+            tuple(Load(s, cache="warm") for s in mine),
+            curve=True,
+        ),
+        Scenario(
+            "curve-cold",
+            "Cold load with other chunks and threads",
+            (*_read(), *(Load(system, cache="cold") for system in mine)),
+            curve=True,
+        ),
+    )
+
+
 def all_scenarios() -> tuple[Scenario, ...]:
     """Return every scenario, in the order in which they run."""
     backups = (Restic, Borg, Dvc)
@@ -170,6 +205,7 @@ def all_scenarios() -> tuple[Scenario, ...]:
             "Read and check everything, cold",
             (*_read(), *_hash(), *(Verify(system, cache="cold") for system in (Ckstore(), Restic(), Borg()))),
         ),
+        *_curves(),
         Scenario(
             "cache",
             "Page cache of another file over a save and a load",

@@ -16,8 +16,10 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
+from ckstore.ops import read, write
 from tests.bench import counting, page, states
 from tests.bench.__main__ import chosen, size
+from tests.bench.case import Here
 from tests.bench.lines import LINES
 from tests.bench.plot import plot
 from tests.bench.report import report
@@ -54,9 +56,10 @@ def test_every_case_runs_and_the_report_is_complete(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     read = json.loads((tmp_path / "out" / "report.json").read_text())
     assert all(math.isfinite(number) for number in numbers(read))
-    assert list(read["scenarios"]) == [scenario.name for scenario in all_scenarios()]
+    scenarios = [scenario for scenario in all_scenarios() if not scenario.curve]
+    assert list(read["scenarios"]) == [scenario.name for scenario in scenarios]
     results = Results(read)
-    for scenario in all_scenarios():
+    for scenario in scenarios:
         told = read["scenarios"][scenario.name]
         for case in scenario.cases:
             samples = results.samples(scenario.name, case.name)
@@ -68,6 +71,23 @@ def test_every_case_runs_and_the_report_is_complete(tmp_path: Path) -> None:
     }
     assert report(read) == (tmp_path / "out" / "report.md").read_text().removesuffix("\n")
     assert ET.fromstring(plot(read)).tag.endswith("svg")  # noqa: S314 - our own
+
+
+def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((write, "_WORKERS"), (read, "_WORKERS"), (write, "PACK_BELOW_BYTES")):
+        monkeypatch.setattr(module, name, vars(module)[name])  # put back afterwards
+    curves, *_ = chosen(["curve"], large=False)
+    assert curves.name == "curve-save"
+    assert not any(one.curve for one in chosen([], large=False))
+
+    for number, case in enumerate(case for case in curves.cases if case.role == "ckstore"):
+        home = tmp_path / str(number)
+        home.mkdir()
+        case.prepare(Here(home, TINY, thorough=True, rehearse=False))
+        case.act(0)
+        case.check()
+
+    assert (write._WORKERS, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
 
 
 def test_no_two_blocks_of_a_state_are_equal_and_a_lap_changes_all_of_them() -> None:
