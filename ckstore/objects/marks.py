@@ -16,11 +16,14 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.model.digest import is_digest
 from ckstore.model.mark import MARK_MAX_BYTES, Mark, parse_mark
+from ckstore.model.names import STEP_PATTERN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ckstore.fs.locks import DirectoryLock
+    from ckstore.objects.layout import Layout
 
 MARK = "damaged.json"
 _TEMPORARY = ".damaged-"
@@ -41,6 +44,28 @@ def identity(dir_fd: int) -> Identity | None:
 def is_marked(path: str | Path) -> bool:
     """Whether the checkpoint in the directory `path` is marked."""
     return os.access(f"{path}/{MARK}", os.F_OK, follow_symlinks=False)
+
+
+def marked(layout: Layout) -> Iterator[Path]:
+    """Yield the directory of every published checkpoint that is marked.
+
+    Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few that
+    have a mark are looked at closer.
+    """
+    for run in layout.runs():
+        folder = layout.checkpoints / run
+        try:
+            with files.opened(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+                names = [
+                    name
+                    for name in os.listdir(fd)
+                    if os.access(f"{name}/{MARK}", os.F_OK, dir_fd=fd, follow_symlinks=False)
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if names:
+            published = {step for _, step, _ in layout.published(run)}
+            yield from (folder / name for name in names if STEP_PATTERN.match(name) and int(name) in published)
 
 
 def blobs_of(path: Path) -> list[str]:

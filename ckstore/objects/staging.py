@@ -168,12 +168,9 @@ class Staging:
         Raises:
             OSError: A temporary name in the staging directory could not be removed.
         """
-        root = str(self.layout.checkpoints)
-        for run, step, _ in self.layout.published():
-            if not marks.is_marked(f"{root}/{run}/{step}"):  # as text: every save looks at all of them
-                continue
+        for checkpoint in marks.marked(self.layout):
             try:
-                self._heal_marked(marks.blobs_of(self.layout.checkpoint(run, step)))
+                self._heal_marked(marks.blobs_of(checkpoint))
             except OSError:  # as said above; the next save, or a repair, tries again
                 for name in os.listdir(self.path):
                     if name.startswith(_TEMPORARY):

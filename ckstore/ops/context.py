@@ -30,7 +30,8 @@ class Context:
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if they cannot be.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
-        last_sequence: Greatest sequence number that this process gave.
+        last_sequence: Greatest sequence number that this process gave or saw.
+        sequenced: Checkpoints whose sequence numbers are known to be no greater, with the inodes of their directories.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
@@ -47,6 +48,7 @@ class Context:
     shared: str = ""
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     last_sequence: int = 0
+    sequenced: dict[tuple[str, int], int] = field(default_factory=dict)
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""
     problems: dict[str, str] = field(default_factory=dict)
@@ -73,14 +75,21 @@ class Context:
     def next_sequence(self) -> int:
         """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
         published = {(run, step): inode for run, step, inode in self.layout.published()}
+        unknown = published.items() - self.sequenced.items()
         try:
             known = self.catalog.max_sequence()
-            listing = self.catalog.listing()
+            listing = self.catalog.listing() if unknown else {}
         except CatalogUnavailable:
             known, listing = 0, {}
-        for (run, step), inode in published.items():
-            if listing.get((run, step)) != inode and (info := read_info(self, run, step)) is not None:
+        for (run, step), inode in unknown:
+            if listing.get((run, step)) == inode:
+                continue
+            info = read_info(self, run, step)
+            if info is None:  # it may be repaired until the next save
+                del published[run, step]
+            else:
                 known = max(known, info.sequence)
+        self.sequenced = published
         self.last_sequence = max(known, self.last_sequence) + 1
         return self.last_sequence
 

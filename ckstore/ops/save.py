@@ -109,6 +109,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
     else:
         mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
+        context.sequenced = {**context.sequenced, (manifest.run, manifest.step): staging.inode}
     try:
         if outcome.existing is None:  # locked by its staging
             tags = _write_tags(context, manifest, request.tags)

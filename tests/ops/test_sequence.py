@@ -1,0 +1,80 @@
+"""Each checkpoint comes after all that are there, whoever saved them, and asking costs no look at those known."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ckstore import Store
+from ckstore.catalog import Catalog
+from ckstore.fs import locks
+from ckstore.ops import context as contexts
+
+SAVERS = 2
+ACTS = st.tuples(
+    st.sampled_from(("save", "save", "save", "save again", "delete", "torn", "mend")),
+    st.integers(0, SAVERS - 1),
+    st.booleans(),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(acts=st.lists(ACTS, min_size=2, max_size=10))
+@example(
+    acts=[
+        *4 * [("save", 1, True)],
+        *3 * [("torn", 0, False)],
+        ("save", 0, True),
+        *3 * [("mend", 0, False)],
+        ("save", 0, True),
+    ]
+)
+def test_a_save_comes_after_everything_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: list[tuple[str, int, bool]]
+) -> None:
+    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    path = tmp_path / "store"
+    shutil.rmtree(path, ignore_errors=True)
+    savers = [Store.init(path), *(Store.open(path) for _ in range(1, SAVERS))]
+    sequences: dict[int, int] = {}
+    torn: dict[int, bytes] = {}
+    for number, (what, who, left_behind) in enumerate(acts):
+        whole = [step for step in sequences if step not in torn]
+        if what == "delete" and whole:
+            savers[who].delete(f"main@{whole[-1]}")
+            del sequences[whole[-1]]
+        elif what == "torn" and whole:
+            manifest = path / f"checkpoints/main/{whole[-1]}/manifest.json"
+            torn[whole[-1]] = manifest.read_bytes()
+            manifest.unlink()
+        elif what == "mend" and torn:
+            step, data = torn.popitem()
+            (path / f"checkpoints/main/{step}/manifest.json").write_bytes(data)
+        elif what.startswith("save"):
+            step = whole[-1] if what == "save again" and whole else number
+            with locks.lock_exclusive(path, timeout_s=1) if left_behind else locks.lock_shared(path, timeout_s=1):
+                info = savers[who].save({"a": number}, step=step, if_exists="replace")
+            there = [found for other, found in sequences.items() if other not in torn]
+            assert info.sequence > max(there, default=0)
+            sequences[step] = info.sequence
+
+
+def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store") as store:
+        for step in range(5):
+            store.save({"a": step}, step=step)
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("it was looked at")
+
+        monkeypatch.setattr(Catalog, "listing", refuse)
+        monkeypatch.setattr(contexts, "read_info", refuse)
+        assert store.save({"a": 5}, step=5).sequence == 6
+        assert store.save({"a": 6}, step=3, if_exists="replace").sequence == 7
+        assert store.save({"a": 7}, step=6).sequence == 8
