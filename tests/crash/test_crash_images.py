@@ -19,8 +19,8 @@ from tests.support.volume import Kind
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 _HISTORIES = 4
-_WANTED = 80
-_WANTED_OF_A_HISTORY = 300
+_WANTED = 70
+_WANTED_OF_A_HISTORY = 280
 _SHORT = (("deduplicated_save", "xfs"), ("gc", "ext4"), ("history 0", "ext4"))
 _SHORT_IMAGES = 10
 _NAMES = [*CHANGING, *(f"history {number}" for number in range(_HISTORIES))]
