@@ -157,10 +157,10 @@ class Catalog:
             except ValueError as error:
                 raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
 
-    def max_sequence(self) -> int:
-        """Return the greatest sequence number of a checkpoint; 0 if there is none."""
+    def count_and_sequence(self) -> tuple[int, int]:
+        """Return how many checkpoints there are, and their greatest sequence number, 0 if there is none."""
         with reading(self.path) as connection:
-            return queries.max_sequence(connection)
+            return queries.count_and_sequence(connection)
 
     def find_pieces(self, digests: Collection[str]) -> dict[str, PieceLocation]:
         """Return where pieces are, alone or in packs. A hint: the blob may be gone since."""

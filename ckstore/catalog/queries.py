@@ -113,10 +113,10 @@ def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow]
     return [LeafRow(name, kind, dtype, tuple(json.loads(shape)), nbytes) for name, kind, dtype, shape, nbytes in rows]
 
 
-def max_sequence(connection: sqlite3.Connection) -> int:
-    """Return the greatest sequence number, 0 without a checkpoint."""
-    ((newest,),) = connection.execute("SELECT max(sequence) FROM checkpoints").fetchall()
-    return int(newest or 0)
+def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return how many checkpoints there are, and the greatest sequence number, 0 without one."""
+    ((count, newest),) = connection.execute("SELECT count(*), max(sequence) FROM checkpoints").fetchall()
+    return int(count), int(newest or 0)
 
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, PieceLocation]:

@@ -14,9 +14,11 @@ def aligned_buffer(nbytes: int) -> memoryview:
     """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large.
 
     The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
-    pages it needs a five-hundredth.
+    pages it needs a five-hundredth. Children that are forked do not get it: a disk that fills the pages of a read would
+    fill those of the child on kernels that copy them on the next write.
     """
-    memory = mmap.mmap(-1, nbytes)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
     if nbytes >= _HUGE_FROM_BYTES:
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

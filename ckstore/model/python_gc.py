@@ -17,27 +17,27 @@ class _Pause:
     """How many stretches want the collector to rest: the first stops it, the last lets it go on."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
         self._count = 0
         self._stopped = False
 
     def begin(self) -> None:
         with self._mutex:
-            self._count += 1
-            if self._count == 1 and gc.isenabled():
-                gc.disable()
+            if self._count == 0 and gc.isenabled():
                 self._stopped = True
+                gc.disable()
+            self._count += 1
 
     def end(self) -> None:
         with self._mutex:
-            self._count -= 1
+            self._count = max(0, self._count - 1)  # a child that was forked in the middle has forgotten
             if self._count == 0 and self._stopped:
                 self._stopped = False
                 gc.enable()
 
     def forget(self) -> None:
         """In a child: what other threads began is not there, and nobody would let the collector go on."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._count = 0
         if self._stopped:
             self._stopped = False
@@ -50,9 +50,12 @@ os.register_at_fork(after_in_child=_pause.forget)
 
 @contextmanager
 def python_gc_paused() -> Iterator[None]:
-    """Stop the collector of this process, if it runs, until every such stretch has ended; for seconds at most."""
-    _pause.begin()
+    """Stop the collector of this process, if it runs, until every such stretch has ended.
+
+    For stretches that compute: none of them waits for a disk. (A capture calls `state_dict()` of the user's objects.)
+    """
     try:
+        _pause.begin()
         yield
     finally:
         _pause.end()

@@ -77,10 +77,13 @@ class Context:
         published = {(run, step): inode for run, step, inode in self.layout.published()}
         unknown = published.items() - self.sequenced.items()
         try:
-            known = self.catalog.max_sequence()
-            listing = self.catalog.listing() if unknown else {}
+            count, known = self.catalog.count_and_sequence()
+            listing = {}
+            if unknown or count != len(published):  # one that is not in the catalog may have the inode of an older one
+                unknown, listing = set(published.items()), self.catalog.listing()
+                _, known = self.catalog.count_and_sequence()  # of no fewer than are listed
         except CatalogUnavailable:
-            known, listing = 0, {}
+            unknown, known, listing = set(published.items()), 0, {}
         for (run, step), inode in unknown:
             if listing.get((run, step)) == inode:
                 continue
@@ -89,8 +92,8 @@ class Context:
                 del published[run, step]
             else:
                 known = max(known, info.sequence)
-        self.sequenced = published
         self.last_sequence = max(known, self.last_sequence) + 1
+        self.sequenced = published  # last: another thread may rely on it
         return self.last_sequence
 
 

@@ -39,7 +39,7 @@ _FIRST_OFFSET_BYTES = GRAIN_BYTES
 _KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview], Callable[[], str]]
-"""Starts to store a blob with bytes that the caller gives away; what it returns waits for the digest."""
+"""Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has."""
 
 
 def aligned(nbytes: int) -> int:
@@ -145,16 +145,16 @@ def place_small(
         with python_gc_paused():
             hashed = [(_digest_of(context.algorithm, source), source) for source in batch]
             found = find_pieces(context, {digest for digest, _ in hashed} - seen.keys())
-            for digest, source in hashed:
-                key = _key_of(context, digest, source, seen) if compare else digest
-                keys.append(key)
-                if key in seen:
-                    continue
-                seen[key] = source
-                if key in found:
-                    hits[key] = (found[key], source)
-                else:
-                    packer.add(key, source, apart=key != digest)
+        for digest, source in hashed:
+            key = _key_of(context, digest, source, seen) if compare else digest
+            keys.append(key)
+            if key in seen:
+                continue
+            seen[key] = source
+            if key in found:
+                hits[key] = (found[key], source)
+            else:
+                packer.add(key, source, apart=key != digest)
     places, again = _take_from_packs(context, staging, hits, is_mine, compare=compare)
     for key in again:
         packer.add(key, hits[key][1], apart=compare)

@@ -176,7 +176,6 @@ class _ChunkWriter:
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
         self._skipped: dict[str, Callable[[], memoryview]] = {}
-        self._expects_new = False
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
@@ -243,8 +242,7 @@ class _ChunkWriter:
 
     def _store_chunk(self, source: ByteSource, start: int, stop: int) -> _Chunk:
         algorithm = self._context.algorithm
-        # What is new mostly lies together: after a miss a copy is worth more than a look, which would hash twice.
-        live = None if self._expects_new else source.view(start, stop)
+        live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, algorithm.digest(live))
         chunk = _Chunk(source, start, stop, digest, digest)
         if not self.is_first(digest):
@@ -252,9 +250,7 @@ class _ChunkWriter:
             if self._compare:
                 self._unsure.append(chunk)
             return chunk
-        claimed = self._staging.claim(digest, stop - start)
-        self._expects_new = not claimed
-        if claimed:
+        if self._staging.claim(digest, stop - start):
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return chunk

@@ -85,12 +85,14 @@ class _Walk:
             return
         from ckstore.tensors import torch_leaves
 
-        torch_leaves.wait_for_devices(admitted for numbered in self._tensors.values() for _, admitted in numbered)
+        every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
+        torch_leaves.wait_for_devices(every)
         for storage, numbered in self._tensors.items():
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
+        torch_leaves.wait_for_devices(every)  # placing may have queued copies
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         kind = type(value)

@@ -25,7 +25,7 @@ class TorchSource:
         watched: The tensors whose versions tell of modifications.
     """
 
-    __slots__ = ("_start", "_storage", "_view", "name", "nbytes", "watched")
+    __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")
 
     def __init__(
         self,
@@ -40,18 +40,28 @@ class TorchSource:
         self.watched = watched
         self._storage = storage
         self._start = start
-        self._view: memoryview | None = None
+        self._address: int | None = None
+        self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None on another device than the CPU."""
-        if self._view is None:
+        """Return these bytes, uncopied; None on another device than the CPU.
+
+        Valid until somebody resizes the storage, which is looked at with every call: a thread that frees it while the
+        bytes are being read breaks the rule that a state is left alone until `save` has returned.
+        """
+        if self._address is None:
             if self._storage.device.type != "cpu":
                 return None
-            if self._storage.nbytes() < self._start + self.nbytes:
-                msg = f"{self.name} lost its memory while it was being saved; nothing was published"
-                raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
-            self._view = memory_at(self._storage.data_ptr() + self._start, self.nbytes)
+            self._address = self._storage.data_ptr()
+            self._view = memory_at(self._address + self._start, self.nbytes if self._is_there() else 0)
+        if not self._is_there():
+            msg = f"{self.name} lost its memory while it was being saved; nothing was published"
+            raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
         return self._view[start:stop]
+
+    def _is_there(self) -> bool:
+        storage = self._storage
+        return storage.data_ptr() == self._address and storage.nbytes() >= self._start + self.nbytes
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, from the device if they are on one."""

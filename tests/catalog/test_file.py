@@ -66,7 +66,7 @@ def test_a_new_catalog_is_private_current_and_empty(catalog: Catalog) -> None:
     assert header(catalog.path) == (APPLICATION_ID, VERSION, "wal")
     assert stat.S_IMODE(catalog.path.stat().st_mode) == 0o600
     assert catalog.infos() == []
-    assert catalog.max_sequence() == 0
+    assert catalog.count_and_sequence() == (0, 0)
     assert catalog.check() == []
 
 

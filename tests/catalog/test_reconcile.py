@@ -158,7 +158,8 @@ class Histories(RuleBasedStateMachine):
     def the_listing_is_the_directories(self) -> None:
         there = self.directories.there
         assert self.catalog.listing() == {key: found.dir_inode for key, found in there.items()}
-        assert self.catalog.max_sequence() == max((f.manifest.sequence for f in there.values()), default=0)
+        newest = max((f.manifest.sequence for f in there.values()), default=0)
+        assert self.catalog.count_and_sequence() == (len(there), newest)
 
     @rule()
     def a_catalog_made_from_nothing_says_the_same(self) -> None:

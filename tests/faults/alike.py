@@ -73,7 +73,7 @@ def hold_still(salt: str) -> None:
 def picture(folder: Path) -> str:
     """Return a digest of all that is in the directories in `folder`: names, links, modes, contents, catalog."""
     found: dict[str, os.stat_result] = {}
-    for where, names, files in os.walk(folder):
+    for where, names, files in os.walk(folder, onerror=_raise):
         own = files if where != str(folder) else []  # there are the files of those who watch
         for path in (os.path.join(where, name) for name in (*names, *own)):
             found[path] = os.lstat(path)
@@ -83,6 +83,10 @@ def picture(folder: Path) -> str:
         names_of.setdefault(str(found[path].st_ino), shown.removesuffix(f".{found[path].st_ino}"))  # as in quarantine/
     lines = [_line(path, os.path.relpath(path, folder), found[path], names_of) for path in found]
     return _digest("\n".join(sorted(lines)).encode())
+
+
+def _raise(error: OSError) -> None:
+    raise error  # a directory that cannot be read is not an empty one
 
 
 def _line(path: str, shown: str, status: os.stat_result, names_of: dict[str, str]) -> str:

@@ -56,9 +56,19 @@ SHARING = [
         "hash of the staged copy (StateChanged)",
         "copy-not-hashed",
         "ops/write.py",
-        "            if algorithm.digest(data) != digest:\n                raise state_changed(source.name)\n",
+        "            if copied != digest:\n                raise state_changed(source.name)\n",
         "",
         "tests/ops/test_changing_state.py",
+        "FAILED",
+    ),
+    Mutant(
+        "hash of the copy in a pack (StateChanged)",
+        "packed-copy-not-hashed",
+        "ops/packing.py",
+        "        if self._algorithm.digest(piece) != digest_of_key(key):\n"
+        "            raise state_changed(source.name)\n",
+        "",
+        "tests/ops/test_packing.py",
         "FAILED",
     ),
     Mutant(

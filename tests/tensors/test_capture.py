@@ -337,6 +337,18 @@ def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_proce
         captured.sources[0].read_into(0, 4000, memoryview(bytearray(4000)))
 
 
+@pytest.mark.parametrize("elements", [0, 10, 100_000])
+def test_memory_that_is_freed_or_moved_between_two_chunks_fails_the_save(elements: int) -> None:
+    tensor = torch.arange(1000, dtype=torch.int32)
+    captured = capture({"layer": {"weight": tensor}})
+    captured.sources[0].view(0, 100)
+
+    tensor.untyped_storage().resize_(4 * elements)
+
+    with pytest.raises(StateChanged, match=r"layer\.weight lost its memory"):
+        captured.sources[0].view(100, 4000)
+
+
 @pytest.mark.parametrize("nbytes", [1, 64 * 2**10, 64 * 2**10 + 1])
 def test_bytes_are_copied_with_and_without_the_interpreter(nbytes: int) -> None:
     tensor = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
