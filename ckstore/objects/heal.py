@@ -46,7 +46,7 @@ def relink_everywhere(
             there = _inode_of(name)
             if there == inode or there in spare or (there is None and not _has_lost(path, digest)):
                 continue
-            with locks.lock_shared(path, timeout_s=_WAIT_S) as lock:
+            with locks.lock_shared(path, timeout_s=_WAIT_S) as lock, marks.kept_unless_durable(lock):
                 if there is None and links.make_directory(name.parent):
                     files.sync_directory(path)
                 _replace(name, good, temporary())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
@@ -30,6 +30,24 @@ _TEMPORARY = ".damaged-"
 
 Identity = tuple[int, int]
 """Tells one mark from the next: inode number and modification time in ns."""
+
+_unsure: set[tuple[int, int]] = set()
+"""Checkpoints, by device and inode, in which this process put a right copy, but could not make its name durable.
+
+They read whole until the power goes. Asking for the same fsync again proves nothing, so this process leaves their marks
+to the next that reads them.
+"""
+
+
+@contextmanager
+def kept_unless_durable(lock: DirectoryLock) -> Iterator[None]:
+    """Put right what is in a locked checkpoint: after an error its mark is not removed by this process any more."""
+    try:
+        yield
+    except OSError:
+        status = os.fstat(lock.fd)
+        _unsure.add((status.st_dev, status.st_ino))
+        raise
 
 
 def identity(dir_fd: int) -> Identity | None:
@@ -126,6 +144,8 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
 def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
     """Remove the mark of a checkpoint that was found whole; False if there is none, or another than the one `known`.
 
+    It stays also where this process could not make durable what it put right.
+
     Args:
         lock: On its directory.
         known: The `identity` of the mark before the checkpoint was looked at: a later one knows of later damage.
@@ -134,6 +154,9 @@ def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
         OSError: It could not be removed.
     """
     if known is None or identity(lock.fd) != known:
+        return False
+    status = os.fstat(lock.fd)
+    if (status.st_dev, status.st_ino) in _unsure:
         return False
     _unlink(lock, MARK)
     return True

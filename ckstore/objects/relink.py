@@ -86,8 +86,9 @@ class Relinker:
             changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
             if not changed:
                 return
-            files.sync_directory(path / BLOBS)  # before the old files go, and the new parent first (rule F)
-            files.sync_directory(self._staging)
+            with marks.kept_unless_durable(directory.lock):
+                files.sync_directory(path / BLOBS)  # before the old files go, and the new parent first (rule F)
+                files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
                 for digest in changed:
                     marks.forget_blob(directory.lock, digest)

@@ -15,6 +15,7 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks
 from ckstore.model.verify_report import Damage, Repair, Unrepaired
+from ckstore.objects import marks
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
@@ -175,7 +176,7 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
             continue
         data, source = found
         try:
-            with locks.lock_shared(path) as lock:
+            with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
                 _write_manifest(lock, data)
             done.repaired.append(Repair(manifest_id, len(data), source, 1))
         except (OSError, InUse) as error:

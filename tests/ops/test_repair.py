@@ -18,7 +18,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob, SaveFailed
 from ckstore.fs import files, links
 from ckstore.model.verify_report import VerifyReport
-from ckstore.objects import heal
+from ckstore.objects import heal, marks
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import check_store
 
@@ -405,6 +405,32 @@ def test_a_marked_checkpoint_that_cannot_be_healed_does_not_fail_a_save(
     with pytest.raises(DamagedBlob):
         shared.load("b@1")
     shared.save(two_part_state(1), run="f", step=1)
+    assert_all_well(shared)
+
+
+def test_a_mark_stays_when_what_was_put_right_could_not_be_made_durable(
+    shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    flip(blobs_by_size(shared, "a@1")[-1], keep_time=True)  # one inode, of three checkpoints
+    names, mark = shared.directory_of("b@1") / "blobs", shared.directory_of("b@1") / "damaged.json"
+    real = files.sync_directory
+
+    def failing(path: Path) -> None:
+        if path == names:
+            raise OSError(errno.EIO, "Input/output error")
+        real(path)
+
+    monkeypatch.setattr(marks, "_unsure", set())
+    monkeypatch.setattr(files, "sync_directory", failing)
+    assert shared.verify(repair_from=tmp_path / "backup").unrepaired
+    monkeypatch.setattr(files, "sync_directory", real)
+    again = shared.verify(repair_from=tmp_path / "backup")
+
+    assert again.ok, "it reads whole, until the power goes"
+    assert mark.exists()
+
+    monkeypatch.setattr(marks, "_unsure", set())  # as in another process
     assert_all_well(shared)
 
 
