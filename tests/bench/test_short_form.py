@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ckstore.ops import read, write
-from tests.bench import counting, page, states
+from tests.bench import counting, page, scale, states
 from tests.bench.__main__ import chosen, size
 from tests.bench.case import Here
 from tests.bench.lines import LINES
@@ -162,3 +162,11 @@ def test_the_page_of_this_project_has_a_place_for_the_table() -> None:
 
     assert text.count(page.BEGIN) == text.count(page.END) == 1
     assert all(f"`{scenario.name}`" in text for scenario in all_scenarios())
+
+
+def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale.main(["--many", "6", "--few", "3", "--tensors", "5", "--rounds", "1", "--dir", str(tmp_path)]) == 0
+
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == ["save", "prune", "gc", "log"]
+    assert not [*tmp_path.glob("ckstore-*")]
