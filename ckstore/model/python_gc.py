@@ -52,7 +52,8 @@ os.register_at_fork(after_in_child=_pause.forget)
 def python_gc_paused() -> Iterator[None]:
     """Stop the collector of this process, if it runs, until every such stretch has ended.
 
-    For stretches that compute: none of them waits for a disk. (A capture calls `state_dict()` of the user's objects.)
+    For stretches that compute. None writes the bytes of a state; two ask the catalog, which has a deadline of seconds,
+    and a capture calls `state_dict()` of the user's objects.
     """
     try:
         _pause.begin()

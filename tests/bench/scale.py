@@ -25,6 +25,7 @@ from ckstore import RetentionPolicy, Store
 State = dict[str, npt.NDArray[np.int32]]
 _SHOWN = 20
 _SAID = 500
+_TIMEOUT_S = 300.0
 
 
 class Kept:
@@ -60,7 +61,11 @@ class Kept:
     def log(self) -> None:
         """Show the newest, in a process of its own."""
         command = [sys.executable, "-m", "ckstore_cli", "--store", str(self._store.path), "log", "-n", str(_SHOWN)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
 
 
 def measure(stores: Sequence[Kept], rounds: int) -> dict[str, list[list[float]]]:
@@ -90,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ckstore-scale-", dir=options.dir) as folder:
         stores = [Kept(Path(folder, str(count)), count, options.tensors) for count in (options.few, options.many)]
         seconds = measure(stores, options.rounds)
+        for kept in stores:
+            kept.close()
     print(f"| Act | {options.few} checkpoints | {options.many} checkpoints | Ratio |\n| --- | --- | --- | --- |")
     for act, (few, many) in seconds.items():
         low, high = statistics.median(few) * 1e3, statistics.median(many) * 1e3
