@@ -52,16 +52,16 @@ class TorchSource:
         if self._address is None:
             if self._storage.device.type != "cpu":
                 return None
-            self._address = self._storage.data_ptr()
-            self._view = memory_at(self._address + self._start, self.nbytes if self._is_there() else 0)
-        if not self._is_there():
+            address = self._storage.data_ptr()
+            self._view = memory_at(address + self._start, self.nbytes) if self._reaches() else memoryview(b"")
+            self._address = address  # last: another thread may look at the same storage
+        if self._storage.data_ptr() != self._address or not self._reaches():
             msg = f"{self.name} lost its memory while it was being saved; nothing was published"
             raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
         return self._view[start:stop]
 
-    def _is_there(self) -> bool:
-        storage = self._storage
-        return storage.data_ptr() == self._address and storage.nbytes() >= self._start + self.nbytes
+    def _reaches(self) -> bool:
+        return self._storage.nbytes() >= self._start + self.nbytes
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, from the device if they are on one."""

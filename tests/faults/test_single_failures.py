@@ -2,8 +2,9 @@
 
 ``CKSTORE_CRASH=full`` tries every call: with every error those that ckstore makes, with one of two errors in turn those
 of SQLite, which only tells a full disk from all else; and what fails from some call on, for good, at the calls of
-ckstore and one in four of SQLite, two of the four ways at every second of these. Else a sample of calls with the errors in turn. The counts are printed. What is
-looked at afterwards is in `server.py` (the process that met the error) and `checker.py` (the store that it left).
+ckstore and one in four of SQLite, two of the four ways at every second of these. Else a sample of calls with the errors
+in turn. The counts are printed. What is looked at afterwards is in `server.py` (the process that met the error) and
+`checker.py` (the store that it left).
 """
 
 from __future__ import annotations

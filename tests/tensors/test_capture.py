@@ -13,7 +13,9 @@ import torch
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest import LeafRecord
+from ckstore.tensors import torch_sources
 from ckstore.tensors.capture import capture
+from ckstore.tensors.memory import memory_at
 from tests.support.captures import Saved, bytes_of
 from tests.support.states import assert_same, tensor_bits
 
@@ -335,6 +337,22 @@ def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_proce
         captured.sources[0].view(0, 4000)
     with pytest.raises(StateChanged, match=r"layer\.weight lost its memory"):
         captured.sources[0].read_into(0, 4000, memoryview(bytearray(4000)))
+
+
+def test_threads_that_look_at_a_storage_for_the_first_time_all_see_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = capture({"weight": torch.arange(1000, dtype=torch.int32)}).sources[0]
+    seen = []
+
+    def meanwhile(address: int, nbytes: int) -> memoryview:
+        monkeypatch.setattr(torch_sources, "memory_at", memory_at)
+        seen.append(source.view(0, 4000))  # as another thread, at the worst moment
+        return memory_at(address, nbytes)
+
+    monkeypatch.setattr(torch_sources, "memory_at", meanwhile)
+
+    wanted = memoryview(torch.arange(1000, dtype=torch.int32).numpy().tobytes())
+    assert source.view(0, 4000) == wanted
+    assert seen == [wanted]
 
 
 @pytest.mark.parametrize("elements", [0, 10, 100_000])
