@@ -276,6 +276,14 @@ def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -
     raise DamagedBlob(msg)
 
 
+def is_cached(fd: int, offset: int) -> bool:
+    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell."""
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:  # EAGAIN: the disk has to be asked; EOPNOTSUPP
+        return False
+
+
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     """Have the kernel begin to read a range of an open file into the page cache, all of it at once.
 

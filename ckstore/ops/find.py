@@ -15,7 +15,7 @@ from ckstore.objects.layout import ANNOTATIONS, MANIFEST
 from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint, tell_unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.objects.checkpoints import CheckpointDirectory
 
@@ -24,7 +24,13 @@ Place = tuple[str, int]
 """Run and step."""
 
 
-def infos(context: Context, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
+def infos(
+    context: Context,
+    run: str | None = None,
+    *,
+    newest: int | None = None,
+    only: Callable[[int], bool] | None = None,
+) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
 
     What the catalog knows of a directory with the same inode number is taken from there; other manifests are read.
@@ -33,24 +39,27 @@ def infos(context: Context, run: str | None = None, *, newest: int | None = None
         context: The store.
         run: None: all runs.
         newest: Only so many, the newest; what the others are is not looked at.
+        only: Only those whose step it is true of; the others are not looked at either.
 
     Raises:
         BadInput: `run` is not a run name.
     """
     if run is not None:
         check_run(run)
-    published = {(name, step): inode for name, step, inode in context.layout.published(run)}
-    rows, to_read = _from_catalog(context, published, run, newest)
+    published = {
+        (name, step): inode for name, step, inode in context.layout.published(run) if only is None or only(step)
+    }
+    rows, to_read = _from_catalog(context, published, run, newest, everything=newest is None and only is None)
     found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
     if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
-        return infos(context, run)[-newest:]
+        return infos(context, run, only=only)[-newest:]
     found.sort(key=lambda info: info.order)
     tags = tags_by_checkpoint(context.layout)
     return [_as_it_is(context, info, tags.get((info.run, info.step), ())) for info in found[-newest if newest else 0 :]]
 
 
 def _from_catalog(
-    context: Context, published: Mapping[Place, int], run: str | None, newest: int | None
+    context: Context, published: Mapping[Place, int], run: str | None, newest: int | None, *, everything: bool
 ) -> tuple[list[CheckpointInfo], set[Place]]:
     """Return what the catalog knows of directories with these inode numbers, and those that have to be read."""
     try:
@@ -59,7 +68,7 @@ def _from_catalog(
         whole, torn = _newest_whole(context, same, newest)
         if not whole:
             return [], published.keys() - set(same) | torn
-        places = None if newest is None else whole
+        places = None if everything else whole
         rows = context.catalog.infos(run, places=places, durable=context.durable)
     except CatalogUnavailable as error:
         if published:

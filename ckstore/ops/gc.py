@@ -55,10 +55,11 @@ def gc(
         return _dry(context, ()) if dry_run else collect(context, exclusive=exclusive)
     from ckstore.ops import retain
 
-    plan = retain.plan_retention(context, policy)
     if dry_run:
+        plan = retain.plan_retention(context, policy)
         return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
-    retain.carry_out(context, plan)
+    for run in context.layout.runs():
+        retain.carry_out(context, retain.plan_drops(context, policy, run))
     return collect(context, exclusive=exclusive)
 
 

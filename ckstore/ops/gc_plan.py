@@ -122,9 +122,9 @@ def next_to_free(context: Context) -> NextToFree:
     """Return the oldest checkpoint that is not the newest and has no tag, and what deleting it would free."""
     tagged = tags_by_checkpoint(context.layout)
     try:
-        for info in context.catalog.infos()[:-1]:
-            if (info.run, info.step) not in tagged:
-                return NextToFree(info.name, context.catalog.exclusive_bytes(info.run, info.step))
+        for run, step in [*context.catalog.listing()][:-1]:
+            if (run, step) not in tagged:
+                return NextToFree(f"{run}@{step}", context.catalog.exclusive_bytes(run, step))
     except CatalogUnavailable:  # it is only advice
         return NextToFree()
     return NextToFree()

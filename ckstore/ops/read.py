@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap as _mmap
-from collections import defaultdict
+import os
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ckstore.fs import files, mapping
 from ckstore.ops.workers import Workers
-from ckstore.tensors.memory import StorageMemory, allocate, wrap
+from ckstore.tensors.memory import StorageMemory, allocate_all, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _WORKERS = 4
+_CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
 
 
@@ -65,27 +67,54 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
 
     with directory.reporting_damage():
-        _for_each(read_blob, by_blob, sum(len(out) for out in into.values()))
+        bytes_of = {blob: sum(len(out) for _, out, _ in parts) for blob, parts in by_blob.items()}
+        _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of))
+
+
+def _threads_for(directory: CheckpointDirectory, bytes_of: Mapping[int, int]) -> int:
+    """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
+    if sum(bytes_of.values()) < _THREAD_FROM_BYTES:
+        return 1
+    largest = directory.manifest.blobs[max(bytes_of, key=bytes_of.__getitem__)]
+    with directory.open_blob(largest.digest) as fd:
+        return min(_WORKERS, _CORES) if files.is_cached(fd, 0) else _WORKERS
 
 
 def _read_ahead(fd: int, extents: Sequence[Extent]) -> None:
     """Have the disk read all of what is about to be read of a blob, unless that is little of what lies between."""
     start = extents[0].offset
     stop = max(extent.offset + extent.length for extent in extents)
-    if 2 * sum(extent.length for extent in extents) >= stop - start:
+    if 2 * sum(extent.length for extent in extents) < stop - start:
+        return
+    if not (files.is_cached(fd, start) and files.is_cached(fd, stop - 1)):  # asking costs a tenth of a warm read
         files.read_ahead(fd, start, stop - start)
 
 
-def _for_each(work: Callable[[int], None], items: Iterable[int], nbytes: int) -> None:
-    if nbytes < _THREAD_FROM_BYTES:
-        for item in items:
-            work(item)
+def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threads: int) -> None:
+    """Do the work for each item, the largest first, by several threads; of several errors one is raised."""
+    waiting = deque(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
+
+    def go_on() -> None:
+        while True:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # there are no more
+                return
+            try:
+                work(item)
+            except BaseException:
+                waiting.clear()
+                raise
+
+    if threads == 1:
+        go_on()
         return
-    pool = Workers(_WORKERS, "ckstore-load")
+    pool = Workers(threads, "ckstore-load")
     try:
-        for future in [pool.submit(work, item) for item in items]:
+        for future in [pool.submit(go_on) for _ in range(threads)]:
             future.result()
     finally:
+        waiting.clear()
         pool.stop()
 
 
@@ -93,7 +122,7 @@ def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     """Read storages into fresh memory."""
     names = StorageNames(directory)
     records = directory.manifest.storages
-    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
+    memories = allocate_all({i: (names.kind(i), records[i].nbytes) for i in storages})
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
     return memories
 
@@ -165,4 +194,5 @@ def _verify_mapped(directory: CheckpointDirectory, memories: Mapping[int, Storag
             directory.check_piece(extent, memories[storage].view[at : at + extent.length], names.name(storage))
             at += extent.length
 
-    _for_each(check, memories, sum(len(memory.view) for memory in memories.values()))
+    bytes_of = {storage: len(memory.view) for storage, memory in memories.items()}
+    _for_each(check, bytes_of, threads=_WORKERS if sum(bytes_of.values()) >= _THREAD_FROM_BYTES else 1)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PROBLEM = "retention"
 _GUARD_TIMEOUT_S = 1.0
+_SPARE = 5
+"""So many of the newest may be damaged before all are looked at."""
 
 
 def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | None = None) -> RetentionPlan:
@@ -52,7 +54,27 @@ def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | 
         msg = f"{context.layout.root} has no retention policy"
         raise BadInput(msg, hint="give one, or keep one in the store with set_retention()")
     now = datetime.now(UTC)
-    history = _history(context, now, run)
+    return _plan(context, policy, now, _history(context, now, infos(context, run)))
+
+
+def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
+    """As `plan_retention` of one run; most of what stays for its step alone is not looked at, and not in the plan.
+
+    With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan.
+    """
+    every, last = policy.keep_every, policy.keep_last or 1
+    if every is None or policy.bests:
+        return plan_retention(context, policy, run)
+    looked_at = {info.name: info for info in infos(context, run, newest=last + _SPARE)}
+    looked_at |= {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
+    now = datetime.now(UTC)
+    made = _plan(context, policy, now, _history(context, now, looked_at.values()))
+    if sum(entry.relied_on for entry in made.entries) < last:  # of the newest some are damaged, or there are no more
+        return plan_retention(context, policy, run)
+    return made
+
+
+def _plan(context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate]) -> RetentionPlan:
     looked_at: set[tuple[str, bool]] = set()
     while True:
         made = plan(policy, list(history.values()), now)
@@ -69,7 +91,7 @@ def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | 
                 history[info.name] = replace(facts, in_use=_in_use(context, info))
 
 
-def _history(context: Context, now: datetime, run: str | None) -> dict[str, Candidate]:
+def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
     pins = pins_by_checkpoint(context, now)
     return {
         info.name: Candidate(
@@ -78,7 +100,7 @@ def _history(context: Context, now: datetime, run: str | None) -> dict[str, Cand
             pins=tuple(str(pin) for pin in pins.get((info.run, info.step), ())),
             doubt=context.problems.get(annotation_problem(info), ""),
         )
-        for info in infos(context, run)
+        for info in looked_at
     }
 
 
@@ -180,7 +202,7 @@ def _keep_policy(context: Context, run: str) -> str:
         return ""
     from ckstore.ops.gc import collect
 
-    dropped = carry_out(context, plan_retention(context, policy, run)).dropped
+    dropped = carry_out(context, plan_drops(context, policy, run)).dropped
     if context.shared:
         return tell_unfreed(context) if dropped else ""
     try:

@@ -143,7 +143,7 @@ def _measure(arguments: Sequence[str], options: argparse.Namespace, scenarios: S
         found = run(scenarios, place, settings, options.rounds, lambda line: print(line, flush=True))
         read = results.document(scenarios, found, place, settings, options.rounds)
         if not options.no_count:
-            _count(read, [*arguments, "--dir", str(place.path)], options.out)
+            _count(read, settings, [*arguments, "--dir", str(place.path)], options.out)
     return _write(read, options)
 
 
@@ -152,7 +152,7 @@ def _large(out: Path, seed: int) -> Sizes:
     return Sizes(int(memory_bytes * _LARGER), seed=seed, large_file=str((out / "large.state").resolve()))
 
 
-def _count(read: dict[str, Any], arguments: Sequence[str], out: Path) -> None:
+def _count(read: dict[str, Any], settings: Settings, arguments: Sequence[str], out: Path) -> None:
     """Run the untimed pass under strace in a process of its own; add what it counted to the document."""
     log, counted = (out / "strace.log").resolve(), (out / "counted.json").resolve()
     counted.unlink(missing_ok=True)
@@ -164,9 +164,10 @@ def _count(read: dict[str, Any], arguments: Sequence[str], out: Path) -> None:
         return
     fsyncs = counting.fsyncs(log) if log.exists() else {}
     said = json.loads(counted.read_text())
-    for name, scenario in read["scenarios"].items():
+    for name in said["samples"]:
+        scenario = read["scenarios"][results.key_of(name, settings)]
         for case, about in scenario["cases"].items():
-            samples = said["samples"].get(name, {}).get(case, [])
+            samples = said["samples"][name].get(case, [])
             if samples:
                 about["counted"] = {"private_bytes": samples[0]["extra_bytes"], "fsyncs": fsyncs.get((name, case))}
         for case, errors in said["errors"].get(name, {}).items():

@@ -16,22 +16,32 @@ _MIB = 2**20
 def report(read: Mapping[str, Any]) -> str:
     """Return the whole report."""
     results = Results(read)
-    parts = [_about(read), _lines(results)]
+    parts = [*_about(results), _lines(results)]
     parts += [_scenario(results, name) for name in results.scenarios]
     parts.append(_not_run(results))
     return "\n\n".join(part for part in parts if part)
 
 
-def _about(read: Mapping[str, Any]) -> str:
-    machine = read["machine"]
+def _about(results: Results) -> list[str]:
+    """Say of which runs the figures are: one sentence, or one for each run with its scenarios."""
+    of_run: dict[str, list[str]] = {}
+    for name in results.scenarios:
+        of_run.setdefault(_run(results.run(name)), []).append(f"`{name}`")
+    if len(of_run) == 1:
+        return [f"Of a run on {run}" for run in of_run]
+    return [f"{', '.join(names)}: of a run on {run}" for run, names in of_run.items()]
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    machine = run["machine"]
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
-    versions = ", ".join(f"{name} {version}" for name, version in read["versions"].items())
-    size = f"{read['sizes']['state_bytes'] / 2**30:.3g} GiB"
-    larger = ", larger than memory" if read["larger_than_memory"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    size = f"{run['sizes']['state_bytes'] / 2**30:.3g} GiB"
+    larger = ", larger than memory" if run["larger_than_memory"] else ""
     return (
-        f"Of a run on {read['date'][:10]}: {machine['cpu']}, {machine['cores']} cores, {memory}, Linux "
-        f"{machine['kernel']}, {read['place']}; state of {size}{larger}, {read['rounds']} rounds, seed "
-        f"{read['sizes']['seed']}, cold by {read['cold_by']}. Python {machine['python']}, {versions}."
+        f"{run['date']}: {machine['cpu']}, {machine['cores']} cores, {memory}, Linux "
+        f"{machine['kernel']}, {run['place']}; state of {size}{larger}, {run['rounds']} rounds, seed "
+        f"{run['sizes']['seed']}, cold by {run['cold_by']}. Python {machine['python']}, {versions}."
     )
 
 

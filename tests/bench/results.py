@@ -17,8 +17,9 @@ from tests.bench.case import Scenario
 from tests.bench.child import Settings
 from tests.bench.places import Place
 from tests.bench.runner import Found
+from tests.bench.scenarios import all_scenarios
 
-FORMAT = 1
+FORMAT = 2
 _PACKAGES = ("ckstore", "torch", "numpy", "safetensors", "xxhash", "sqlite-utils", "tensorizer", "orbax-checkpoint")
 _PROGRAMS = (("restic", "version"), ("borg", "--version"), ("dvc", "--version"))
 
@@ -26,10 +27,9 @@ _PROGRAMS = (("restic", "version"), ("borg", "--version"), ("dvc", "--version"))
 def document(
     scenarios: Sequence[Scenario], found: Found, place: Place, settings: Settings, rounds: int
 ) -> dict[str, Any]:
-    """Return everything that is known about a run, as values of JSON."""
-    return {
-        "format": FORMAT,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    """Return everything that is known about a run, as values of JSON. Each scenario says of which run it is."""
+    run = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": versions(),
         "place": place.words,
@@ -37,9 +37,13 @@ def document(
         "sizes": {name: value for name, value in vars(settings.sizes).items() if name != "large_file"},
         "larger_than_memory": bool(settings.sizes.large_file),
         "cold_by": "drop_caches" if settings.drop_everything else "posix_fadvise",
+    }
+    return {
+        "format": FORMAT,
         "scenarios": {
-            scenario.name: {
-                "title": scenario.title,
+            key_of(scenario.name, settings): {
+                "title": f"{scenario.title}{' larger than memory' if settings.sizes.large_file else ''}",
+                "run": run,
                 "cases": {
                     case.name: {"role": case.role, "samples": found.samples[scenario.name][case.name]}
                     for case in scenario.cases
@@ -53,6 +57,18 @@ def document(
     }
 
 
+def key_of(scenario: str, settings: Settings) -> str:
+    """Return the name of a scenario in a document: with a state larger than memory it is another one."""
+    return f"{scenario}-large" if settings.sizes.large_file else scenario
+
+
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the scenarios of both; of one that both have, the new."""
+    order = [key for name in (s.name for s in all_scenarios()) for key in (name, f"{name}-large")]
+    both = {**old.get("scenarios", {}), **new["scenarios"]} if old.get("format") == FORMAT else dict(new["scenarios"])
+    return {"format": FORMAT, "scenarios": {name: both[name] for name in order if name in both}}
+
+
 def machine() -> dict[str, Any]:
     """Return what matters of the machine, and nothing that names it."""
     model = next(
@@ -64,7 +80,6 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": ".".join(platform.release().split("-")[0].split(".")[:3]),
-        "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
     }
 
@@ -90,6 +105,11 @@ class Results:
     def __init__(self, read: Mapping[str, Any]) -> None:
         self.read = read
         self.scenarios: Mapping[str, Any] = read["scenarios"]
+
+    def run(self, scenario: str) -> dict[str, Any]:
+        """Return of which run a scenario is: date, machine, versions, place, rounds, sizes."""
+        found: dict[str, Any] = self.scenarios[scenario]["run"]
+        return found
 
     def samples(self, scenario: str, case: str) -> list[dict[str, Any]]:
         """Return the samples of a case; none where it was not run, or failed."""

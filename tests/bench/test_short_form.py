@@ -23,7 +23,7 @@ from tests.bench.case import Here
 from tests.bench.lines import LINES
 from tests.bench.plot import plot
 from tests.bench.report import report
-from tests.bench.results import Results
+from tests.bench.results import FORMAT, Results, machine
 from tests.bench.scenarios import all_scenarios
 from tests.bench.states import Sizes
 
@@ -164,9 +164,54 @@ def test_the_page_of_this_project_has_a_place_for_the_table() -> None:
     assert all(f"`{scenario.name}`" in text for scenario in all_scenarios())
 
 
-def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert scale.main(["--many", "6", "--few", "3", "--tensors", "5", "--rounds", "1", "--dir", str(tmp_path)]) == 0
+def test_a_run_of_some_scenarios_replaces_those_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(f"Before.\n{page.BEGIN}\nstale words\n{page.END}\nAfter.\n")
 
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0].strip() for row in rows] == ["save", "prune", "gc", "log"]
+    page.write(path, told("verify", "2026-01-01", 3.0))
+    page.write(path, told("save", "2026-01-02", 1.0))
+    page.write(path, told("save", "2026-01-03", 2.0))
+
+    read = json.loads((tmp_path / page.SAMPLES).read_text())
+    assert list(read["scenarios"]) == ["save", "verify"]
+    assert Results(read).seconds("save", "ckstore") == 2.0
+    text = path.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert "stale words" not in text
+    assert "`save`: of a run on 2026-01-03" in text
+    assert "`verify`: of a run on 2026-01-01" in text
+
+
+def told(scenario: str, date: str, seconds: float) -> dict[str, Any]:
+    """Return the document of a run of one case."""
+    counts = dict.fromkeys(("nbytes", "cpu_s", "extra_bytes", "written_bytes", "read_bytes", "files", "scale"), 1)
+    sample = {"seconds": [seconds], **counts, "figures": {}}
+    run = {"date": date, "machine": machine(), "versions": {}, "place": "here", "rounds": 1, "sizes": vars(TINY)}
+    return {
+        "format": FORMAT,
+        "scenarios": {
+            scenario: {
+                "title": scenario,
+                "run": {**run, "larger_than_memory": False, "cold_by": "nothing"},
+                "cases": {"ckstore": {"role": "ckstore", "samples": [sample]}},
+                "skipped": {},
+                "errors": {},
+            }
+        },
+    }
+
+
+def test_the_page_is_what_its_samples_say() -> None:
+    read = json.loads(page.PAGE.with_name(page.SAMPLES).read_text(encoding="utf-8"))
+
+    assert report(read) in page.PAGE.read_text(encoding="utf-8")
+    assert plot(read) == page.PAGE.with_name(page.PLOT).read_text(encoding="utf-8")
+
+
+def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale.main(["--many", "6", "--few", "3", "--tensors", "50", "--rounds", "1", "--dir", str(tmp_path)]) == 0
+
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[4:]]
+    assert [row[0].strip() for row in rows] == ["save", "prune and gc", "delete", "gc", "log in a process of its own"]
     assert not [*tmp_path.glob("ckstore-*")]
