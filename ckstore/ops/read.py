@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import files, mapping
 from ckstore.ops.workers import Workers
-from ckstore.tensors.memory import StorageMemory, allocate_all, wrap
+from ckstore.tensors.memory import StorageMemory, allocate, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     """Read storages into fresh memory."""
     names = StorageNames(directory)
     records = directory.manifest.storages
-    memories = allocate_all({i: (names.kind(i), records[i].nbytes) for i in storages})
+    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
     return memories
 

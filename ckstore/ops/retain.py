@@ -65,11 +65,11 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> Retention
     every, last = policy.keep_every, policy.keep_last or 1
     if every is None or policy.bests:
         return plan_retention(context, policy, run)
-    looked_at = {info.name: info for info in infos(context, run, newest=last + _SPARE)}
-    looked_at |= {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
+    newest = {info.name: info for info in infos(context, run, newest=last + _SPARE)}
+    others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
     now = datetime.now(UTC)
-    made = _plan(context, policy, now, _history(context, now, looked_at.values()))
-    if sum(entry.relied_on for entry in made.entries) < last:  # of the newest some are damaged, or there are no more
+    made = _plan(context, policy, now, _history(context, now, (others | newest).values()))
+    if sum(entry.relied_on and entry.info.name in newest for entry in made.entries) < last:  # some are damaged
         return plan_retention(context, policy, run)
     return made
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ckstore.fs.buffers import prefer_huge_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckstore.model.manifest import LeafKind
 
+_HUGE_FROM_BYTES = 4 * 2**20
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
 _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
@@ -45,24 +44,20 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         from ckstore.tensors import torch_leaves
 
         owner = torch_leaves.empty_bytes(nbytes)
-        return StorageMemory(owner, memoryview(owner.numpy()))
+        return _in_huge_pages(StorageMemory(owner, memoryview(owner.numpy())))
     if kind == "numpy":
         from ckstore.tensors import numpy_leaves
 
         owner = numpy_leaves.empty_bytes(nbytes)
     else:
         owner = bytearray(nbytes)
-    return StorageMemory(owner, memoryview(owner))
+    return _in_huge_pages(StorageMemory(owner, memoryview(owner)))
 
 
-def allocate_all(wanted: Mapping[int, tuple[LeafKind, int]]) -> dict[int, StorageMemory]:
-    """Return fresh memory for storages, given as number -> (kind, bytes), in huge pages as far as the kernel has them.
-
-    Filling fresh memory takes longer than reading into it, and with small pages several times that.
-    """
-    memories = {storage: allocate(kind, nbytes) for storage, (kind, nbytes) in wanted.items()}
-    prefer_huge_pages(memory.view for memory in memories.values())
-    return memories
+def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
+    if memory.view.nbytes >= _HUGE_FROM_BYTES:
+        prefer_huge_pages(memory.view)
+    return memory
 
 
 def wrap(kind: LeafKind, buffer: object) -> StorageMemory:

@@ -25,7 +25,6 @@ from tests.bench.usage import (
     PeakMemory,
     PrivateMemory,
     Usage,
-    back_memory,
     cached_share,
     footprint,
     make_cold,
@@ -182,8 +181,6 @@ def _lap(scenario: Scenario, case: Case, lap: int, here: tuple[Path, Settings], 
     if settings.own_filesystem:
         sync_filesystem(folder)
     gc.collect()
-    if case.cache == "warm" or scenario.place == "tmpfs":
-        back_memory(case.nbytes)
     memory = PrivateMemory() if settings.counting else PeakMemory()
     with memory:
         _mark(settings, "begin", scenario.name, case.name)

@@ -15,8 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from ckstore.fs.buffers import aligned_buffer
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _LOOKED_AT_FROM_BYTES = 2**20
 _BLOCK_BYTES = 512
@@ -153,23 +151,6 @@ def make_cold(folder: Path, *, everything: bool) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
-
-
-def back_memory(nbytes: int) -> None:
-    """Touch somewhat more than `nbytes` of free memory, in a process that ends.
-
-    A virtual machine may have given its free memory back to the host, which gives it again page by page on the first
-    touch: that would be measured instead of what a case does, and rarely twice the same.
-    """
-    available = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-    nbytes = min(nbytes + nbytes // 4, available // 2) // mmap.PAGESIZE * mmap.PAGESIZE
-    pid = os.fork()
-    if pid == 0:
-        try:
-            np.frombuffer(aligned_buffer(nbytes), np.uint8)[:: mmap.PAGESIZE] = 1
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
 
 
 def make_warm(folder: Path) -> None:

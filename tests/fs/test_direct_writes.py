@@ -129,7 +129,7 @@ def test_any_writable_memory_may_be_given_huge_pages() -> None:
     memory = bytearray(5 * MIB)
     memory[-1] = 7
 
-    buffers.prefer_huge_pages([memoryview(memory)])
+    buffers.prefer_huge_pages(memoryview(memory))
 
     assert memory[-1] == 7
     assert not any(memory[:-1])

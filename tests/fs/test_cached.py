@@ -1,0 +1,45 @@
+"""Whether a byte is in the page cache is asked without reading it in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckstore.fs import files
+from tests.bench.usage import cached_share
+
+MIB = 2**20
+
+
+def test_what_was_read_is_cached_and_what_was_dropped_is_not(journaled_tmp_path: Path) -> None:
+    path = journaled_tmp_path / "blob"
+    path.write_bytes(os.urandom(4 * MIB))
+    with files.opened(path, os.O_RDONLY) as fd:
+        assert files.is_cached(fd, 0)
+        assert files.is_cached(fd, 4 * MIB - 1)
+
+        os.sync()
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+        assert not files.is_cached(fd, 0)
+        assert not files.is_cached(fd, 4 * MIB - 1)
+        assert cached_share([path]) == 0, "asking has read it"
+
+
+def test_beyond_the_end_nothing_is_cached(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    with files.opened(tmp_path / "short", os.O_RDONLY) as fd:
+        assert not files.is_cached(fd, 3)
+
+
+def test_a_filesystem_that_cannot_tell_counts_as_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").write_bytes(b"abc")
+
+    def refusing(*_: object) -> int:
+        raise OSError(95, "Operation not supported")
+
+    with files.opened(tmp_path / "there", os.O_RDONLY) as fd, monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", refusing)
+        assert not files.is_cached(fd, 0)
