@@ -277,7 +277,10 @@ def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell."""
+    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell.
+
+    If it is not, the kernel may begin to read it; that is not waited for.
+    """
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:  # EAGAIN: the disk has to be asked; EOPNOTSUPP
