@@ -10,11 +10,10 @@ import sys
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor, of whatever class."""
-    if "torch" not in sys.modules:
-        return False
-    from ckstore.tensors import torch_leaves
-
-    return torch_leaves.is_tensor(value)
+    # Asked of every value of a state: importing a module of ours here takes longer than the answer. While another
+    # thread imports torch it may have no tensors yet.
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def is_array(value: object) -> bool:

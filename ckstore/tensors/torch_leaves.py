@@ -7,7 +7,7 @@ keeps its elements and no more; tensors that share memory keep what they cover t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -101,11 +101,6 @@ class Admission:
             kept = tensor, plain if plain.device.type in ("cpu", "cuda") else plain.cpu()
             self._copies[id(tensor)] = kept  # with the tensor, so that its id stays its own
         return kept[1]
-
-
-def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether `value` is a tensor, of whatever class."""
-    return isinstance(value, torch.Tensor)
 
 
 def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
