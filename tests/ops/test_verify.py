@@ -300,10 +300,10 @@ def test_bytes_that_the_disk_cannot_read_are_damage(store: Store, monkeypatch: p
     bad = blobs_by_size(store, 1)[-1].stat().st_ino
     real = os.preadv
 
-    def failing(fd: int, buffers: Any, offset: int) -> int:
+    def failing(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
         if os.fstat(fd).st_ino == bad:
             raise OSError(errno.EIO, "Input/output error")
-        return real(fd, buffers, offset)
+        return real(fd, buffers, offset, flags)
 
     monkeypatch.setattr(os, "preadv", failing)
     with pytest.raises(DamagedBlob, match=r"cannot be read at byte .*Input/output"):
