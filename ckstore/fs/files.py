@@ -283,7 +283,7 @@ def is_cached(fd: int, offset: int) -> bool:
     """
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # EAGAIN: the disk has to be asked; EOPNOTSUPP
+    except OSError:  # EAGAIN: the disk has to be asked; EOPNOTSUPP; EIO: the read that follows tells
         return False
 
 

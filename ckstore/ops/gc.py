@@ -58,8 +58,9 @@ def gc(
     if dry_run:
         plan = retain.plan_retention(context, policy)
         return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
-    for run in context.layout.runs():
-        retain.carry_out(context, retain.plan_drops(context, policy, run))
+    plans = [retain.plan_drops(context, policy, run) for run in context.layout.runs()]  # all, before any is carried out
+    for plan in plans:
+        retain.carry_out(context, plan)
     return collect(context, exclusive=exclusive)
 
 

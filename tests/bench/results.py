@@ -42,7 +42,7 @@ def document(
         "format": FORMAT,
         "scenarios": {
             key_of(scenario.name, settings): {
-                "title": f"{scenario.title}{' larger than memory' if settings.sizes.large_file else ''}",
+                "title": f"{scenario.title}{' of a state larger than memory' if settings.sizes.large_file else ''}",
                 "run": run,
                 "cases": {
                     case.name: {"role": case.role, "samples": found.samples[scenario.name][case.name]}
