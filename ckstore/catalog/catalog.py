@@ -128,10 +128,28 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.owner(connection)
 
-    def listing(self, run: str | None = None) -> dict[tuple[str, int], int]:
-        """Return (run, step) -> inode number of the directory of each checkpoint with rows, in the order of commits."""
+    def listing(
+        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None, limit: int | None = None
+    ) -> dict[tuple[str, int], int]:
+        """Return (run, step) -> inode number of the directory of each checkpoint with rows, in the order of commits.
+
+        Args:
+            run: None: all runs.
+            places: Only those with these (run, step), in their order.
+            limit: Only so many, the oldest.
+        """
         with reading(self.path) as connection:
-            return queries.listing(connection, run)
+            return queries.listing(connection, run, places=places, limit=limit)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many checkpoints each run has."""
+        with reading(self.path) as connection:
+            return queries.counts(connection)
+
+    def chosen(self, run: str, *, newest: int, off_every: int) -> dict[tuple[str, int], int]:
+        """As `listing`, in no order: the newest so many of a run, and all whose step `off_every` does not divide."""
+        with reading(self.path) as connection:
+            return queries.chosen(connection, run, newest, off_every)
 
     def infos(
         self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None, durable: bool = True

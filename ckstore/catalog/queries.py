@@ -20,6 +20,7 @@ _INFO_COLUMNS = (
     " content, parent, message, metrics, metadata"
 )
 _METRICS = 12
+_LISTED = "SELECT run, step, dir_inode FROM checkpoints"
 _OF_RUN = "WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
@@ -29,9 +30,33 @@ def owner(connection: sqlite3.Connection) -> str:
     return str(rows[0][0]) if rows else ""
 
 
-def listing(connection: sqlite3.Connection, run: str | None = None) -> dict[tuple[str, int], int]:
-    """Return (run, step) -> inode of the directory, of `run` or of all runs, in the order of commits."""
-    rows = connection.execute(f"SELECT run, step, dir_inode FROM checkpoints {_OF_RUN}", (run,)).fetchall()  # noqa: S608
+def listing(
+    connection: sqlite3.Connection,
+    run: str | None = None,
+    *,
+    places: Iterable[tuple[str, int]] | None = None,
+    limit: int | None = None,
+) -> dict[tuple[str, int], int]:
+    """Return (run, step) -> inode of the directory, of `run`, of all runs or at `places`, in the order of commits."""
+    if places is None:
+        query = f"{_LISTED} {_OF_RUN} LIMIT ?2"
+        rows = connection.execute(query, (run, -1 if limit is None else limit)).fetchall()
+    else:
+        query = f"{_LISTED} WHERE run = ? AND step = ?"
+        rows = [row for place in places for row in connection.execute(query, place).fetchall()]
+    return {(name, step): decode_inode(inode) for name, step, inode in rows}
+
+
+def counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return how many checkpoints each run has."""
+    return dict(connection.execute("SELECT run, count(*) FROM checkpoints GROUP BY run").fetchall())
+
+
+def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> dict[tuple[str, int], int]:
+    """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
+    last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
+    off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
+    rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
     return {(name, step): decode_inode(inode) for name, step, inode in rows}
 
 

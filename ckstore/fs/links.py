@@ -21,7 +21,7 @@ CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
-def link(source: Path, target: Path) -> None:
+def link(source: str | Path, target: str | Path) -> None:
     """Give the file `source` the further name `target`.
 
     Raises:

@@ -29,7 +29,7 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
     return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS
 
 
-def is_sound(path: Path, digest: str, nbytes: int) -> bool:
+def is_sound(path: str | Path, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
     A file that somebody touched but whose bytes are right gets the fixed time back, see `verified`.
@@ -74,7 +74,7 @@ def clear(fd: int) -> bool:
     return True
 
 
-def verified(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
+def verified(path: str | Path, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
 
     What is right is durable then, read-only, and has the fixed time; what is wrong loses that time, so that no save

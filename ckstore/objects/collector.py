@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-EnterCandidates = Callable[[list[tuple[str, int]]], None]
-"""Makes sure that gc will look at these blobs (digest, size); raises if it cannot."""
+EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None]
+"""Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
+(run, step) that they were taken from; raises if it cannot."""
 
 _ENTER_BATCH = 1000
 _CANNOT_ASK = "the kernel cannot be asked who has it open: another user's file, or no leases here"
@@ -144,6 +145,7 @@ class Collector:
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
             lasts, others = _split(entries)
             self._free(lasts)
+            self._enter([], trash.former_place(path.name))  # whoever dropped it may have died before it could
             self._enter_all(others)
             for entry in others:
                 self._unlink_unless_open(entry)
@@ -155,12 +157,12 @@ class Collector:
         known = [entry for entry in entries if is_digest(entry.name)]
         for start in range(0, len(known), _ENTER_BATCH):  # a saver may write to the catalog between two of these
             batch = known[start : start + _ENTER_BATCH]
-            self._enter([(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in batch])
+            self._enter([(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in batch], None)
 
     def _finish(self, digest: str, path: Path) -> None:
         """Go on with a condemned blob that a collector left when it died."""
         status = os.stat(path, follow_symlinks=False)
-        self._enter([(digest, status.st_size)])
+        self._enter([(digest, status.st_size)], None)
         if status.st_nlink == 1 and self._free([_Last(digest, path, status)]):
             return
         if not trash.put_back(self._layout, digest, path):

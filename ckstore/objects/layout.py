@@ -58,6 +58,10 @@ class Layout:
         """Return the canonical name of a blob."""
         return self.blobs / fan_out(digest) / digest
 
+    def blob_name(self, digest: str) -> str:
+        """As `blob`, as text, which costs a tenth."""
+        return f"{self.blobs}/{fan_out(digest)}/{digest}"
+
     def checkpoint(self, run: str, step: int) -> Path:
         """Return the directory of a checkpoint."""
         return self.checkpoints / run / str(step)
@@ -77,6 +81,13 @@ class Layout:
         """Return the names of all runs, sorted."""
         names = (e.name for e in _entries(self.checkpoints) if e.is_dir(follow_symlinks=False))
         return sorted(name for name in names if RUN_PATTERN.match(name))
+
+    def subdirectory_count(self, run: str) -> int:
+        """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""
+        try:
+            return max(0, os.stat(self.checkpoints / run, follow_symlinks=False).st_nlink - 2)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def tags(self) -> dict[str, tuple[str, int]]:
         """Return what every tag points to; symlinks of another form are left aside."""

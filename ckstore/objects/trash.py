@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks
 from ckstore.model.digest import is_digest
+from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,18 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Path]:
 def name_in_trash(layout: Layout, name: str) -> Path:
     """Return a free name in ``trash/`` that begins with `name` and a dot."""
     return layout.trash / f"{name}.{uuid.uuid4().hex[:12]}"
+
+
+def former_place(name: str) -> tuple[str, int] | None:
+    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was none.
+
+    A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
+    """
+    run, at, rest = name.partition("@")
+    step = rest.partition(".")[0]
+    if at and RUN_PATTERN.match(run) and STEP_PATTERN.match(step) and int(step) <= MAX_STEP:
+        return run, int(step)
+    return None
 
 
 def dead_stagings(layout: Layout) -> list[str]:

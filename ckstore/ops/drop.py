@@ -13,10 +13,11 @@ from ckstore.errors import InUse
 from ckstore.fs import files, locks
 from ckstore.model.digest import is_digest
 from ckstore.objects import trash
-from ckstore.objects.checkpoints import id_at, look
+from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.pins import read_pins
 from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.entering import enter_one
 from ckstore.ops.hold import gone
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
-    from ckstore.model.published import Published
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -101,12 +101,8 @@ def _taken(info: CheckpointInfo, path: Path) -> locks.DirectoryLock:
 
 def _reconcile(context: Context, info: CheckpointInfo) -> bool:
     """Make the catalog equal to the directory: a saver may have published that step again by now."""
-
-    def look_at(run: str, step: int) -> Published | None:
-        return look(context.layout, run, step).published
-
     try:
-        context.catalog.reconcile([(info.run, info.step)], look_at, timeout_s=_CATALOG_TIMEOUT_S)
+        enter_one(context, (info.run, info.step), timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True

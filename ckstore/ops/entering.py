@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckstore.objects.checkpoints import Found, look
+from ckstore.ops.in_step import inodes
 
 if TYPE_CHECKING:
     from ckstore.model.published import Published
@@ -48,6 +49,21 @@ def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -
     waiting = deque(places)
     while waiting:
         context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S, tags=context.layout.tags)
+
+
+def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
+    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used now.
+    """
+    if not context.shared and context.catalog.listing(places=[place]) == inodes(context, [place]):
+        return
+
+    def look_at(run: str, step: int) -> Published | None:
+        return look(context.layout, run, step).published
+
+    context.catalog.reconcile([place], look_at, timeout_s=timeout_s)
 
 
 def _batch(waiting: deque[Place]) -> Iterator[Place]:

@@ -10,13 +10,15 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
-from ckstore.model.refs import parse_ref, resolve
+from ckstore.model.refs import DEFAULT_RUN, parse_ref, resolve
 from ckstore.objects.layout import ANNOTATIONS, MANIFEST
 from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint, tell_unavailable
+from ckstore.ops.in_step import inodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ckstore.model.refs import Ref
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _OPEN_TRIES = 5
@@ -30,6 +32,7 @@ def infos(
     *,
     newest: int | None = None,
     only: Callable[[int], bool] | None = None,
+    at: Mapping[Place, int] | None = None,
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
 
@@ -40,16 +43,19 @@ def infos(
         run: None: all runs.
         newest: Only so many, the newest; what the others are is not looked at.
         only: Only those whose step it is true of; the others are not looked at either.
+        at: Only those at these places, whose inode numbers are given; the directories are not listed.
 
     Raises:
         BadInput: `run` is not a run name.
     """
     if run is not None:
         check_run(run)
-    published = {
-        (name, step): inode for name, step, inode in context.layout.published(run) if only is None or only(step)
-    }
-    rows, to_read = _from_catalog(context, published, run, newest, everything=newest is None and only is None)
+    published = at
+    if published is None:
+        published = {
+            (name, step): inode for name, step, inode in context.layout.published(run) if only is None or only(step)
+        }
+    rows, to_read = _from_catalog(context, published, run, newest, listed=at)
     found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
     if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
         return infos(context, run, only=only)[-newest:]
@@ -59,17 +65,22 @@ def infos(
 
 
 def _from_catalog(
-    context: Context, published: Mapping[Place, int], run: str | None, newest: int | None, *, everything: bool
+    context: Context,
+    published: Mapping[Place, int],
+    run: str | None,
+    newest: int | None,
+    *,
+    listed: Iterable[Place] | None,
 ) -> tuple[list[CheckpointInfo], set[Place]]:
     """Return what the catalog knows of directories with these inode numbers, and those that have to be read."""
     try:
-        listing = context.catalog.listing(run)
+        listing = context.catalog.listing(run, places=listed)
         same = [place for place, inode in listing.items() if published.get(place) == inode]
         whole, torn = _newest_whole(context, same, newest)
         if not whole:
             return [], published.keys() - set(same) | torn
-        places = None if everything else whole
-        rows = context.catalog.infos(run, places=places, durable=context.durable)
+        most = listed is None and 2 * len(whole) > len(listing)  # then all rows at once cost less
+        rows = context.catalog.infos(run, places=None if most else whole, durable=context.durable)
     except CatalogUnavailable as error:
         if published:
             tell_unavailable(context, error)
@@ -128,7 +139,24 @@ def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
         return newest_valid(context, str(parsed))
     if parsed.kind == "latest" and (newest := infos(context, parsed.run, newest=1)):
         return newest[0]
-    return resolve(parsed, infos(context), context.layout.tags())
+    tags = context.layout.tags()
+    place = _place(context, parsed, tags)
+    if place is not None and (there := infos(context, at=inodes(context, [place]))):
+        return there[0]
+    return resolve(parsed, infos(context), tags)
+
+
+def _place(context: Context, ref: Ref, tags: Mapping[str, Place]) -> Place | None:
+    """Return the place that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
+    if ref.kind == "tag":
+        place = tags.get(ref.value)
+        return place if place is not None and ref.run in (None, place[0]) else None
+    if ref.kind != "step":
+        return None
+    runs = [DEFAULT_RUN] if ref.run is None else [ref.run]
+    if ref.run is None and len(there := context.layout.runs()) == 1:
+        runs = there
+    return runs[0], int(ref.value)
 
 
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:

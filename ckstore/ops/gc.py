@@ -95,7 +95,7 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
     with _start(context) as collector, reserve.given_up(layout):
-        catch_up(context)
+        catch_up(context, whole=False)
         if context.shared:
             look_at_everything(context)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)

@@ -122,7 +122,8 @@ def next_to_free(context: Context) -> NextToFree:
     """Return the oldest checkpoint that is not the newest and has no tag, and what deleting it would free."""
     tagged = tags_by_checkpoint(context.layout)
     try:
-        for run, step in [*context.catalog.listing()][:-1]:
+        oldest = context.catalog.listing(limit=len(tagged) + 2)
+        for run, step in [*oldest][:-1]:  # the last is the newest, or one too many
             if (run, step) not in tagged:
                 return NextToFree(f"{run}@{step}", context.catalog.exclusive_bytes(run, step))
     except CatalogUnavailable:  # it is only advice

@@ -36,9 +36,11 @@ def linked_elsewhere(
         sizes: Size of each blob by its digest.
         dropping: Checkpoints (run, step) that are looked at as if they were gone.
     """
+    if not sizes:
+        return ()
     seen = None
     for _ in range(_LOOKS):
-        unused = context.catalog.without_use(set(sizes), without=dropping) if sizes else set()
+        unused = context.catalog.without_use(set(sizes), without=dropping)
         names = _Names(context, dropping)
         counts = {digest: count for digest in sorted(unused) if (count := names.outside(digest)) > 0}
         if not counts:

@@ -8,6 +8,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import locks
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
+from ckstore.ops.entering import enter_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,9 +75,11 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
 
 
 def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
-    """Return what a collector calls with the blobs that it is about to take a name from."""
+    """Return what a collector calls with the blobs that it is about to take a name from, and where they were."""
 
-    def enter(blobs: list[tuple[str, int]]) -> None:
+    def enter(blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
+        if place is not None:
+            enter_one(context, place, timeout_s=timeout_s)
         if blobs:
             context.catalog.add_candidates(blobs, timeout_s=timeout_s)
 

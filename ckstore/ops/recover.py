@@ -11,7 +11,7 @@ from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops import reclaim
+from ckstore.ops import in_step, reclaim
 from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.relist import list_blobs_after_boot
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.ops.context import Context
+
+    Inodes = dict[Place, int]
 
 
 def recover(context: Context) -> list[str]:
@@ -87,8 +89,13 @@ def _left_aside(context: Context, error: CkstoreError) -> str:
     return f"the catalog is left aside for now: {error.message}"
 
 
-def catch_up(context: Context) -> list[str]:
+def catch_up(context: Context, *, whole: bool = True) -> list[str]:
     """Make the catalog equal to the directories; one that is missing or damaged is made anew from them.
+
+    Args:
+        context: The store.
+        whole: Compare every checkpoint. False: those of runs that are in doubt (`ckstore.ops.in_step`), so that it
+            costs what is to be done; whoever takes apart what was dropped or replaced looks at its place.
 
     Returns:
         What the user should know.
@@ -99,10 +106,10 @@ def catch_up(context: Context) -> list[str]:
         BadInput: It is that of another store.
     """
     try:
-        _reconcile(context)
+        _reconcile(context, whole=whole)
     except CatalogUnavailable as error:
         note = _make_usable(context, error)
-        _reconcile(context)
+        _reconcile(context, whole=True)
         return [note] if note else []
     return []
 
@@ -127,16 +134,27 @@ def _make_usable(context: Context, error: CatalogUnavailable) -> str:
     return ""
 
 
-def _reconcile(context: Context) -> None:
-    listing = context.catalog.listing()
-    published = {(run, step): inode for run, step, inode in context.layout.published()}
-    stale = {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
+def _reconcile(context: Context, *, whole: bool) -> None:
+    stale = set()
+    for listing, published in _both(context) if whole or context.shared else _both_in_doubt(context):
+        stale |= {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
     if context.shared:
         stale |= _replaced(context)
     if stale:
         enter(context, sorted(stale))
     else:
         context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
+
+
+def _both(context: Context, run: str | None = None) -> Iterator[tuple[Inodes, Inodes]]:
+    """Yield what the catalog lists, and what is there, of one run or of all."""
+    listing = context.catalog.listing(run)
+    yield listing, {(of_run, step): inode for of_run, step, inode in context.layout.published(run)}
+
+
+def _both_in_doubt(context: Context) -> Iterator[tuple[Inodes, Inodes]]:
+    for run in sorted(in_step.runs_in_doubt(context)):
+        yield from _both(context, run)
 
 
 def _replaced(context: Context) -> set[Place]:

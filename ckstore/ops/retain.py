@@ -18,6 +18,7 @@ from ckstore.ops.context import annotation_problem
 from ckstore.ops.drop import drop, make_kept_durable, pins_by_checkpoint
 from ckstore.ops.failing import describe_os_error
 from ckstore.ops.find import infos
+from ckstore.ops.in_step import chosen
 from ckstore.ops.validity import why_not_valid
 
 if TYPE_CHECKING:
@@ -65,13 +66,23 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> Retention
     every, last = policy.keep_every, policy.keep_last or 1
     if every is None or policy.bests:
         return plan_retention(context, policy, run)
-    newest = {info.name: info for info in infos(context, run, newest=last + _SPARE)}
-    others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
+    looked_at, newest = _looked_at(context, run, last + _SPARE, every)
     now = datetime.now(UTC)
-    made = _plan(context, policy, now, _history(context, now, (others | newest).values()))
+    made = _plan(context, policy, now, _history(context, now, looked_at))
     if sum(entry.relied_on and entry.info.name in newest for entry in made.entries) < last:  # some are damaged
         return plan_retention(context, policy, run)
     return made
+
+
+def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
+    """Return the newest so many of a run with all whose step `every` does not divide, and the names of the newest."""
+    at = chosen(context, run, newest=newest, off_every=every)
+    if at is not None:
+        found = infos(context, run, at=at)  # in their order, and of those that are left out none is newer
+        return found, {info.name for info in found[-newest:]}
+    last = {info.name: info for info in infos(context, run, newest=newest)}
+    others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
+    return list((others | last).values()), set(last)
 
 
 def _plan(context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate]) -> RetentionPlan:

@@ -11,6 +11,7 @@ a lie.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,13 +57,13 @@ class Stored:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Where a chunk is; changed by the save when the blob of that name turns out to hold other bytes."""
+    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes."""
 
     source: ByteSource
     start: int
     stop: int
-    piece: str
-    blob: str
+    piece: str = ""
+    blob: str = ""
     offset: int = 0
 
     @property
@@ -94,9 +95,8 @@ def store_sources(
     writer = _ChunkWriter(context, staging, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
-        chunked = {
-            i: writer.start_chunks(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES
-        }
+        chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
+        writer.start_chunks()
         digests, places, packed_bytes = place_small(
             context, staging, [sources[i] for i in small], writer.start_blob, writer.is_first, compare=compare
         )
@@ -126,7 +126,7 @@ def _records(
     sources: Sequence[ByteSource],
     keys: Mapping[int, str],
     places: Mapping[str, PieceLocation],
-    chunked: Mapping[int, Sequence[Future[_Chunk]]],
+    chunked: Mapping[int, Sequence[_Chunk]],
 ) -> tuple[list[BlobRecord], list[StorageRecord]]:
     """Return what the manifest says of the sources: small ones have a key and its place, large ones their chunks."""
     index: dict[str, int] = {}
@@ -146,7 +146,7 @@ def _records(
             blob = blob_index(place.blob, place.blob_nbytes)
             extents = [Extent(digest_of_key(key), blob, place.offset, place.length)]
         else:
-            extents = [future.result().extent(blob_index) for future in chunked.get(i, ())]
+            extents = [chunk.extent(blob_index) for chunk in chunked.get(i, ())]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))
     return blobs, storages
 
@@ -172,6 +172,7 @@ class _ChunkWriter:
         self._staging = staging
         self._pool = Workers(_WORKERS, "ckstore-save")
         self._futures: list[Future[Any]] = []
+        self._waiting: deque[_Chunk] = deque()
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
@@ -179,11 +180,25 @@ class _ChunkWriter:
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
-    def start_chunks(self, source: ByteSource) -> list[Future[_Chunk]]:
-        """Begin to store a large source; return where each chunk will be."""
+    def cut(self, source: ByteSource) -> list[_Chunk]:
+        """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
         step = self._context.settings.chunk_bytes
-        spans = [(start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
-        return [self._submit(self._store_chunk, source, start, stop) for start, stop in spans]
+        chunks = [_Chunk(source, start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
+        self._waiting.extend(chunks)
+        return chunks
+
+    def start_chunks(self) -> None:
+        """Begin to store what was cut: threads take the next chunk from one list, which costs less than futures."""
+        for _ in range(min(_WORKERS, len(self._waiting))):
+            self._submit(self._store_waiting)
+
+    def _store_waiting(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                chunk = self._waiting.popleft()
+            except IndexError:
+                return
+            self._store_chunk(chunk)
 
     def start_blob(self, data: memoryview) -> Callable[[], str]:
         """Begin to store private bytes as one blob; return a function that waits for its digest."""
@@ -208,13 +223,13 @@ class _ChunkWriter:
             SaveFailed: A blob is not there; it must not be published so.
         """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
-        for digest in self._staging.keep_exactly(wanted):
-            if digest in self._skipped:
-                data = self._skipped[digest]()
-                if self._context.algorithm.digest(data) != digest:
-                    raise state_changed("")
-                self._put(digest, data)
         lacking = self._staging.keep_exactly(wanted)
+        for digest in self._skipped.keys() & lacking:
+            data = self._skipped[digest]()
+            if self._context.algorithm.digest(data) != digest:
+                raise state_changed("")
+            self._put(digest, data)
+            lacking = self._staging.keep_exactly(wanted)
         if lacking:
             msg = f"{len(lacking)} blobs are not in the staging directory as they were put there, {lacking[0]} is one"
             raise SaveFailed(msg, hint="did another program change the store? save again")
@@ -240,27 +255,26 @@ class _ChunkWriter:
             self._stopped.set()
             raise
 
-    def _store_chunk(self, source: ByteSource, start: int, stop: int) -> _Chunk:
-        algorithm = self._context.algorithm
+    def _store_chunk(self, chunk: _Chunk) -> None:
+        source, start, stop = chunk.source, chunk.start, chunk.stop
         live = source.view(start, stop)
-        data, digest = self._copy(source, start, stop) if live is None else (live, algorithm.digest(live))
-        chunk = _Chunk(source, start, stop, digest, digest)
+        data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
+        chunk.piece = chunk.blob = digest
         if not self.is_first(digest):
             self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
             if self._compare:
                 self._unsure.append(chunk)
-            return chunk
+            return
         if self._staging.claim(digest, stop - start):
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
-            return chunk
+            return
         if live is not None:
             data, copied = self._copy(source, start, stop)
             if copied != digest:
                 raise state_changed(source.name)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
-        return chunk
 
     def part_collisions(self) -> None:
         """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,16 @@ def test_it_drops_what_the_whole_plan_drops(  # noqa: PLR0917 - what is drawn
     every: int,
     within: str | None,
 ) -> None:
+    if os.environ.get("CKSTORE_ODD") == "clock":
+        within = None  # each of the two plans is made at its own time, which jumps there
     policy = RetentionPolicy(keep_last=last, keep_every=every, keep_within=within)
     with Store.init(tmp_path_factory.mktemp("drops") / "s") as store:
         for step in steps:
             store.save(state(step), step)
-        for step in damaged & set(steps):
-            damage(store, step)
         for step in tagged & set(steps):
             store.tag(f"t{step}", step)
+        for step in damaged & set(steps):
+            damage(store, step)
 
         everything = store.plan_retention(policy, "main")
         made = plan_drops(store._context, policy, "main")

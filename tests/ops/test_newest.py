@@ -87,6 +87,7 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
     shutil.rmtree(folder)
 
 
+@pytest.mark.usefixtures("read_once")
 def test_one_that_goes_while_it_is_looked_for_gives_place_to_the_one_before(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
