@@ -16,7 +16,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,13 @@ _IMAGE_BYTES = 8 * 2**30
 class Kept:
     """A store with so many checkpoints, and two more in each round, of which it gives two away again."""
 
-    def __init__(self, path: Path, count: int, tensors: int) -> None:
+    def __init__(self, path: Path, tensors: int) -> None:
         self._state: State = {f"layer.{i}": np.full(64, i, np.int32) for i in range(tensors)}
         self._store = Store.init(path)
         self._saved = self._kept = 0
+
+    def fill(self, count: int) -> None:
+        """Save so many that are kept."""
         with _without_fsync():
             for done in range(1, count + 1):
                 self._save_kept()
@@ -129,11 +132,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="where the image of that lies")
     options = parser.parse_args(arguments)
     few, many = options.few, options.many
-    with _place(options) as place:
-        stores = {count: Kept(place.path / str(count), count, options.tensors) for count in (few, many)}
+    with _place(options) as place, ExitStack() as opened:
+        stores = {}
+        for count in (few, many):
+            stores[count] = Kept(place.path / str(count), options.tensors)
+            opened.callback(stores[count].close)
+            stores[count].fill(count)
         seconds = measure(stores, options.rounds)
-        for kept in stores.values():
-            kept.close()
     print(f"{options.tensors} tensors, {options.rounds} rounds, {place.words}\n")
     print(f"| Act | {few} checkpoints | {many} checkpoints | Ratio |\n| --- | --- | --- | --- |")
     for act, taken in seconds.items():
