@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -70,10 +71,17 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
         for step in range(5):
             store.save({"a": step}, step=step)
 
+        listing = Catalog.listing
+
         def refuse(*_: object) -> None:
             raise AssertionError("it was looked at")
 
-        monkeypatch.setattr(Catalog, "listing", refuse)
+        def refuse_all(catalog: Catalog, *, places: Iterable[tuple[str, int]] | None = None) -> object:
+            if places is None or list(places) != [("main", 3)]:  # what is replaced is looked at when it goes
+                raise AssertionError("everything was looked at")
+            return listing(catalog, places=[("main", 3)])
+
+        monkeypatch.setattr(Catalog, "listing", refuse_all)
         monkeypatch.setattr(contexts, "read_info", refuse)
         assert store.save({"a": 5}, step=5).sequence == 6
         assert store.save({"a": 6}, step=3, if_exists="replace").sequence == 7
