@@ -56,6 +56,8 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
     try:
         if lock is not None:
             return _judge(CheckpointDirectory.locked(path, lock), run, step)
+        if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
+            return Found(None)
         with CheckpointDirectory.at(path) as directory:
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):

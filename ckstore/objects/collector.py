@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from ckstore.errors import CkstoreError
 from ckstore.fs import files, holders, lease, links, locks
 from ckstore.model.digest import is_digest
 from ckstore.model.gc_report import HeldBlob
@@ -88,7 +89,8 @@ class Collector:
         self._leases = leases
         self._layout = layout
         self._lock = lock
-        self._enter = enter
+        self._catalogue = enter
+        self._refused: CkstoreError | None = None
 
     @classmethod
     def try_start(cls, layout: Layout, enter: EnterCandidates, *, leases: bool = True) -> Self | None:
@@ -111,6 +113,7 @@ class Collector:
 
         Raises:
             OSError: Something could not be made durable or unlinked; what is left stays for the next time.
+            CkstoreError: The catalog could not be told; only last links are gone, which need no entry.
         """
         names = trash.names_in(self._layout.trash)
         if not names:
@@ -118,11 +121,12 @@ class Collector:
         # Of all that was listed, whoever renamed it; else a checkpoint may come back under its old name, taken apart.
         for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
             files.sync_directory(parent)
-        failed: OSError | None = None
+        failed: OSError | CkstoreError | None = None
+        self._refused = None
         for name in names:
             try:
                 self._empty_one(name)
-            except OSError as error:  # one odd entry must not keep the others
+            except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -152,6 +156,16 @@ class Collector:
             for folder in folders:
                 if not trash.names_in(folder):
                     links.remove_directory(folder)
+
+    def _enter(self, blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
+        """Tell the catalog; once it refused it is not asked again, since each time may take as long as its lock."""
+        if self._refused is not None:
+            raise self._refused
+        try:
+            self._catalogue(blobs, place)
+        except CkstoreError as error:
+            self._refused = error
+            raise
 
     def _enter_all(self, entries: list[Path]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]

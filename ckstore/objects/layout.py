@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,18 @@ class Layout:
         """Return the names of all runs, sorted."""
         names = (e.name for e in _entries(self.checkpoints) if e.is_dir(follow_symlinks=False))
         return sorted(name for name in names if RUN_PATTERN.match(name))
+
+    def inode(self, run: str, step: int) -> int | None:
+        """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
+        found = None
+        for path in (self.checkpoints / run, self.checkpoint(run, step)):
+            try:
+                found = os.stat(path, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if not stat.S_ISDIR(found.st_mode):
+                return None
+        return None if found is None else found.st_ino
 
     def subdirectory_count(self, run: str) -> int:
         """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 30.0
+_MENDED = ("missing", "behind", "damaged")
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
 _SETTLE_S = 0.5
@@ -101,6 +102,8 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
         failed = _empty(collector)
+        if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
+            catch_up(context)
         reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
         if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
             collector.empty()

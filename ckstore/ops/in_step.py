@@ -8,8 +8,6 @@ something for later, and never makes it take what is needed. Every opening compa
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
@@ -35,15 +33,8 @@ def runs_in_doubt(context: Context) -> set[str]:
 
 def inodes(context: Context, places: Iterable[Place]) -> dict[Place, int]:
     """Return the inode number of the directory at each place, where there is one."""
-    found = {}
-    for run, step in places:
-        try:
-            status = os.stat(context.layout.checkpoint(run, step), follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            found[run, step] = status.st_ino
-    return found
+    found = ((place, context.layout.inode(*place)) for place in places)
+    return {place: inode for place, inode in found if inode is not None}
 
 
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[Place, int] | None:

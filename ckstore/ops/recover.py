@@ -136,7 +136,7 @@ def _make_usable(context: Context, error: CatalogUnavailable) -> str:
 
 def _reconcile(context: Context, *, whole: bool) -> None:
     stale = set()
-    for listing, published in _both(context) if whole or context.shared else _both_in_doubt(context):
+    for listing, published in [_both(context)] if whole or context.shared else _both_in_doubt(context):
         stale |= {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
     if context.shared:
         stale |= _replaced(context)
@@ -146,15 +146,16 @@ def _reconcile(context: Context, *, whole: bool) -> None:
         context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
 
 
-def _both(context: Context, run: str | None = None) -> Iterator[tuple[Inodes, Inodes]]:
-    """Yield what the catalog lists, and what is there, of one run or of all."""
+def _both(context: Context, run: str | None = None) -> tuple[Inodes, Inodes]:
+    """Return what the catalog lists, and what is there, of one run or of all."""
     listing = context.catalog.listing(run)
-    yield listing, {(of_run, step): inode for of_run, step, inode in context.layout.published(run)}
+    return listing, {(of_run, step): inode for of_run, step, inode in context.layout.published(run)}
 
 
 def _both_in_doubt(context: Context) -> Iterator[tuple[Inodes, Inodes]]:
+    there = context.layout.runs()
     for run in sorted(in_step.runs_in_doubt(context)):
-        yield from _both(context, run)
+        yield _both(context, run) if run in there else (context.catalog.listing(run), {})
 
 
 def _replaced(context: Context) -> set[Place]:

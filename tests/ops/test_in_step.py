@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,41 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.layout import Layout
 from ckstore.ops.find import find, infos
-from ckstore.ops.in_step import runs_in_doubt
+from ckstore.ops.in_step import chosen, runs_in_doubt
+from ckstore.ops.reclaim import give_back
 
 RUNS = ("main", "side")
+ODD_RUNS = ("none", "a file", "a loop", "a link", "empty", "moved")
+UNNOTICED = ("save unnoticed", "replace unnoticed", "drop unnoticed")
 HAPPENINGS = ("save", "save unnoticed", "replace unnoticed", "drop", "drop unnoticed", "rm", "tear")
 
 
 def state(value: int) -> dict[str, Any]:
     return {"w": np.full(10, value, dtype=np.int32)}
+
+
+def make_odd(checkpoints: Path, what: str) -> None:
+    """Put something beside the runs that looks like one by its name, or move `side` and leave a link to it."""
+    odd = checkpoints / "odd"
+    if what == "a file":
+        odd.write_bytes(b"")
+    elif what == "a loop":
+        odd.symlink_to("odd")
+    elif what == "a link" and (checkpoints / "main").is_dir():
+        odd.symlink_to("main")
+    elif what == "empty":
+        odd.mkdir()
+    elif what == "moved" and (checkpoints / "side").is_dir():
+        (checkpoints / "side").rename(checkpoints.parent / "moved")
+        (checkpoints / "side").symlink_to("../moved")
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> None:
+    """For a test of what only a filesystem shows whose directories count their subdirectories."""
+    (tmp_path / "run" / "1").mkdir(parents=True)
+    if (tmp_path / "run").stat().st_nlink != 3:
+        pytest.skip("directories do not count their subdirectories on the filesystem of the temporary directory")
 
 
 @contextmanager
@@ -96,57 +125,67 @@ def there(store: Store) -> dict[tuple[str, int], int]:
     happenings=st.lists(
         st.tuples(st.sampled_from(HAPPENINGS), st.sampled_from(RUNS), st.integers(0, 3)), min_size=1, max_size=8
     ),
-    counted=st.booleans(),
+    odd_run=st.sampled_from(ODD_RUNS),
 )
 def test_a_ref_names_what_it_names_among_all(
-    tmp_path_factory: pytest.TempPathFactory, happenings: list[tuple[str, str, int]], counted: bool
+    tmp_path_factory: pytest.TempPathFactory, happenings: list[tuple[str, str, int]], odd_run: str
 ) -> None:
-    with Store.init(tmp_path_factory.mktemp("in-step") / "s") as store, pytest.MonkeyPatch.context() as patch:
-        if not counted:  # a filesystem whose directories do not count their subdirectories
-            patch.setattr(Layout, "subdirectory_count", lambda *_: 0)
+    with Store.init(tmp_path_factory.mktemp("in-step") / "s") as store:
         for value, (what, run, step) in enumerate(happenings):
-            if (
-                what in ("drop", "replace unnoticed")
-                and not (store.path / "checkpoints" / run / str(step) / "manifest.json").exists()
-            ):
+            if what in ("drop", "replace unnoticed") and (run, step) not in there(store):
                 continue
             happen(store, what, run, step, value)
         if ("side", 1) in there(store):
             store.tag("best", "side@1")
-        context = store._context
-        for ref in ("0", "1", "main@0", "main@2", "side@1", "side@3", "best", "main@best", "side@best", "none@1"):
-            assert said(partial(find, context, ref)) == said(partial(among_all, store, ref))
+        make_odd(store.path / "checkpoints", odd_run)
+        for ref in (
+            "0",
+            "1",
+            "main@0",
+            "main@2",
+            "side@1",
+            "side@3",
+            "odd@1",
+            "best",
+            "main@best",
+            "side@best",
+            "no@1",
+        ):
+            assert said(partial(find, store._context, ref)) == said(partial(among_all, store, ref))
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.tuples(st.sampled_from(RUNS), st.integers(0, 3)), max_size=4, unique=True),
-    what=st.sampled_from(["save unnoticed", "replace unnoticed", "drop unnoticed"]),
-    place=st.tuples(st.sampled_from(RUNS), st.integers(0, 3)),
+    happened=st.lists(
+        st.tuples(st.sampled_from(UNNOTICED), st.sampled_from(RUNS), st.integers(0, 3)), min_size=1, max_size=2
+    ),
     counted=st.booleans(),
 )
 def test_gc_of_an_open_store_learns_of_what_nobody_told_the_catalog(
     tmp_path_factory: pytest.TempPathFactory,
     before: list[tuple[str, int]],
-    what: str,
-    place: tuple[str, int],
+    happened: list[tuple[str, str, int]],
     counted: bool,
 ) -> None:
     with Store.init(tmp_path_factory.mktemp("in-step") / "s") as store, pytest.MonkeyPatch.context() as patch:
-        if not counted:
+        if not counted:  # a filesystem whose directories do not count their subdirectories
             patch.setattr(Layout, "subdirectory_count", lambda *_: 0)
-        for value, (of_run, of_step) in enumerate(before):
-            store.save(state(value), of_step, of_run)
-        happen(store, what, *place, 1000)
+        for value, (run, step) in enumerate(before):
+            store.save(state(value), step, run)
+        for value, (what, run, step) in enumerate(happened, 1000):
+            happen(store, what, run, step, value)
 
-        store.gc()
+        for _ in happened:  # one published and one dropped look like none; once one is known the other shows
+            store.gc()
 
         assert listed(store) == there(store)
         kept = sum(1 for path in (store.path / "blobs").rglob("*") if path.is_file())
         assert kept == len(there(store))  # each state is another
 
 
+@pytest.mark.usefixtures("counting")
 def test_runs_are_in_doubt_where_counts_differ(store: Store) -> None:
     store.save(state(0), 1)
     store.save(state(1), 1, "side")
@@ -162,6 +201,7 @@ def test_runs_are_in_doubt_where_counts_differ(store: Store) -> None:
     assert runs_in_doubt(store._context) == set()
 
 
+@pytest.mark.usefixtures("counting")
 def test_directories_of_runs_are_not_listed_to_free_one_checkpoint(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,3 +237,79 @@ def test_what_was_removed_by_hand_is_noticed_by_gc(store: Store, tmp_path: Path)
 
     assert store.gc().freed_count == 1
     assert list(listed(store)) == [("main", 2)]
+
+
+def test_what_is_chosen_is_there_as_the_catalog_has_it(store: Store) -> None:
+    context = store._context
+    for step in range(1, 6):
+        store.save(state(step), step)
+    assert set(chosen(context, "main", newest=1, off_every=2) or ()) == {("main", step) for step in (1, 3, 5)}
+
+    with unnoticed():
+        store.save(state(10), 3, if_exists="replace")
+    assert chosen(context, "main", newest=1, off_every=2) is None
+    assert set(chosen(context, "main", newest=1, off_every=3) or ()) == {("main", step) for step in (1, 2, 4, 5)}
+
+    with unnoticed():
+        store.save(state(11), 6)
+    assert chosen(context, "main", newest=1, off_every=3) is None
+
+
+@pytest.mark.parametrize("run", ["a file", "a loop", "gone"])
+def test_what_was_dropped_is_taken_apart_whatever_is_in_the_place_of_its_run(store: Store, run: str) -> None:
+    store.save(state(0), 1)
+    store.save(state(1), 1, "odd")
+    with unnoticed():
+        store.delete("odd@1")
+    (store.path / "checkpoints" / "odd").rmdir()
+    make_odd(store.path / "checkpoints", run)
+
+    assert store.gc().freed_count == 1
+    assert os.listdir(store.path / "trash") == []
+    assert list(listed(store)) == [("main", 1)]
+    (store.path / "checkpoints" / "odd").unlink(missing_ok=True)
+
+
+def damage_table(catalog: Path, table: str) -> None:
+    """Overwrite the first page of a table: it cannot be written any more, and other tables can be read."""
+    with closing(sqlite3.connect(catalog)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ((page,),) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).fetchall()
+        ((page_bytes,),) = connection.execute("PRAGMA page_size").fetchall()
+    with catalog.open("r+b") as file:
+        file.seek((page - 1) * page_bytes)
+        file.write(b"\xff" * page_bytes)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_catalog_that_can_only_be_read_is_made_anew_by_the_next_gc(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=2))
+    for step in range(3):
+        store.save(state(step), step)
+    damage_table(store.path / "catalog.db", "uses")
+
+    for step in range(3, 6):  # as many checkpoints come as go
+        assert store.save(state(step), step).step == step
+
+    assert store.gc().freed_count == 0
+    assert os.listdir(store.path / "trash") == []
+    assert listed(store) == there(store)
+    assert sum(1 for path in (store.path / "blobs").rglob("*") if path.is_file()) == 2
+
+
+def test_where_the_catalog_refuses_last_links_go_all_the_same(store: Store) -> None:
+    for step in range(3):
+        store.save(state(step), step)
+    with unnoticed():
+        for step in range(2):
+            store.delete(step)
+    for path in (store.path / "blobs").rglob("*"):
+        if path.is_file() and path.stat().st_nlink == 2 and any((store.path / "trash").rglob(path.name)):
+            path.unlink()
+
+    with unnoticed():
+        give_back(store._context)
+
+    assert [path for path in (store.path / "trash").rglob("*") if path.is_file() and path.name != "manifest.json"] == []
+    store.gc()
+    assert os.listdir(store.path / "trash") == []
