@@ -71,17 +71,18 @@ class Layout:
         """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
         for name in self.runs() if run is None else [run]:
             for entry in _entries(self.checkpoints / name):
-                if (
-                    STEP_PATTERN.match(entry.name)
-                    and int(entry.name) <= MAX_STEP
-                    and entry.is_dir(follow_symlinks=False)
-                ):
-                    yield name, int(entry.name), entry.inode()
+                step = step_of(entry.name)
+                if step is not None and entry.is_dir(follow_symlinks=False):
+                    yield name, step, entry.inode()
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
         names = (e.name for e in _entries(self.checkpoints) if e.is_dir(follow_symlinks=False))
         return sorted(name for name in names if RUN_PATTERN.match(name))
+
+    def names(self, run: str) -> dict[str, int]:
+        """Return every name in the directory of a run, whatever it is, with its inode number."""
+        return {entry.name: entry.inode() for entry in _entries(self.checkpoints / run)}
 
     def inode(self, run: str, step: int) -> int | None:
         """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
@@ -116,6 +117,11 @@ class Layout:
             if up == ".." and RUN_PATTERN.match(run) and STEP_PATTERN.match(step):
                 found[entry.name] = (run, int(step))
         return found
+
+
+def step_of(name: str) -> int | None:
+    """Return the step whose directory has this name; None if no step can have it."""
+    return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

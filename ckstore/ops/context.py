@@ -10,7 +10,8 @@ from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.info import CheckpointInfo
 from ckstore.objects.annotations import read_annotations
-from ckstore.ops.seen import ManifestsSeen
+from ckstore.ops.pace import Share
+from ckstore.ops.seen import DirectoriesSeen, ManifestsSeen
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
+_MARKS_SHARE = 1 / 20
+_MARKS_FREE_S = 0.005
+"""A look that takes no longer is made with every save: about 1,000 checkpoints."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Context:
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
             cannot be read, retention that failed.
         manifests_seen: What is known of manifests that this process has read or written.
+        directories_seen: What is known of the directories of checkpoints.
+        marks_share: How often saves look for marks of damage in all checkpoints.
         broken: Why this process must not write to the store any more; empty if it may.
     """
 
@@ -53,6 +59,8 @@ class Context:
     broken: str = ""
     problems: dict[str, str] = field(default_factory=dict)
     manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
+    directories_seen: DirectoriesSeen = field(default_factory=DirectoriesSeen)
+    marks_share: Share = field(default_factory=lambda: Share(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property
     def algorithm(self) -> Algorithm:
@@ -74,8 +82,9 @@ class Context:
 
     def next_sequence(self) -> int:
         """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-        published = {(run, step): inode for run, step, inode in self.layout.published()}
-        unknown = published.items() - self.sequenced.items()
+        there = self.directories_seen.published(self.layout)
+        published = dict(there)
+        unknown = set() if there.items() <= self.sequenced.items() else there.items() - self.sequenced.items()
         try:
             count, known = self.catalog.count_and_sequence()
             listing = {}

@@ -58,6 +58,7 @@ def remember(
         return False
     entries = tuple(entries)
     found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    context.marks_share.wake()  # the next save heals what it can
     try:
         for entry in entries:
             if entry.blob and distrust:

@@ -1,7 +1,8 @@
-"""How fast and how long a verification reads: a rate in bytes a second, and a budget of time."""
+"""How much is done: a rate in bytes a second and a budget of time for a verification, a share for what repeats."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -82,3 +83,32 @@ class Budget:
         if not self._done_bytes or spent_s <= 0:
             return 0.0
         return (self._begun_bytes - self._done_bytes + nbytes) * spent_s / self._done_bytes
+
+
+class Share:
+    """Lets work that repeats take at most a share of the time: after it was done it rests, unless it took next to none.
+
+    What counts is the processor's time, so that a busy machine does not make short work rest.
+    """
+
+    def __init__(
+        self, share: float, *, free_s: float, clock: Clock = time.monotonic, used: Clock = time.thread_time
+    ) -> None:
+        self._share = share
+        self._free_s = free_s
+        self._clock, self._used = clock, used
+        self._rests_until_s = -math.inf
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do the work, unless it has to rest."""
+        if self._clock() < self._rests_until_s:
+            return
+        begun_s = self._used()
+        work()
+        used_s = self._used() - begun_s
+        if used_s > self._free_s:
+            self._rests_until_s = self._clock() + used_s / self._share
+
+    def wake(self) -> None:
+        """Let the work be done the next time."""
+        self._rests_until_s = -math.inf

@@ -141,7 +141,7 @@ def _stage_and_publish(
 ) -> tuple[Manifest, str, Outcome]:
     # Files may come from somebody who chose their bytes so that digests collide.
     stored = store_sources(context, staging, captured.sources, compare=bool(captured.files))
-    staging.heal_marked()
+    context.marks_share.do(staging.heal_marked)
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)

@@ -1,7 +1,7 @@
-"""Manifests that this process has read or written, so that retention does not read them again after each save.
+"""What this process has seen of the store, so that a save in a large one does not look at all of it again.
 
-Reading one of 20,000 tensors takes half a second. Which file it was is told by its inode and times: a manifest never
-changes, and whoever writes into it changes its times.
+Reading a manifest of 20,000 tensors takes half a second. Which file it was is told by its inode and times: a manifest
+never changes, and whoever writes into it changes its times.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.objects.layout import MANIFEST
+from ckstore.objects.layout import MANIFEST, step_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest import Manifest
+    from ckstore.objects.layout import Layout
+
+    Place = tuple[str, int]
 
 _MOST_BLOBS = 200_000
 """Blobs that all remembered manifests name together at most; about 40 MB."""
@@ -56,3 +59,35 @@ class ManifestsSeen:
 def _stamp(dir_fd: int) -> Stamp:
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class DirectoriesSeen:
+    """The directories of checkpoints: all are listed each time, and only what was not listed before is looked at.
+
+    May be used from several threads. Listing 10,000 takes 5 ms, and to look at each name 35.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[dict[str, dict[str, int]], dict[Place, int]] = {}, {}
+
+    def published(self, layout: Layout) -> dict[Place, int]:
+        """Return run, step and inode number of each, as `Layout.published` does; it must not be changed."""
+        before, published = self._seen
+        listed = {run: layout.names(run) for run in layout.runs()}
+        if listed == before:
+            return published
+        published = dict(published)
+        for run in before.keys() | listed.keys():
+            old, new = before.get(run, {}), listed.get(run, {})
+            for name, _ in old.items() - new.items():
+                if (step := step_of(name)) is not None:
+                    published.pop((run, step), None)
+            for name, inode in new.items() - old.items():
+                if (step := step_of(name)) is None:
+                    continue
+                if layout.inode(run, step) is not None:
+                    published[run, step] = inode
+                else:  # no directory, or gone since it was listed: looked at again the next time
+                    del new[name]
+        self._seen = listed, published
+        return published

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.ops.pace import Budget, Rate
+from ckstore.ops.pace import Budget, Rate, Share
 
 
 class Clock:
@@ -91,3 +91,43 @@ def test_without_a_budget_everything_is_read() -> None:
 
     assert all(budget.begin(10**12) for _ in range(3))
     assert not budget.ended
+
+
+@pytest.mark.property
+@given(works_s=st.lists(st.floats(0.011, 2), min_size=1), pauses_s=st.lists(st.floats(0, 30), min_size=1))
+def test_what_repeats_takes_no_more_than_its_share(works_s: list[float], pauses_s: list[float]) -> None:
+    clock = Clock()
+    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+    done_s = [0.0]
+    for work_s, pause_s in zip(works_s, pauses_s, strict=False):
+
+        def work(seconds: float = work_s) -> None:
+            done_s[0] += seconds
+            clock.sleep(seconds)
+
+        before_s = done_s[0]
+        share.do(work)
+        if done_s[0] > before_s:  # all before it has been paid for
+            assert before_s <= (clock.now_s - 100.0) / 10 * (1 + 1e-6)
+        clock.now_s += pause_s
+
+
+def test_short_work_is_done_each_time_and_long_work_when_it_was_woken() -> None:
+    clock = Clock()
+    done_s: list[float] = []
+    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+
+    def work() -> None:
+        done_s.append(0.005 if len(done_s) < 2 else 1.0)
+        clock.sleep(done_s[-1])
+
+    for _ in range(3):
+        share.do(work)
+    assert done_s == [0.005, 0.005, 1.0]
+
+    share.do(lambda: pytest.fail("it has to rest"))
+    clock.now_s += 9.9
+    share.do(lambda: pytest.fail("it still has to rest"))
+    share.wake()
+    share.do(work)
+    assert len(done_s) == 4

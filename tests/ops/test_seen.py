@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ckstore.model.manifest_read import parse_manifest
+from ckstore.objects.layout import Layout
 from ckstore.ops import seen, validity
 from ckstore.ops.validity import why_not_valid
 
@@ -77,3 +82,73 @@ def test_memory_is_bounded_by_the_number_of_blobs(store: Store, monkeypatch: pyt
 
     assert sum(len(manifest.blobs) for manifest, _ in known.values()) <= 3
     assert [why_not_valid(store._context, info) for info in infos] == [""] * 6
+
+
+NAMES = ("1", "2", "10", "01", "notes", str(2**53 + 1))
+CHANGES = ("directory", "file", "link", "gone", "other directory")
+
+
+def change(path: Path, what: str) -> None:
+    """Make the name something else, whatever it is."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        path.rename(path.parent.parent / f"{len(list(path.parent.parent.iterdir()))}.away")
+    path.parent.mkdir(exist_ok=True)
+    if what == "file":
+        path.write_bytes(b"")
+    elif what == "link":
+        path.symlink_to("2")
+    elif what != "gone":
+        path.mkdir()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from(("main", "side")), st.sampled_from(NAMES), st.sampled_from(CHANGES)), min_size=1
+    )
+)
+def test_what_is_listed_is_published(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str, str]]
+) -> None:
+    layout = Layout(tmp_path_factory.mktemp("listed"))
+    layout.checkpoints.mkdir()
+    directories = seen.DirectoriesSeen()
+    for run, name, what in changes:
+        change(layout.checkpoints / run / name, what)
+        expected = {(of_run, step): inode for of_run, step, inode in layout.published()}
+        assert directories.published(layout) == directories.published(layout) == expected
+
+
+def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(10):
+        store.save({"w": np.arange(step)}, step)
+    directories = seen.DirectoriesSeen()
+    assert len(directories.published(store._context.layout)) == 10
+    looked_at: list[int] = []
+    inode = Layout.inode
+
+    def watched(layout: Layout, run: str, step: int) -> int | None:
+        looked_at.append(step)
+        return inode(layout, run, step)
+
+    store.save({"w": np.arange(11)}, 11)
+    store.delete(3)
+    monkeypatch.setattr(Layout, "inode", watched)
+
+    assert len(directories.published(store._context.layout)) == 10
+    assert looked_at == [11]
+
+
+def test_marks_are_looked_for_again_after_this_process_found_damage(store: Store) -> None:
+    state = {"w": np.arange(10)}
+    store.save(state, 1)
+    store._context.marks_share._rests_until_s = math.inf  # as after a look at very many
+    blob = next((store.directory_of(1) / "blobs").iterdir())
+    blob.unlink()
+    assert not store.verify(1).ok
+
+    store.save(state, 2)
+
+    assert store.verify(1).ok
