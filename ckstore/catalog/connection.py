@@ -224,7 +224,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
     _open.add(token)
     try:
         there = _identity(path)
-        if index_room.lacks_room(path):
+        if _lacks_room(path):
             raise unavailable(path, "is left alone, since its filesystem is full", "unreadable")
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -246,6 +246,15 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
             raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
         _open.discard(token)
+
+
+def _lacks_room(path: Path) -> bool:
+    try:
+        return index_room.lacks_room(path)
+    except FileNotFoundError as error:  # renamed meanwhile: another process builds it anew
+        raise unavailable(path, "is not there", "missing") from error
+    except OSError as error:
+        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The file of the catalog: made once by whoever comes first, refused when newer, left aside when damaged."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -436,6 +437,23 @@ def test_a_catalog_replaced_while_it_is_opened_is_left_aside(tmp_path: Path, mon
 
         assert why(catalog) == "unreadable"
     assert catalog.listing() == {}
+
+
+@pytest.mark.parametrize(("code", "why"), [(errno.ENOENT, "missing"), (errno.EIO, "unreadable")])
+def test_a_catalog_that_goes_between_two_looks_is_left_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, why: str
+) -> None:
+    made = filled(tmp_path / "store")
+
+    def going(*_: object) -> os.statvfs_result:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", going)
+        with pytest.raises(CatalogUnavailable) as caught:
+            made.listing()
+    assert caught.value.why == why
+    assert len(made.listing()) == 50
 
 
 def test_a_full_disk_is_said_and_changes_nothing(tmp_path: Path) -> None:

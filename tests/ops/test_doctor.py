@@ -78,6 +78,7 @@ def test_a_store_in_memory_is_an_error(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path / "m")], check=True)
 
 
+@pytest.mark.usefixtures("steady_clock")
 def test_what_dead_saves_left_is_told_with_its_size_and_owner(tmp_path: Path) -> None:
     with Store.init(tmp_path / "store") as store:
         dead = tmp_path / "store" / "staging" / "main@5.0123"
