@@ -439,7 +439,7 @@ def test_a_catalog_replaced_while_it_is_opened_is_left_aside(tmp_path: Path, mon
     assert catalog.listing() == {}
 
 
-@pytest.mark.parametrize(("code", "why"), [(errno.ENOENT, "missing"), (errno.EIO, "unreadable")])
+@pytest.mark.parametrize("code, why", [(errno.ENOENT, "missing"), (errno.EIO, "unreadable")])
 def test_a_catalog_that_goes_between_two_looks_is_left_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, why: str
 ) -> None:
