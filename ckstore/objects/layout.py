@@ -60,7 +60,7 @@ class Layout:
         return self.blobs / fan_out(digest) / digest
 
     def blob_name(self, digest: str) -> str:
-        """As `blob`, as text, which costs a tenth."""
+        """As `blob`, as text, which costs less to make."""
         return f"{self.blobs}/{fan_out(digest)}/{digest}"
 
     def checkpoint(self, run: str, step: int) -> Path:

@@ -86,7 +86,7 @@ class Staging:
 
         False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
         """
-        mine = f"{self._blobs}/{digest}"  # as text: a save claims thousands, and paths cost more than the links
+        mine = f"{self._blobs}/{digest}"  # as text: a save claims thousands, and paths cost as much as the links
         try:
             links.link(self.layout.blob_name(digest), mine)
         except FileNotFoundError:
@@ -158,8 +158,8 @@ class Staging:
         self._take_over(digest, mine)
         return changed
 
-    def heal_marked(self) -> None:
-        """Put staged blobs in the place of copies that checkpoints with a mark have damaged, or lost.
+    def heal_marked(self, checkpoints: Iterable[Path]) -> None:
+        """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost.
 
         A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
         that is not read and right. That somebody's checkpoint cannot be healed is no reason to fail this save: its
@@ -168,7 +168,7 @@ class Staging:
         Raises:
             OSError: A temporary name in the staging directory could not be removed.
         """
-        for checkpoint in marks.marked(self.layout):
+        for checkpoint in checkpoints:
             try:
                 self._heal_marked(marks.blobs_of(checkpoint))
             except OSError:  # as said above; the next save, or a repair, tries again

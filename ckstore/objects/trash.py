@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks
 from ckstore.model.digest import is_digest
-from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN
+from ckstore.model.names import RUN_PATTERN
+from ckstore.objects.layout import step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,8 @@ def former_place(name: str) -> tuple[str, int] | None:
     A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     """
     run, at, rest = name.partition("@")
-    step = rest.partition(".")[0]
-    if at and RUN_PATTERN.match(run) and STEP_PATTERN.match(step) and int(step) <= MAX_STEP:
-        return run, int(step)
-    return None
+    step = step_of(rest.partition(".")[0])
+    return (run, step) if at and step is not None and RUN_PATTERN.match(run) else None
 
 
 def dead_stagings(layout: Layout) -> list[str]:

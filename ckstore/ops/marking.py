@@ -58,12 +58,12 @@ def remember(
         return False
     entries = tuple(entries)
     found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    context.marks_share.wake()  # the next save heals what it can
     try:
         for entry in entries:
             if entry.blob and distrust:
                 blobs.distrust(f"{BLOBS}/{entry.blob}", dir_fd=lock.fd)
         marks.write_mark(lock, Mark(found, entries))
+        context.marks_share.wake()  # the next save heals what it can
     except OSError:
         return False
     return True

@@ -6,10 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from ckstore.errors import BadInput
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class Rate:
@@ -98,17 +100,20 @@ class Share:
         self._free_s = free_s
         self._clock, self._used = clock, used
         self._rests_until_s = -math.inf
+        self._wakes = 0
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Do the work, unless it has to rest."""
+    def do(self, work: Callable[[], T]) -> T | None:
+        """Do the work and return its result; None if it has to rest."""
         if self._clock() < self._rests_until_s:
-            return
-        begun_s = self._used()
-        work()
+            return None
+        wakes, begun_s = self._wakes, self._used()
+        done = work()
         used_s = self._used() - begun_s
-        if used_s > self._free_s:
+        if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
+        return done
 
     def wake(self) -> None:
-        """Let the work be done the next time."""
+        """Let the work be done the next time, also if it is being done now, which may be too early."""
+        self._wakes += 1
         self._rests_until_s = -math.inf

@@ -15,7 +15,6 @@ the rename on the save does not fail any more; what is left undone then is done 
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, St
 from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
 from ckstore.model.python_gc import python_gc_paused
+from ckstore.objects import marks
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
@@ -141,7 +141,7 @@ def _stage_and_publish(
 ) -> tuple[Manifest, str, Outcome]:
     # Files may come from somebody who chose their bytes so that digests collide.
     stored = store_sources(context, staging, captured.sources, compare=bool(captured.files))
-    context.marks_share.do(staging.heal_marked)
+    staging.heal_marked(context.marks_share.do(lambda: [*marks.marked(context.layout)]) or ())
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -230,7 +230,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
     """Bring the catalog up to date within a deadline; False if that did not work, then the next opening does it."""
 
     def look_at(name: str, number: int) -> Published | None:
-        if mine is not None and _inode_at(context, name, number) == mine.dir_inode:
+        if mine is not None and context.layout.inode(name, number) == mine.dir_inode:
             return mine  # nobody has replaced it: no need to read it back
         return look(context.layout, name, number).published
 
@@ -240,13 +240,6 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
     except (CkstoreError, OSError):  # the next opening catches up, and says so if it cannot
         return False
     return True
-
-
-def _inode_at(context: Context, run: str, step: int) -> int:
-    try:
-        return os.stat(context.layout.checkpoint(run, step), follow_symlinks=False).st_ino
-    except FileNotFoundError:
-        return -1
 
 
 @contextmanager

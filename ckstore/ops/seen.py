@@ -64,7 +64,7 @@ def _stamp(dir_fd: int) -> Stamp:
 class DirectoriesSeen:
     """The directories of checkpoints: all are listed each time, and only what was not listed before is looked at.
 
-    May be used from several threads. Listing 10,000 takes 5 ms, and to look at each name 35.
+    May be used from several threads. Listing 10,000 took 12 ms on two cores, and 21 with a look at each name.
     """
 
     def __init__(self) -> None:

@@ -224,11 +224,13 @@ class _ChunkWriter:
         """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
         lacking = self._staging.keep_exactly(wanted)
-        for digest in self._skipped.keys() & lacking:
+        given_up = self._skipped.keys() & lacking
+        for digest in given_up:
             data = self._skipped[digest]()
             if self._context.algorithm.digest(data) != digest:
                 raise state_changed("")
             self._put(digest, data)
+        if given_up:
             lacking = self._staging.keep_exactly(wanted)
         if lacking:
             msg = f"{len(lacking)} blobs are not in the staging directory as they were put there, {lacking[0]} is one"

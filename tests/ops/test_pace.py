@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,10 +107,10 @@ def test_what_repeats_takes_no_more_than_its_share(works_s: list[float], pauses_
             done_s[0] += seconds
             clock.sleep(seconds)
 
-        before_s = done_s[0]
+        before_s, begun_s = done_s[0], clock.now_s
         share.do(work)
         if done_s[0] > before_s:  # all before it has been paid for
-            assert before_s <= (clock.now_s - 100.0) / 10 * (1 + 1e-6)
+            assert before_s <= (begun_s - 100.0) / 10 * (1 + 1e-6)
         clock.now_s += pause_s
 
 
@@ -131,3 +133,16 @@ def test_short_work_is_done_each_time_and_long_work_when_it_was_woken() -> None:
     share.wake()
     share.do(work)
     assert len(done_s) == 4
+
+
+def test_what_wakes_it_while_it_is_done_is_not_forgotten() -> None:
+    clock = Clock()
+    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+
+    def work(woken: bool) -> str:
+        clock.sleep(1.0)
+        if woken:
+            share.wake()
+        return "done"
+
+    assert [share.do(partial(work, woken)) for woken in (True, True, False, False)] == [*3 * ["done"], None]
