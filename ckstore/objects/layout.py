@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.model.digest import fan_out
 from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN, is_tag
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
+
+
+class RunStamp(NamedTuple):
+    """What tells whether the names in the directory of a run have changed."""
+
+    inode: int
+    link_count: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class RunChange(NamedTuple):
+    """A run before and after one of its checkpoints came or went."""
+
+    before: RunStamp | None
+    after: RunStamp | None
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,16 @@ class Layout:
             return max(0, os.stat(self.checkpoints / run, follow_symlinks=False).st_nlink - 2)
         except (FileNotFoundError, NotADirectoryError):
             return 0
+
+    def run_stamp(self, run: str) -> RunStamp | None:
+        """Return when and how a run last changed; None: that is not to be had, or may be old, as from other hosts."""
+        if self.shared:
+            return None
+        try:
+            found = os.stat(self.checkpoints / run, follow_symlinks=False)
+        except OSError:  # whoever lists it says what is wrong
+            return None
+        return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, tuple[str, int]]:
         """Return what every tag points to; symlinks of another form are left aside."""

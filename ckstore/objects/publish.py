@@ -11,7 +11,7 @@ from ckstore.errors import SaveFailed, StepExists
 from ckstore.fs import files, links, locks
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.layout import BLOBS, RunChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,10 +40,12 @@ class Outcome:
     Attributes:
         existing: The checkpoint that was there and stays, if the new one was not published.
         old: Where the replaced checkpoint lies now, to be moved to trash.
+        change: The run, while others could only add to it; None: they could do more.
     """
 
     existing: Published | None = None
     old: Path | None = None
+    change: RunChange | None = None
 
 
 def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
@@ -77,8 +79,9 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Ru
     """
     target = layout.checkpoint(manifest.run, manifest.step)
     with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):
+        before = layout.run_stamp(manifest.run)
         if _renamed(staging, target):
-            return Outcome()
+            return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
     with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):
         for _ in range(_PUBLISH_TRIES):
             if _renamed(staging, target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,13 @@ class Context:
             here; empty if they cannot be.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         last_sequence: Greatest sequence number that this process gave or saw.
-        sequenced: Checkpoints whose sequence numbers are known to be no greater, with the inodes of their directories.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
             cannot be read, retention that failed.
         manifests_seen: What is known of manifests that this process has read or written.
-        directories_seen: What is known of the directories of checkpoints.
+        directories_seen: What is known of the directories of checkpoints. `last_sequence` is no less than the sequence
+            number of any that is not unsure in it.
         marks_share: How often saves look for marks of damage in all checkpoints.
         broken: Why this process must not write to the store any more; empty if it may.
     """
@@ -54,13 +55,13 @@ class Context:
     shared: str = ""
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     last_sequence: int = 0
-    sequenced: dict[tuple[str, int], int] = field(default_factory=dict)
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""
     problems: dict[str, str] = field(default_factory=dict)
     manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
     directories_seen: DirectoriesSeen = field(default_factory=DirectoriesSeen)
     marks_share: Share = field(default_factory=lambda: Share(_MARKS_SHARE, free_s=_MARKS_FREE_S))
+    _mutex: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may save meanwhile
 
     @property
     def algorithm(self) -> Algorithm:
@@ -82,28 +83,31 @@ class Context:
 
     def next_sequence(self) -> int:
         """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-        there = self.directories_seen.published(self.layout)
-        published = dict(there)
-        unknown = set() if there.items() <= self.sequenced.items() else there.items() - self.sequenced.items()
+        runs = self.directories_seen.look(self.layout)
+        listing: dict[tuple[str, int], int] = {}
         try:
             count, known = self.catalog.count_and_sequence()
-            listing = {}
-            if unknown or count != len(published):  # one that is not in the catalog may have the inode of an older one
-                unknown, listing = set(published.items()), self.catalog.listing()
+            # One that is not in the catalog may have the inode of an older one.
+            doubt = count != sum(len(seen.published) for seen in runs.values()) or any(r.unsure for r in runs.values())
+            if doubt:
+                listing = self.catalog.listing()
                 _, known = self.catalog.count_and_sequence()  # of no fewer than are listed
         except CatalogUnavailable:
-            unknown, known, listing = set(published.items()), 0, {}
-        for (run, step), inode in unknown:
-            if listing.get((run, step)) == inode:
+            doubt, known, listing = True, 0, {}
+        torn = set()
+        for place, inode in [item for seen in runs.values() for item in seen.published.items()] if doubt else ():
+            if listing.get(place) == inode:
                 continue
-            info = read_info(self, run, step)
-            if info is None:  # it may be repaired until the next save
-                del published[run, step]
+            info = read_info(self, *place)
+            if info is None:
+                torn.add(place)  # it may be repaired until the next save
             else:
                 known = max(known, info.sequence)
-        self.last_sequence = max(known, self.last_sequence) + 1
-        self.sequenced = published  # last: another thread may rely on it
-        return self.last_sequence
+        with self._mutex:
+            self.last_sequence = sequence = max(known, self.last_sequence) + 1
+        if doubt:
+            self.directories_seen.judged(runs, torn)  # last: another thread may rely on it
+        return sequence
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

@@ -14,7 +14,7 @@ from ckstore.fs import files, locks
 from ckstore.model.digest import is_digest
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.pins import read_pins
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.entering import enter_one
@@ -62,8 +62,8 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         CkstoreError: A pin cannot be read, so that nobody knows what it protects.
         OSError: The system refused; it may or may not come back after a power cut.
     """
-    layout = context.layout
-    path = layout.checkpoint(info.run, info.step)
+    layout, place = context.layout, (info.run, info.step)
+    path = layout.checkpoint(*place)
     with ExitStack() as held:
         # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
         run_lock = held.enter_context(_run_locked(info, path.parent))
@@ -73,12 +73,15 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
             raise gone(info)
         digests = tuple(name for name in os.listdir(path / BLOBS) if is_digest(name))
         try:
+            before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
+            change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # somebody put another one there at this moment
             raise gone(info) from None
         run_lock.release()
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
+    context.directories_seen.changed(place, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

@@ -109,7 +109,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
     else:
         mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
-        context.sequenced = {**context.sequenced, (manifest.run, manifest.step): staging.inode}
+        context.directories_seen.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     try:
         if outcome.existing is None:  # locked by its staging
             tags = _write_tags(context, manifest, request.tags)
@@ -169,7 +169,8 @@ def _stage_and_publish(
 
 
 def _next_step(context: Context, run: str) -> int:
-    return check_step(max((step for _, step, _ in context.layout.published(run)), default=-1) + 1)
+    seen = context.directories_seen.look(context.layout).get(run)
+    return check_step(max((step for _, step in seen.published), default=-1) + 1 if seen else 0)
 
 
 def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:

@@ -68,6 +68,7 @@ def test_a_new_catalog_is_private_current_and_empty(catalog: Catalog) -> None:
     assert stat.S_IMODE(catalog.path.stat().st_mode) == 0o600
     assert catalog.infos() == []
     assert catalog.count_and_sequence() == (0, 0)
+    assert catalog.counts() == {}
     assert catalog.check() == []
 
 

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -160,6 +161,7 @@ class Histories(RuleBasedStateMachine):
         assert self.catalog.listing() == {key: found.dir_inode for key, found in there.items()}
         newest = max((f.manifest.sequence for f in there.values()), default=0)
         assert self.catalog.count_and_sequence() == (len(there), newest)
+        assert self.catalog.counts() == Counter(run for run, _ in there)
 
     @rule()
     def a_catalog_made_from_nothing_says_the_same(self) -> None:

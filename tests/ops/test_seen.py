@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore.model.manifest_read import parse_manifest
-from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout, RunChange, step_of
 from ckstore.ops import seen, validity
 from ckstore.ops.validity import why_not_valid
 
@@ -103,29 +104,97 @@ def change(path: Path, what: str) -> None:
         path.mkdir()
 
 
+HERE = ("published here", "dropped here")
+
+
+def change_here(directories: seen.DirectoriesSeen, layout: Layout, place: tuple[str, int], what: str) -> int | None:
+    """Do it as a save or a drop of this process does; return the inode number of what was published."""
+    path = layout.checkpoint(*place)
+    if (what == "published here") == os.path.lexists(path) or (what == "dropped here" and not path.is_dir()):
+        return None
+    made = layout.root / str(len(os.listdir(layout.root)))
+    before = layout.run_stamp(place[0])
+    if what == "dropped here":
+        path.rename(made)
+        directories.changed(place, None, RunChange(before, layout.run_stamp(place[0])))
+        return None
+    path.parent.mkdir(exist_ok=True)
+    made.mkdir()
+    inode = made.stat().st_ino
+    made.rename(path)
+    directories.changed(place, inode, RunChange(before, layout.run_stamp(place[0])))
+    return inode
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(
-        st.tuples(st.sampled_from(("main", "side")), st.sampled_from(NAMES), st.sampled_from(CHANGES)), min_size=1
+        st.tuples(st.sampled_from(("main", "side")), st.sampled_from(NAMES), st.sampled_from(CHANGES + HERE)),
+        min_size=1,
     )
 )
 def test_what_is_listed_is_published(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str, str]]
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str, str]]
 ) -> None:
+    monkeypatch.setattr(seen, "_TICK_NS", 10_000_000)
     layout = Layout(tmp_path_factory.mktemp("listed"))
     layout.checkpoints.mkdir()
     directories = seen.DirectoriesSeen()
+    ours = set()
     for run, name, what in changes:
-        change(layout.checkpoints / run / name, what)
+        step = step_of(name)
+        if what not in HERE:
+            change(layout.checkpoints / run / name, what)
+        elif step is not None:
+            ours.add(change_here(directories, layout, (run, step), what))
+        time.sleep(0.012)  # until the clock of the kernel has moved on
         expected = {(of_run, step): inode for of_run, step, inode in layout.published()}
-        assert directories.published(layout) == directories.published(layout) == expected
+        assert published(directories, layout) == published(directories, layout) == expected
+        unsure = {place for found in directories.look(layout).values() for place in found.unsure}
+        assert unsure == {place for place, inode in expected.items() if inode not in ours}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_this_process_changes_is_not_listed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    for step in (1, 2):
+        store.save({"w": np.arange(step)}, step)
+    listed: list[str] = []
+    names = Layout.names
+
+    def watched(layout: Layout, run: str) -> dict[str, int]:
+        listed.append(run)
+        return names(layout, run)
+
+    monkeypatch.setattr(Layout, "names", watched)
+    object.__setattr__(store._context.layout, "shared", shared)
+    time.sleep(seen._TICK_NS / 1e9)
+    store.save({"w": np.arange(3)}, 3)
+    assert listed == ["main"]
+
+    store.save({"w": np.arange(4)}, 4)
+    store.delete(2)
+    assert store.save({"w": np.arange(5)}).step == 5
+    assert len(listed) == (4 if shared else 1)
+
+    with type(store).open(store.path) as other:
+        other.save({"w": np.arange(6)}, 6)
+    del listed[:]
+    assert store.save({"w": np.arange(7)}).sequence == 7
+    assert listed
+
+
+def published(directories: seen.DirectoriesSeen, layout: Layout) -> dict[tuple[str, int], int]:
+    """Return what was seen, of all runs."""
+    return {place: inode for run in directories.look(layout).values() for place, inode in run.published.items()}
 
 
 def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10):
         store.save({"w": np.arange(step)}, step)
     directories = seen.DirectoriesSeen()
-    assert len(directories.published(store._context.layout)) == 10
+    assert len(published(directories, store._context.layout)) == 10
     looked_at: list[int] = []
     inode = Layout.inode
 
@@ -137,7 +206,7 @@ def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
     store.delete(3)
     monkeypatch.setattr(Layout, "inode", watched)
 
-    assert len(directories.published(store._context.layout)) == 10
+    assert len(published(directories, store._context.layout)) == 10
     assert looked_at == [11]
 
 

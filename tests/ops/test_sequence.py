@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ckstore import Store
+from ckstore import CheckpointInfo, Store
 from ckstore.catalog import Catalog
 from ckstore.fs import locks
+from ckstore.objects import publish
 from ckstore.ops import context as contexts
+from ckstore.ops import seen
 
 SAVERS = 2
 ACTS = st.tuples(
@@ -100,7 +103,33 @@ def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
         with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
             last = other.save({"a": 3}, step=0)
         # As on a filesystem that gives the number of a directory that is gone to the next one.
-        mine._context.sequenced = {(run, step): inode for run, step, inode in mine._context.layout.published()}
+        seen = mine._context.directories_seen
+        seen.judged(seen.look(mine._context.layout), set())
 
         assert not last.catalogued
         assert mine.save({"a": 4}, step=9).sequence > last.sequence
+
+
+@pytest.mark.parametrize("name", ["_publish", "_sync"])
+def test_what_others_replace_while_this_process_publishes_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    original = getattr(publish, name)
+    others: list[CheckpointInfo] = []
+    with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
+
+        def meanwhile(*arguments: object) -> object:
+            monkeypatch.setattr(publish, name, original)
+            with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
+                others.extend(other.save({"b": step}, step, if_exists="replace") for step in (1, 2))
+            return original(*arguments)
+
+        for step in (1, 2, 3):
+            mine.save({"a": step}, step)
+        time.sleep(2 * seen._TICK_NS / 1e9)
+        monkeypatch.setattr(publish, name, meanwhile)
+        mine.save({"a": 4}, 4)
+
+        assert mine.save({"a": 5}, 5).sequence > max(info.sequence for info in others)
+        assert not any(info.catalogued for info in others)
