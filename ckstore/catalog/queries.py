@@ -50,8 +50,10 @@ def listing(
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
     """Return how many checkpoints each run has."""
     # Ten times as fast as by group where there is one run: SQLite counts pages and looks into no row.
-    ends = "SELECT (SELECT min(run) FROM checkpoints), (SELECT max(run) FROM checkpoints)"
-    ((first, last, count),) = connection.execute(f"{ends}, (SELECT count(*) FROM checkpoints)").fetchall()
+    ((first, last, count),) = connection.execute(
+        "SELECT (SELECT min(run) FROM checkpoints), (SELECT max(run) FROM checkpoints),"
+        " (SELECT count(*) FROM checkpoints)"
+    ).fetchall()
     if first == last:
         return {first: count} if count else {}
     return dict(connection.execute("SELECT run, count(*) FROM checkpoints GROUP BY run").fetchall())
