@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
+from ckstore.fs.buffers import prefer_huge_pages
 from ckstore.ops.create import DEFAULT_CHUNK_BYTES
 from tests.bench import states
 from tests.bench.case import Case, Here, Role
@@ -24,6 +25,7 @@ from tests.bench.states import Kind
 
 _IO_BYTES = 8 * 2**20
 _GRAIN_BYTES = 4096
+_HUGE_FROM_BYTES = 4 * 2**20
 _PIECE_BYTES = 2**20
 """What a thread copies or hashes at once: the xxhash package lets other threads run above 64 KiB."""
 
@@ -150,6 +152,36 @@ class Copy(Floor):
     def act(self, lap: int) -> None:
         pairs = list(zip(self._to, self._from, strict=True))
         _in_pieces(self._threads, [array.nbytes for array in self._from], lambda i, part: _copy(*pairs[i], part))
+
+    def check(self) -> None:
+        assert all(np.array_equal(a, b) for a, b in zip(self._to, self._from, strict=True)), "the copy differs"
+
+
+class FreshCopy(Floor):
+    """Copy the state to memory that nobody has touched, by two threads: what a load into fresh memory needs at least.
+
+    Args:
+        name: Its name.
+        huge: Ask for huge pages, where ckstore does as well.
+    """
+
+    def __init__(self, name: str, *, huge: bool) -> None:
+        super().__init__(name)
+        self._huge = huge
+
+    def prepare(self, here: Here) -> None:
+        state = states.make(self.kind, here.sizes)
+        self._from = [states.as_bytes(tensor).numpy() for tensor in state.values()]
+        self._to: list[Any] = []
+        self.nbytes = sum(array.nbytes for array in self._from)
+
+    def act(self, lap: int) -> None:
+        self._to = [torch.empty(array.nbytes, dtype=torch.uint8).numpy() for array in self._from]
+        for array in self._to:
+            if self._huge and array.nbytes >= _HUGE_FROM_BYTES:
+                prefer_huge_pages(array.data)
+        pairs = list(zip(self._to, self._from, strict=True))
+        _in_pieces(2, [array.nbytes for array in self._from], lambda i, part: _copy(*pairs[i], part))
 
     def check(self) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(self._to, self._from, strict=True)), "the copy differs"

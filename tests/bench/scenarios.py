@@ -19,7 +19,7 @@ from tests.bench.acts import (
 )
 from tests.bench.backups import Borg, Dvc, Restic
 from tests.bench.case import Cache, Case, Scenario
-from tests.bench.floors import Copy, Fsync, Hash, ReadFiles, WriteFiles
+from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, ReadFiles, WriteFiles
 from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
 from tests.bench.loaders import Orbax, Tensorizer
 from tests.bench.ours import Ckstore
@@ -28,6 +28,7 @@ CORES = len(os.sched_getaffinity(0))
 WRITE_FLOORS = ("direct write, 1 file", "direct write, 4 files")
 READ_FLOORS = ("direct read, 1 file", "direct read, 4 files")
 HASH_FLOORS = ("hash, 1 thread", "hash, 2 threads")
+FRESH_FLOORS = ("memcpy to fresh memory", "memcpy to fresh huge pages")
 COPY_FLOORS = ("memcpy, 1 thread", "memcpy, 2 threads")
 
 
@@ -46,6 +47,10 @@ def _hash() -> tuple[Case, ...]:
 
 def _copy() -> tuple[Case, ...]:
     return tuple(Copy(name, threads=n) for n, name in enumerate(COPY_FLOORS, 1))
+
+
+def _fresh() -> tuple[Case, ...]:
+    return tuple(FreshCopy(name, huge=bool(huge)) for huge, name in enumerate(FRESH_FLOORS))
 
 
 def _writers() -> tuple[Case, ...]:
@@ -165,8 +170,8 @@ def all_scenarios() -> tuple[Scenario, ...]:
                 SampledSave(FileEach(), "small"),
             ),
         ),
-        Scenario("load", "Load into fresh memory, warm", (*_copy(), *_hash(), *_loads("warm"))),
-        Scenario("load-cold", "Load into fresh memory, cold", (*_read(), *_loads("cold"))),
+        Scenario("load", "Load into fresh memory, warm", (*_copy(), *_fresh(), *_hash(), *_loads("warm"))),
+        Scenario("load-cold", "Load into fresh memory, cold", (*_read(), *_fresh(), *_loads("cold"))),
         Scenario(
             "map",
             "Mapped load, warm",
