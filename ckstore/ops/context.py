@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,14 @@ class Context:
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if they cannot be.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
-        last_sequence: Greatest sequence number that this process gave or saw.
+        greatest_sequence: Alone in its list: the greatest sequence number that this process gave or saw.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
             cannot be read, retention that failed.
         manifests_seen: What is known of manifests that this process has read or written.
-        directories_seen: What is known of the directories of checkpoints. `last_sequence` is no less than the sequence
-            number of any that is not unsure in it.
+        directories_seen: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
+            any that is not unsure in it.
         marks_share: How often saves look for marks of damage in all checkpoints.
         broken: Why this process must not write to the store any more; empty if it may.
     """
@@ -54,14 +54,13 @@ class Context:
     durable: bool = True
     shared: str = ""
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
-    last_sequence: int = 0
+    greatest_sequence: list[int] = field(default_factory=lambda: [0])
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""
     problems: dict[str, str] = field(default_factory=dict)
     manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
     directories_seen: DirectoriesSeen = field(default_factory=DirectoriesSeen)
     marks_share: Share = field(default_factory=lambda: Share(_MARKS_SHARE, free_s=_MARKS_FREE_S))
-    _mutex: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may save meanwhile
 
     @property
     def algorithm(self) -> Algorithm:
@@ -103,8 +102,8 @@ class Context:
                 torn.add(place)  # it may be repaired until the next save
             else:
                 known = max(known, info.sequence)
-        with self._mutex:
-            self.last_sequence = sequence = max(known, self.last_sequence) + 1
+        sequence = max(known, self.greatest_sequence[0]) + 1
+        heapq.heappushpop(self.greatest_sequence, sequence)  # keeps the greater: it never goes back, whoever interrupts
         if doubt:
             self.directories_seen.judged(runs, torn)  # last: another thread may rely on it
         return sequence

@@ -37,12 +37,11 @@ class ManifestsSeen:
     def __init__(self) -> None:
         self._known: dict[Stamp, tuple[Manifest, str]] = {}
         self._blob_count = 0
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
 
     def recall(self, dir_fd: int) -> tuple[Manifest, str] | None:
         """Return the manifest in an open directory and its id, if that very file was seen; else None."""
-        with self._mutex:
-            return self._known.get(_stamp(dir_fd))
+        return self._known.get(_stamp(dir_fd))
 
     def remember(self, dir_fd: int, manifest: Manifest, manifest_id: str) -> None:
         """Take note of the manifest in an open directory; the oldest are forgotten when there are too many.
@@ -124,18 +123,23 @@ class DirectoriesSeen:
             inode: Of the directory.
             change: The run before and after, while nobody else could drop or replace anything in it; None: unknown.
         """
-        run, step = place
-        seen = self._runs.get(run, RunSeen())
-        names, published = dict(seen.names), dict(seen.published)
-        if inode is None:
-            published.pop(place, None)
-            names.pop(str(step), None)
-        else:
-            published[place] = names[str(step)] = inode
-        stamp = None
-        if change is not None and change.before is not None and change.before == seen.stamp:
-            stamp = _trusted(change.after, published)
-        self._runs[run] = RunSeen(stamp, names, published, seen.unsure - {place})
+        try:
+            self._runs[place[0]] = _after_change(self._runs.get(place[0], RunSeen()), place, inode, change)
+        except MemoryError:  # what was changed is durable, and no failure; all is listed the next time
+            self._runs = {}
+
+
+def _after_change(seen: RunSeen, place: Place, inode: int | None, change: RunChange | None) -> RunSeen:
+    names, published, name = dict(seen.names), dict(seen.published), str(place[1])
+    if inode is None:
+        published.pop(place, None)
+        names.pop(name, None)
+    else:
+        published[place] = names[name] = inode
+    stamp = None
+    if change is not None and change.before is not None and change.before == seen.stamp:
+        stamp = _trusted(change.after, published)
+    return RunSeen(stamp, names, published, seen.unsure - {place})
 
 
 def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:

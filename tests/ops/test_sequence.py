@@ -133,3 +133,33 @@ def test_what_others_replace_while_this_process_publishes_is_seen(
 
         assert mine.save({"a": 5}, 5).sequence > max(info.sequence for info in others)
         assert not any(info.catalogued for info in others)
+
+
+def test_a_number_is_never_given_again_to_who_comes_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = store._context
+    store.save({"a": 0}, 0)
+    given: list[int] = []
+
+    def interrupting(*numbers: int) -> int:  # as a signal handler that saves between two steps of a save
+        monkeypatch.undo()
+        given.extend(context.next_sequence() for _ in range(3))
+        return max(*numbers) - 3
+
+    monkeypatch.setattr(contexts, "max", interrupting, raising=False)
+    context.next_sequence()
+
+    assert context.next_sequence() > max(given)
+
+
+def test_no_memory_for_what_was_seen_fails_no_save_and_no_delete(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        store.save({"a": step}, step)
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(seen, "_after_change", refuse)
+    assert store.save({"a": 3}, 3).sequence == 3
+    store.delete(1)
+    assert store.save({"a": 4}).sequence == 4
+    assert [info.step for info in store.checkpoints()] == [2, 3, 4]
