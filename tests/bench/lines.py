@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.ops.create import DEFAULT_CHUNK_BYTES
 from ckstore.ops.packing import PACK_BELOW_BYTES
 from tests.bench import states
-from tests.bench.results import Results, percentile, ratio
+from tests.bench.results import Results, ratio
 from tests.bench.scenarios import COPY_FLOORS, HASH_FLOORS, READ_FLOORS, WRITE_FLOORS
 from tests.bench.states import Sizes
 
@@ -107,8 +107,7 @@ def _one(results: Results) -> float | None:
 
 
 def _tail(results: Results) -> float | None:
-    laps = results.laps("rotate", _OURS)
-    return ratio(percentile(laps, 0.95), percentile(laps, 0.5))
+    return results.tail("rotate", _OURS)
 
 
 def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], float | None]:
@@ -146,7 +145,7 @@ LINES = (
     Line("first save: extra memory in MiB", 256.0, False, _memory("save")),
     Line("first save of a state larger than memory: extra memory in MiB", 256.0, False, _memory("save-large")),
     Line("load in place: extra memory in MiB", 128.0, False, _memory("into")),
-    Line("keep the last three: p95 of p50", 1.5, False, _tail),
+    Line("keep the last three: p95 of p50, median of the rounds", 1.5, False, _tail),
     Line("page cache of another file kept", 0.95, True, lambda r: r.value("cache", _OURS, "kept_share")),
     Line(
         "verify, cold: share of the slower of read and hash",

@@ -112,7 +112,8 @@ def _also(results: Results, scenario: str, case: str) -> str:
     if len(samples[0]["seconds"]) > 1:
         laps = results.laps(scenario, case)
         p50, p95 = percentile(laps, 0.5), percentile(laps, 0.95)
-        parts.append(f"{len(laps)} laps, p50 {number(p50)} s, p95 {number(p95)} s")
+        tail = results.tail(scenario, case)
+        parts.append(f"{len(laps)} laps, p50 {number(p50)} s, p95 {number(p95)} s, p95 / p50 of a round {number(tail)}")
     return "; ".join(parts)
 
 

@@ -151,6 +151,12 @@ class Results:
         """Return the seconds of every lap of every round."""
         return [seconds for sample in self.samples(scenario, case) for seconds in sample["seconds"]]
 
+    def tail(self, scenario: str, case: str) -> float | None:
+        """Return the median over the rounds of p95 / p50 of the laps of one: a slower round has other laps of both."""
+        rounds = [sample["seconds"] for sample in self.samples(scenario, case)]
+        tails = [ratio(percentile(laps, 0.95), percentile(laps, 0.5)) for laps in rounds]
+        return median([tail for tail in tails if tail is not None])
+
 
 def median(values: Sequence[float]) -> float | None:
     """Return the median; None of nothing."""
