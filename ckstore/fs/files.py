@@ -233,17 +233,25 @@ def sync_directory(path: str | Path) -> None:
         OSError: Unknown which of the latest changes of names survive a power cut.
     """
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        os.fsync(fd)
+        _sync_names(fd)
 
 
 def sync_open_directory(fd: int) -> None:
     """As `sync_directory`, for a directory that was opened before the names were changed.
 
-    XFS that shut itself down in between says success here although its log is gone (seen in tests/crash); opening the
-    directory anew then fails. That other resources have run out does not matter any more.
+    That other resources have run out does not matter any more.
 
     Raises:
         OSError: As `sync_directory`.
+    """
+    _sync_names(fd)
+
+
+def _sync_names(fd: int) -> None:
+    """Sync an open directory.
+
+    XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
+    the directory anew then fails.
     """
     os.fsync(fd)
     try:
