@@ -168,8 +168,8 @@ class Replay:
         self.tree.openings.pop(call.result, None)
         index = 1 if call.name == "openat" else 0
         place = self._place(call, index)
-        if place is None:
-            if call.text(index) == self.tree.path:
+        if place is None or place == (self.tree.root, ""):  # by its full name, or as "." of itself
+            if place is not None or call.text(index) == self.tree.path:
                 self.tree.open(call.result, self.tree.root, ())
             return
         flags = "O_CREAT|O_TRUNC" if call.name == "creat" else call.arguments[2 if call.name == "openat" else 1]
