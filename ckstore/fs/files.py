@@ -239,8 +239,6 @@ def sync_directory(path: str | Path) -> None:
 def sync_open_directory(fd: int) -> None:
     """As `sync_directory`, for a directory that was opened before the names were changed.
 
-    That other resources have run out does not matter any more.
-
     Raises:
         OSError: As `sync_directory`.
     """
@@ -251,7 +249,10 @@ def _sync_names(fd: int) -> None:
     """Sync an open directory.
 
     XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
-    the directory anew then fails.
+    the directory anew then fails. That other resources have run out does not matter any more.
+
+    Raises:
+        OSError: As `sync_directory`.
     """
     os.fsync(fd)
     try:

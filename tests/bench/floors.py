@@ -157,7 +157,7 @@ class Copy(Floor):
         assert all(np.array_equal(a, b) for a, b in zip(self._to, self._from, strict=True)), "the copy differs"
 
 
-class FreshCopy(Floor):
+class FreshCopy(Copy):
     """Copy the state to memory that nobody has touched, by two threads: what a load into fresh memory needs at least.
 
     Args:
@@ -166,13 +166,12 @@ class FreshCopy(Floor):
     """
 
     def __init__(self, name: str, *, huge: bool) -> None:
-        super().__init__(name)
+        super().__init__(name, threads=2)
         self._huge = huge
 
     def prepare(self, here: Here) -> None:
         state = states.make(self.kind, here.sizes)
         self._from = [states.as_bytes(tensor).numpy() for tensor in state.values()]
-        self._to: list[Any] = []
         self.nbytes = sum(array.nbytes for array in self._from)
 
     def act(self, lap: int) -> None:
@@ -180,11 +179,7 @@ class FreshCopy(Floor):
         for array in self._to:
             if self._huge and array.nbytes >= _HUGE_FROM_BYTES:
                 prefer_huge_pages(array.data)
-        pairs = list(zip(self._to, self._from, strict=True))
-        _in_pieces(2, [array.nbytes for array in self._from], lambda i, part: _copy(*pairs[i], part))
-
-    def check(self) -> None:
-        assert all(np.array_equal(a, b) for a, b in zip(self._to, self._from, strict=True)), "the copy differs"
+        super().act(lap)
 
 
 class Hash(Floor):
