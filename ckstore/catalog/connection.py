@@ -18,7 +18,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import index_room
+from ckstore.catalog import journal
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
@@ -87,8 +87,8 @@ def writing(path: Path, *, timeout_s: float) -> Iterator[sqlite3.Connection]:
     deadline = time.monotonic() + timeout_s
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
         check_header(connection, path, for_writing=True)
-        set_journal(connection)
-        with transaction(connection, path):
+        prepare_to_write(connection, path)
+        with transaction(connection):
             yield connection
 
 
@@ -120,18 +120,10 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[sqlite3.Connecti
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database.
-
-    Raises:
-        CatalogUnavailable: There is no room for it on the filesystem.
-    """
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        try:
-            index_room.allocate(path)
-        except OSError as error:
-            raise unavailable(path, f"cannot be written: {error.strerror}", "unreadable") from error
         yield
         connection.execute("COMMIT")
     except BaseException:
@@ -145,17 +137,11 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def set_journal(connection: sqlite3.Connection) -> None:
-    """Make commits durable. Where the filesystem has no shared mappings: a rollback journal."""
+def prepare_to_write(connection: sqlite3.Connection, path: Path) -> None:
+    """Have the connection keep what the schema promises, and make its commits durable."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-    ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
-    if mode == "wal":
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
-    else:
-        connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
-        connection.execute("PRAGMA synchronous=EXTRA")
+    journal.set_journal(connection, mapped=_may_be_mapped(path))
 
 
 def sqlite_version() -> tuple[int, int, int]:
@@ -224,8 +210,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
     _open.add(token)
     try:
         there = _identity(path)
-        if _lacks_room(path):
-            raise unavailable(path, "is left alone, since its filesystem is full", "unreadable")
+        mapped = _may_be_mapped(path)
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
@@ -235,6 +220,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
         try:
             if _identity(path) != there:
                 raise unavailable(path, "was replaced while it was being opened", "unreadable")
+            if not mapped:
+                journal.map_nothing(connection)
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             yield connection
@@ -248,9 +235,9 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
         _open.discard(token)
 
 
-def _lacks_room(path: Path) -> bool:
+def _may_be_mapped(path: Path) -> bool:
     try:
-        return index_room.lacks_room(path)
+        return journal.may_be_mapped(path)
     except FileNotFoundError as error:  # renamed meanwhile: another process builds it anew
         raise unavailable(path, "is not there", "missing") from error
     except OSError as error:

@@ -21,7 +21,7 @@ SET_ASIDE_KEPT = 3
 
 Aside = Literal["damaged", "old"]
 
-_LOGS = ("-wal", "-shm")
+_LOGS = ("-wal", "-shm", "-journal")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
@@ -80,8 +80,8 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             connections.check_header(connection, path, for_writing=True)
         if version > VERSION:
             connections.refuse_newer(path, version, for_writing=True)
-        connections.set_journal(connection)
-        with connections.transaction(connection, path):
+        connections.prepare_to_write(connection, path)
+        with connections.transaction(connection):
             _apply(connection, store)
     return True
 
@@ -195,6 +195,6 @@ def _move_aside(path: Path, kind: Aside) -> Path:
 
 
 def _numbers_aside(path: Path, kind: Aside) -> set[int]:
-    pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm)?")
+    pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm|-journal)?")
     matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())
     return {int(match[1]) for match in matches if match}

@@ -188,7 +188,7 @@ def _completed(context: Context, report: GcReport, grown_bytes: int) -> GcReport
 def catalog_bytes(context: Context) -> int:
     """Return the size of the catalog and its log on disk."""
     total = 0
-    for suffix in ("", "-wal"):
+    for suffix in ("", "-wal", "-journal"):
         try:
             total += os.stat(f"{context.catalog.path}{suffix}").st_size
         except FileNotFoundError:

@@ -44,7 +44,7 @@ class Ckstore(System):
 
     def open(self, folder: Path) -> None:
         if self._threads is not None:  # this process does nothing else
-            write._WORKERS = read._WORKERS = self._threads
+            write._WORKERS = read._WORKERS = read._CORES = self._threads
         if self._pack_below_bytes is not None:
             vars(write)["PACK_BELOW_BYTES"] = self._pack_below_bytes
         self._store = Store.init(folder / "store", chunk_bytes=self._chunk_bytes)

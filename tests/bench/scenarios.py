@@ -100,8 +100,8 @@ def _curves() -> tuple[Scenario, ...]:
         ),
         Scenario(
             "curve-warm",
-            "Warm load with other chunks and threads",
-            tuple(Load(s, cache="warm") for s in mine),
+            "Warm load into existing tensors with other chunks and threads",
+            (*_copy(), *(LoadInto(system, cache="warm") for system in mine)),
             curve=True,
         ),
         Scenario(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ckstore.catalog import Catalog, CatalogUnavailable, connection
+from ckstore.catalog import Catalog, CatalogUnavailable, connection, journal
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
@@ -133,6 +133,26 @@ def test_a_log_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path
     assert Path(f"{old.path}.old-1-wal").exists()
 
 
+def test_a_journal_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path: Path) -> None:
+    old = filled(tmp_path)
+    with closing(sqlite3.connect(old.path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        writer.execute("PRAGMA cache_size=0")  # so that what is changed goes to the file before the commit
+        writer.execute("BEGIN")
+        writer.executemany("INSERT INTO events (at, kind, detail) VALUES ('', ?, '{}')", [("x" * 4000,)] * 50)
+        left = Path(f"{old.path}-journal").read_bytes()
+        writer.execute("ROLLBACK")
+    old.path.unlink()
+    Path(f"{old.path}-journal").write_bytes(left)
+
+    old.create_or_migrate(timeout_s=SOON_S)
+
+    assert len(left) > 4096
+    assert old.listing() == {}
+    assert old.check() == []
+    assert Path(f"{old.path}.old-1-journal").read_bytes() == left
+
+
 def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None:
     for name in ("store", "cache"):
         (tmp_path / name).mkdir()
@@ -148,7 +168,7 @@ def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None
 
 def test_without_shared_mappings_it_falls_back_to_a_rollback_journal(tmp_path: Path) -> None:
     with closing(sqlite3.connect(f"file:{tmp_path}/x.db?vfs=unix-dotfile", uri=True, isolation_level=None)) as opened:
-        connection.set_journal(opened)
+        journal.set_journal(opened, mapped=True)
 
         assert opened.execute("PRAGMA journal_mode").fetchall() == [("truncate",)]
         assert opened.execute("PRAGMA synchronous").fetchall() == [(3,)]

@@ -35,7 +35,7 @@ _digest = ALGORITHMS["xxh3_128"].digest
 _FIXED_TIMES = (0, 10**18)
 """Those that the store gives to blobs."""
 _INODE = re.compile(r"\d+")
-_OF_CATALOG = ("-wal", "-shm")
+_OF_CATALOG = ("-wal", "-shm", "-journal")
 _PRAGMAS = ("integrity_check", "application_id", "user_version", "journal_mode", "page_size")
 
 
@@ -121,7 +121,7 @@ def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
     """Return all that a catalog holds; a copy of it is opened, as opening changes files."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         copy = os.path.join(folder, "catalog.db")
-        for end in filter(lambda end: os.path.exists(path + end), ("", "-wal")):
+        for end in filter(lambda end: os.path.exists(path + end), ("", "-wal", "-journal")):
             shutil.copyfile(path + end, copy + end)
         with closing(sqlite3.connect(copy)) as catalog:
             yield from (str(catalog.execute(f"PRAGMA {what}").fetchall()) for what in _PRAGMAS)

@@ -30,7 +30,7 @@ _RUN = r"[A-Za-z0-9._-]+"
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"  # what is being written has a dot in front
 _FILE_NAMES = re.compile(
     rf"""
-      store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm)?
+      store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm|-journal)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
@@ -39,7 +39,7 @@ _FILE_NAMES = re.compile(
     """,
     re.VERBOSE,
 )
-_SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm)?")
+_SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm|-journal)?")
 _DIRECTORY_NAMES = re.compile(
     rf"""
       blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.error_disk import NAME
-from tests.support.loopfs import Kind, unmount
+from tests.support.loopfs import AS_ON_LARGE_DISKS, Kind, unmount
 from tests.support.requirements import require, require_program, require_root
 
 _TIMEOUT_S = 60.0
@@ -131,7 +131,7 @@ def make_image(kind: Kind, path: Path, size_mib: int, *options: str) -> None:
     """Make an empty filesystem in a new sparse file."""
     with path.open("xb") as file:
         file.truncate(size_mib << 20)
-    _run(str(require_program(f"mkfs.{kind}")), "-q", *options, str(path))
+    _run(str(require_program(f"mkfs.{kind}")), "-q", *AS_ON_LARGE_DISKS.get(kind, ()), *options, str(path))
 
 
 def _run(*command: str) -> None:

@@ -13,10 +13,13 @@ from typing import Literal
 
 from tests.support.requirements import require, require_program, require_root
 
-Kind = Literal["ext4", "xfs"]
+Kind = Literal["ext4", "xfs", "btrfs"]
 
 XFS_SMALLEST_MIB = 300
-"""mkfs.xfs refuses less."""
+BTRFS_SMALLEST_MIB = 128
+"""Their mkfs refuses less."""
+AS_ON_LARGE_DISKS = {"ext4": ("-b", "4096")}
+"""Of themselves small filesystems have smaller blocks; a later option of the test counts more."""
 
 _COMMAND_TIMEOUT_S = 60.0
 _UMOUNT_TRIES_S = 5.0
@@ -35,7 +38,7 @@ def loop_filesystem(
 
     Args:
         kind: An ext4 has a journal unless `mkfs_options` say otherwise.
-        size_mib: Its size; an XFS is made at least `XFS_SMALLEST_MIB`.
+        size_mib: Its size; an XFS is made at least `XFS_SMALLEST_MIB`, a btrfs `BTRFS_SMALLEST_MIB`.
         tmp_path: Two entries are made in it, named after `kind`, and removed at the end.
         mkfs_options: More options for mkfs, such as ``("-O", "^has_journal")``.
         mount_options: More options for mount, such as ``"nobarrier"``.
@@ -46,8 +49,7 @@ def loop_filesystem(
     mkfs = require_program(f"mkfs.{kind}")
     mount = require_program("mount")
     umount = require_program("umount")
-    if kind == "xfs":
-        size_mib = max(size_mib, XFS_SMALLEST_MIB)
+    size_mib = max(size_mib, {"xfs": XFS_SMALLEST_MIB, "btrfs": BTRFS_SMALLEST_MIB}.get(kind, 0))
 
     image = _free_name(tmp_path, f"{kind}", ".img")
     mountpoint = image.with_suffix(".mnt")
@@ -55,7 +57,7 @@ def loop_filesystem(
         file.truncate(size_mib << 20)
     mountpoint.mkdir()
     try:
-        made = _run(str(mkfs), "-q", *mkfs_options, str(image))
+        made = _run(str(mkfs), "-q", *AS_ON_LARGE_DISKS.get(kind, ()), *mkfs_options, str(image))
         require(made.returncode == 0, f"mkfs.{kind} failed: {made.stderr.strip()}")
         options = ",".join(filter(None, ["loop", mount_options]))
         mounted = _run(str(mount), "-t", kind, "-o", options, str(image), str(mountpoint))
