@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
+from ckstore.model import document as documents
 from ckstore.model.document import MAX_LEVELS, parse_object
 
 values = st.recursive(
@@ -35,6 +37,32 @@ def test_a_shallow_document_is_parsed_whatever_its_strings_hold(value: object, l
     document = nested(levels, [value, *[[]] * MAX_LEVELS], lists=lists)
 
     assert parse_object(json.dumps(document).encode(), where="x") == document
+
+
+@given(value=values, piece_bytes=st.integers(1, 7))
+def test_where_a_document_is_cut_to_be_looked_at_makes_no_difference(value: object, piece_bytes: int) -> None:
+    document = nested(MAX_LEVELS - 40, [value, *[[]] * MAX_LEVELS], lists=True)
+    deep = nested(MAX_LEVELS + 1, value, lists=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_PIECE_BYTES", piece_bytes)
+
+        assert parse_object(json.dumps(document).encode(), where="x") == document
+        with pytest.raises(BadInput, match=f"at most {MAX_LEVELS} levels"):
+            parse_object(json.dumps(deep).encode(), where="x")
+
+
+@pytest.mark.parametrize("level", ['{"a":', r'{"\\":', r'{"\"":'], ids=["name", "backslash", "quote"])
+def test_to_refuse_a_deep_document_takes_no_more_memory_than_the_document_has(level: str) -> None:
+    data = (level * 10**6 + "1" + "}" * 10**6).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=f"at most {MAX_LEVELS} levels"):
+            parse_object(data, where="x")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 2 * len(data) + 64 * documents._PIECE_BYTES
 
 
 @pytest.mark.parametrize("lists", [False, True])
