@@ -163,9 +163,12 @@ class Catalog:
         """
         with reading(self.path) as connection:
             try:
-                return queries.infos(connection, run, places=places, durable=durable)
+                found = queries.infos(connection, run, places=places, durable=durable)
             except ValueError as error:
                 raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+        if len({(info.run, info.step) for info in found}) < len(found):  # SQLite goes by an index that knows one
+            raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
+        return found
 
     def leaves(self, run: str, step: int) -> list[LeafRow] | None:
         """Return what a checkpoint keeps as bytes, in order; None if it has no rows."""

@@ -153,6 +153,23 @@ def test_a_journal_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_
     assert Path(f"{old.path}.old-1-journal").read_bytes() == left
 
 
+def test_a_damaged_file_that_gives_a_checkpoint_twice_is_told_to_be_damaged(tmp_path: Path) -> None:
+    # A bit that flips in a row leaves it in the place that the index has for the old value.
+    catalog = filled(tmp_path, steps=3)
+    with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
+        ((sql,),) = opened.execute("SELECT sql FROM sqlite_schema WHERE name = 'checkpoints'").fetchall()
+        opened.execute("PRAGMA foreign_keys=OFF")
+        opened.execute("CREATE TABLE copied AS SELECT * FROM checkpoints")
+        opened.execute("DROP TABLE checkpoints")
+        opened.execute("CREATE TABLE checkpoints AS SELECT * FROM copied")
+        opened.execute("UPDATE checkpoints SET step = 1 WHERE step = 2")
+
+    assert "UNIQUE" in sql or "PRIMARY KEY" in sql
+    with pytest.raises(CatalogUnavailable, match="has two rows of one checkpoint") as caught:
+        catalog.infos()
+    assert caught.value.why == "damaged"
+
+
 def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None:
     for name in ("store", "cache"):
         (tmp_path / name).mkdir()
