@@ -34,8 +34,8 @@ _BLOBS = [(f"xxh3-{i:032x}", i) for i in range(300)]
 _STEPPING = """
 import sys
 from pathlib import Path
-from ckstore.catalog import Catalog, CatalogUnavailable
-from tests.catalog.test_full_disk import _BLOBS
+from ckstore.catalog import Catalog
+from tests.catalog.test_full_disk import use
 from tests.support.filling import leave_bytes
 
 mount = Path(sys.argv[1])
@@ -43,32 +43,18 @@ catalog = Catalog(mount / "store")
 done = 0
 for kib in (*range(0, 240, 8), *range(240, 420, 2)):
     leave_bytes(mount, kib * 1024)
-    try:
-        catalog.listing()
-        catalog.add_candidates(_BLOBS, timeout_s=5)
-        catalog.forget([digest for digest, _ in _BLOBS], timeout_s=5)
-        done += 1
-    except CatalogUnavailable:
-        continue
+    done += use(catalog)
 print(done)
 """
 _MEANWHILE = """
 import sys
 from pathlib import Path
-from ckstore.catalog import Catalog, CatalogUnavailable
-from tests.catalog.test_full_disk import _BLOBS
+from ckstore.catalog import Catalog
+from tests.catalog.test_full_disk import use
 
 catalog = Catalog(Path(sys.argv[1]) / "store")
-done = refused = 0
-while done + refused < int(sys.argv[2]):
-    try:
-        catalog.listing()
-        catalog.add_candidates(_BLOBS, timeout_s=5)
-        catalog.forget([digest for digest, _ in _BLOBS], timeout_s=5)
-        done += 1
-    except CatalogUnavailable:
-        refused += 1
-print(done, refused)
+used = [use(catalog) for _ in range(int(sys.argv[2]))]
+print(sum(used), used.count(False))
 """
 _FILLING = """
 import os, sys
@@ -85,6 +71,17 @@ while True:
     os.ftruncate(fd, 0)
     os.lseek(fd, 0, os.SEEK_SET)
 """
+
+
+def use(catalog: Catalog) -> bool:
+    """Read and write the catalog; False: it was not available."""
+    try:
+        catalog.listing()
+        catalog.add_candidates(_BLOBS, timeout_s=5)
+        catalog.forget([digest for digest, _ in _BLOBS], timeout_s=5)
+    except CatalogUnavailable:
+        return False
+    return True
 
 
 @contextlib.contextmanager

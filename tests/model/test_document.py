@@ -52,7 +52,7 @@ def test_where_a_document_is_cut_to_be_looked_at_makes_no_difference(value: obje
 
 
 @pytest.mark.parametrize("level", ['{"a":', r'{"\\":', r'{"\"":'], ids=["name", "backslash", "quote"])
-def test_to_refuse_a_deep_document_takes_no_more_memory_than_the_document_has(level: str) -> None:
+def test_to_refuse_a_deep_document_takes_no_more_memory_than_twice_the_document(level: str) -> None:
     data = (level * 10**6 + "1" + "}" * 10**6).encode()
     tracemalloc.start()
     try:
