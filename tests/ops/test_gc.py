@@ -23,8 +23,9 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, holders, lease, links, locks, machine
 from ckstore.model.gc_report import GcReport
 from ckstore.model.retention import RetentionPolicy
+from ckstore.objects import publish
 from ckstore.ops import reclaim, relist
-from tests.support.crashing import run_and_kill
+from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.holding import holding
 from tests.support.requirements import CRASH_FULL
@@ -115,15 +116,16 @@ def test_with_a_policy_the_dry_run_reports_what_the_run_frees(store: Store, keep
 
 def test_gc_takes_what_killed_saves_left(store: Store) -> None:
     store.save(state(1), step=1)
-    assert run_and_kill(lambda: store.save(state(1, 2, 3), step=2), at=12, before=True)
+    assert run_and_kill_instead(lambda: store.save(state(1, 2, 3), step=2), publish, "publish")
     left = len(os.listdir(store.path / "staging"))
 
     plan, report = store.plan_gc(), store.gc()
 
     assert left == len(plan.dead_stagings) == report.swept_stagings == 1
     assert (plan.freed_count, plan.freed_bytes) == (report.freed_count, report.freed_bytes)
-    assert report.freed_count > 0
+    assert report.freed_count == 2  # under their canonical names and in the staging, and unknown to the catalog
     check_store(store.path)
+    assert blobs_of(store) == used_by(store)
 
 
 def test_gc_leaves_a_living_save_and_does_not_call_its_links_foreign(store: Store) -> None:

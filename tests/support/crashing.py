@@ -10,6 +10,7 @@ from ckstore.fs import files, links
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 _SEAM = {
     links: ("link", "rename", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),
@@ -20,11 +21,20 @@ KILLED = 77
 
 def run_and_kill(work: Callable[[], object], *, at: int, before: bool) -> bool:
     """Run `work` in a forked child that dies at its `at`-th change of the filesystem; return whether it died there."""
+    return _run_forked(work, lambda: arm(at, before=before))
+
+
+def run_and_kill_instead(work: Callable[[], object], module: ModuleType, name: str) -> bool:
+    """Run `work` in a forked child that dies where it would call this function; return whether it came there."""
+    return _run_forked(work, lambda: setattr(module, name, lambda *_, **__: os._exit(KILLED)))
+
+
+def _run_forked(work: Callable[[], object], prepare: Callable[[], None]) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            arm(at, before=before)
+            prepare()
             work()
             status = 0
         finally:
