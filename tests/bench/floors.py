@@ -20,7 +20,7 @@ import xxhash
 from ckstore.fs.buffers import prefer_huge_pages
 from ckstore.ops.create import DEFAULT_CHUNK_BYTES
 from tests.bench import states
-from tests.bench.case import Case, Here, Role
+from tests.bench.case import Cache, Case, Here, Role
 from tests.bench.states import Kind
 
 _IO_BYTES = 8 * 2**20
@@ -114,6 +114,39 @@ class ReadFiles(Floor):
 
     def check(self) -> None:
         assert self._read_bytes == sum(_file_sizes(self.nbytes)), "the floor did not read all bytes"
+
+
+class ReadCached(Floor):
+    """Read the bytes from the page cache, from files of chunk size, into memory that is there: what `read` costs."""
+
+    cache: Cache = "warm"
+
+    def __init__(self, name: str, *, threads: int) -> None:
+        super().__init__(name)
+        self._threads = threads
+
+    def prepare(self, here: Here) -> None:
+        super().prepare(here)
+        self._sizes = _file_sizes(self.nbytes)
+        buffer = _random_buffer(here.sizes.seed, self.nbytes)
+        for number, nbytes in enumerate(self._sizes):
+            write_file(self._folder / f"{number:06}", buffer, nbytes, number, os.O_DIRECT)
+        self._to = [np.ones(nbytes, np.uint8) for nbytes in self._sizes]
+
+    def before(self, lap: int) -> None:
+        self._fds = [os.open(path, os.O_RDONLY) for path in sorted(self._folder.iterdir())]
+
+    def act(self, lap: int) -> None:
+        def work(i: int, part: slice) -> None:
+            if os.preadv(self._fds[i], [self._to[i][part].data], part.start) != part.stop - part.start:
+                raise OSError(f"{self.name}: a read was cut short")
+
+        _in_pieces(self._threads, self._sizes, work)
+
+    def check(self) -> None:
+        for number, (fd, array) in enumerate(zip(self._fds, self._to, strict=True)):
+            os.close(fd)
+            assert array[0] == (number + 1) % 256, "the floor did not read the files"
 
 
 class Fsync(Floor):

@@ -19,7 +19,7 @@ from tests.bench.acts import (
 )
 from tests.bench.backups import Borg, Dvc, Restic
 from tests.bench.case import Cache, Case, Scenario
-from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, ReadFiles, WriteFiles
+from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, ReadCached, ReadFiles, WriteFiles
 from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
 from tests.bench.loaders import Orbax, Tensorizer
 from tests.bench.ours import Ckstore
@@ -29,6 +29,7 @@ WRITE_FLOORS = ("direct write, 1 file", "direct write, 4 files")
 READ_FLOORS = ("direct read, 1 file", "direct read, 4 files")
 HASH_FLOORS = ("hash, 1 thread", "hash, 2 threads")
 FRESH_FLOORS = ("memcpy to fresh memory", "memcpy to fresh huge pages")
+CACHED_FLOORS = ("read, 1 thread", "read, 2 threads")
 COPY_FLOORS = ("memcpy, 1 thread", "memcpy, 2 threads")
 
 
@@ -47,6 +48,10 @@ def _hash() -> tuple[Case, ...]:
 
 def _copy() -> tuple[Case, ...]:
     return tuple(Copy(name, threads=n) for n, name in enumerate(COPY_FLOORS, 1))
+
+
+def _read_cached() -> tuple[Case, ...]:
+    return tuple(ReadCached(name, threads=n) for n, name in enumerate(CACHED_FLOORS, 1))
 
 
 def _fresh() -> tuple[Case, ...]:
@@ -101,7 +106,7 @@ def _curves() -> tuple[Scenario, ...]:
         Scenario(
             "curve-warm",
             "Warm load into existing tensors with other chunks and threads",
-            (*_copy(), *(LoadInto(system, cache="warm") for system in mine)),
+            (*_copy(), *_read_cached(), *(LoadInto(system, cache="warm") for system in mine)),
             curve=True,
         ),
         Scenario(
@@ -186,6 +191,8 @@ def all_scenarios() -> tuple[Scenario, ...]:
             "Load into existing tensors, warm",
             (
                 *_copy(),
+                *_read_cached(),
+                *_hash(),
                 LoadInto(Ckstore(), cache="warm"),
                 LoadInto(Ckstore(verify=False, name="ckstore, unverified"), cache="warm"),
                 LoadInto(TorchSave(), cache="warm"),
