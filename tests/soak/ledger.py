@@ -17,13 +17,20 @@ from typing import Any
 Place = tuple[str, int]
 """Run and step."""
 
+Save = tuple[int, int]
+"""The number of the line in which a save began, and its token."""
+
+_READ_BYTES = 2**24
+
 
 class Ledger:
     """The file at `path`; shared by all processes of a soak."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._history = History()
+        self._read_bytes = 0
 
     def trying(self, run: str, step: int | None, token: int) -> None:
         """A save of the state that `token` stands for is about to begin; `step` None: the next one of the run."""
@@ -42,15 +49,19 @@ class Ledger:
         self._line(["did", counts])
 
     def read(self) -> History:
-        """Return what was noted up to now."""
-        history = History()
-        for line in self.path.read_bytes().split(b"\n"):
-            try:
-                what, *rest = json.loads(line)
-            except ValueError:  # between two lines, or torn by a kill
-                continue
-            history.add(what, rest)
-        return history
+        """Return what was noted up to now: always the same object, to which what is new was added."""
+        while data := os.pread(self._fd, _READ_BYTES, self._read_bytes):
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole:  # a line that is being written
+                break
+            self._read_bytes += len(whole)
+            for line in whole.split(b"\n"):
+                try:
+                    what, *rest = json.loads(line)
+                except ValueError:  # between two lines, or torn by a kill
+                    continue
+                self._history.add(what, rest)
+        return self._history
 
     def close(self) -> None:
         """Close the file."""
@@ -68,13 +79,13 @@ class History:
 
     Attributes:
         tried: For each run the saves that were begun, as (number of the line, step or None, token).
-        acknowledged: For each place the last save that returned: (number of the line in which it began, token).
+        acknowledged: For each place the last save that returned.
         dropped: For each place the number of the last line that says it is about to be dropped.
         did: How often what was done.
     """
 
     tried: dict[str, list[tuple[int, int | None, int]]] = field(default_factory=dict)
-    acknowledged: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    acknowledged: dict[Place, Save] = field(default_factory=dict)
     dropped: dict[Place, int] = field(default_factory=dict)
     did: Counter[str] = field(default_factory=Counter)
     _lines: int = 0
@@ -105,19 +116,22 @@ class History:
 
     def may_be_gone(self, place: Place) -> bool:
         """Whether there may be no checkpoint at a place."""
-        began, _ = self.acknowledged.get(place, (0, 0))
+        began, _ = self.last_acknowledged(place)
         return not began or self.dropped.get(place, 0) > began
 
-    def tokens(self, place: Place, *, since: History | None = None) -> set[int]:
+    def last_acknowledged(self, place: Place) -> Save:
+        """Return the last save at a place that returned, or (0, 0)."""
+        return self.acknowledged.get(place, (0, 0))
+
+    def tokens(self, place: Place, *, since: Save | None = None) -> set[int]:
         """Return the tokens of the states of which one must be at `place` if a checkpoint is there.
 
-        That is the last that was acknowledged, or one whose save began later and was not heard of again. With
-        `since`, what was acknowledged after that older history does not count as done, so that a look at the store
-        between the two is judged fairly.
+        That is the last that was acknowledged, or one whose save began later and was not heard of again. `since` is
+        what `last_acknowledged` said earlier: what was acknowledged after it does not count as done, so that a look
+        at the store between the two is judged fairly.
         """
         run, step = place
-        known = self if since is None else since
-        began, token = known.acknowledged.get(place, (0, 0))
+        began, token = self.last_acknowledged(place) if since is None else since
         tried = self.tried.get(run, [])
         later = {
             other
@@ -128,4 +142,4 @@ class History:
 
     def _is_elsewhere(self, token: int, place: Place) -> bool:
         """Whether a save without a step was acknowledged at another place."""
-        return token in self._acknowledged_tokens and self.acknowledged.get(place, (0, 0))[1] != token
+        return token in self._acknowledged_tokens and self.last_acknowledged(place)[1] != token

@@ -18,13 +18,14 @@ import traceback
 from pathlib import Path
 
 from ckstore.ops import commit, gc_plan, latest_valid, load, retain, save, tags, verify
-from tests.soak.doomed import ROLES, live
+from tests.soak.doomed import ROLES, collector, live
 from tests.soak.ledger import Ledger
 
 _IMPORTED = (commit, gc_plan, latest_valid, load, retain, save, tags, verify)
 _ACTS_MOST = 24
 _WAIT_MOST_S = 10.0
 _AIM_MOST_S = 0.05
+_COLLECTOR_LIVES = 8
 
 
 class Nursery:
@@ -54,13 +55,19 @@ class Nursery:
             self._wait_for_acts(self._draw.randrange(_ACTS_MOST), deadline)
             time.sleep(self._draw.random() * _AIM_MOST_S)
             self._bury()
-            pid, slot = self._draw.choice(list(self._slots.items()))
+            pid, slot = self._victim()
             os.kill(pid, signal.SIGKILL)
             self._bury(pid)
             self._start(slot)
         for pid in list(self._slots):
             os.kill(pid, signal.SIGKILL)
             self._bury(pid)
+
+    def _victim(self) -> tuple[int, int]:
+        """Return who is next. One act of a collector is long: it is killed more rarely, else it would free nothing."""
+        members = list(self._slots.items())
+        weights = [1 if ROLES[slot] is collector else _COLLECTOR_LIVES for _, slot in members]
+        return self._draw.choices(members, weights)[0]
 
     def _wait_for_acts(self, wanted: int, deadline: float) -> None:
         """Let the crowd do something between two kills, however slow the machine is."""
@@ -72,6 +79,7 @@ class Nursery:
 
     def _start(self, slot: int) -> None:
         seed = self._draw.randrange(2**32)
+        self._ledger.read()  # so that members need not read what is old
         pid = os.fork()
         if pid == 0:
             try:
