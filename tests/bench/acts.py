@@ -201,11 +201,25 @@ class KeepsCache(_OfSystem):
 
 
 class _AfterSave(_OfSystem):
-    """An act on a state that was saved."""
+    """An act on a state that was saved.
 
-    def __init__(self, system: System, *, cache: Cache = "any", kind: Kind = "llm") -> None:
+    Args:
+        system: Which.
+        cache: What its files are before it: anything, in the page cache, or not there.
+        kind: Of state.
+        again: It is the system's own load that brings them into the page cache, and gives its memory back.
+    """
+
+    def __init__(self, system: System, *, cache: Cache = "any", kind: Kind = "llm", again: bool = False) -> None:
         super().__init__(system, kind)
         self.cache = cache
+        self._again = again
+
+    def warm(self, folder: Path) -> None:
+        if self._again:
+            self.system.load()  # what it returns is freed at once
+        else:
+            super().warm(folder)
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
@@ -229,12 +243,12 @@ class MappedLoad(_AfterSave):
 
     Args:
         system: Which.
-        cache: Before it.
+        cache, again: As for all that is done after a save.
         touch: Read every byte on the clock, too.
     """
 
-    def __init__(self, system: System, *, cache: Cache = "any", touch: bool = False) -> None:
-        super().__init__(system, cache=cache)
+    def __init__(self, system: System, *, cache: Cache = "any", again: bool = False, touch: bool = False) -> None:
+        super().__init__(system, cache=cache, again=again)
         self._touch = touch
         self.name += ", every byte" if touch else ""
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from tests.bench.states import Sizes, State
+from tests.bench.usage import make_warm
 
 Role = Literal["floor", "ckstore", "peer"]
 Cache = Literal["any", "warm", "cold"]
@@ -70,6 +71,10 @@ class Case(ABC):
 
     def before(self, lap: int) -> None:  # noqa: B027 - most have nothing to do
         """Do what is not measured before each lap."""
+
+    def warm(self, folder: Path) -> None:
+        """Bring all files below its directory into the page cache."""
+        make_warm(folder)
 
     @abstractmethod
     def act(self, lap: int) -> None:

@@ -28,7 +28,6 @@ from tests.bench.usage import (
     cached_share,
     footprint,
     make_cold,
-    make_warm,
     regular_files,
     sync_filesystem,
     usage,
@@ -220,7 +219,7 @@ def _set_cache(case: Case, folder: Path, settings: Settings) -> float | None:
     if case.cache == "warm":
         # First out: pages that a buffered write left are larger than those that a read brings in, and faster to map.
         make_cold(folder, everything=False)
-        make_warm(folder)
+        case.warm(folder)
     else:
         make_cold(folder, everything=settings.drop_everything)
     share = cached_share(regular_files(folder))

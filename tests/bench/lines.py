@@ -115,6 +115,14 @@ def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], 
     return lambda results: ratio(results.seconds(scenario, ours), results.seconds(scenario, than))
 
 
+def _mapped(scenario: str, what: str) -> tuple[Line, Line]:
+    peer, every = "safetensors", ", every byte"
+    return (
+        Line(f"{what}: time of that of safetensors", 2.0, False, _slower(scenario, peer)),
+        Line(f"{what}{every}: time of that of safetensors", 1.0, False, _slower(scenario, peer + every, _OURS + every)),
+    )
+
+
 LINES = (
     Line(
         "first save: share of the direct-write floor, or the next line", 0.85, True, _floor_share("save", WRITE_FLOORS)
@@ -131,14 +139,10 @@ LINES = (
     Line("10 % changed: time of that of the changed bytes and the hash", 1.3, False, _changing),
     Line("small tensors: faster than torch.save + fsync", 1.0, True, _faster("small", "torch.save")),
     Line("small tensors: faster than a file each", 10.0, True, _faster("small", "file a tensor, fsync each")),
-    Line("mapped, warm: time of that of safetensors", 2.0, False, _slower("map", "safetensors")),
-    Line(
-        "mapped, warm, every byte: time of that of safetensors",
-        1.0,
-        False,
-        _slower("map", "safetensors, every byte", "ckstore, every byte"),
-    ),
+    *_mapped("map", "mapped, warm"),
+    *_mapped("map-again", "mapped, after a load"),
     Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),
+    Line("load, after a load, verified: faster than torch.load", 3.0, True, _faster("load-again", "torch.save")),
     Line("load, cold, verified: share of the direct-read floor", 0.85, True, _floor_share("load-cold", READ_FLOORS)),
     Line("load in place, warm: time of that of one memcpy", 1.5, False, _in_place),
     Line("one tensor, cold: bytes read of bytes needed", 1.1, False, _one),

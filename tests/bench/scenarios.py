@@ -54,8 +54,8 @@ def _read_cached() -> tuple[Case, ...]:
     return tuple(ReadCached(name, threads=n) for n, name in enumerate(CACHED_FLOORS, 1))
 
 
-def _fresh() -> tuple[Case, ...]:
-    return tuple(FreshCopy(name, huge=bool(huge)) for huge, name in enumerate(FRESH_FLOORS))
+def _fresh(*, again: bool = False) -> tuple[Case, ...]:
+    return tuple(FreshCopy(name, huge=bool(huge), again=again) for huge, name in enumerate(FRESH_FLOORS))
 
 
 def _writers() -> tuple[Case, ...]:
@@ -71,15 +71,18 @@ def _writers() -> tuple[Case, ...]:
     )
 
 
-def _loads(cache: Cache) -> tuple[Case, ...]:
-    return (
-        Load(Ckstore(), cache=cache),
-        Load(Ckstore(verify=False, name="ckstore, unverified"), cache=cache),
-        Load(TorchSave(), cache=cache),
-        Load(Safetensors(), cache=cache),
-        Load(DistributedCheckpoint(max(2, CORES)), cache=cache),
-        Load(Tensorizer(), cache=cache),
-        Load(Orbax(), cache=cache),
+def _loads(cache: Cache, *, again: bool = False) -> tuple[Case, ...]:
+    unverified = Ckstore(verify=False, name="ckstore, unverified")
+    dcp = DistributedCheckpoint(max(2, CORES))
+    systems = (Ckstore(), unverified, TorchSave(), Safetensors(), dcp, Tensorizer(), Orbax())
+    return tuple(Load(system, cache=cache, again=again) for system in systems)
+
+
+def _maps(*, again: bool = False) -> tuple[Case, ...]:
+    return tuple(
+        MappedLoad(system, cache="warm", again=again, touch=touch)
+        for touch in (False, True)
+        for system in (Ckstore(), Safetensors(), TorchSave())
     )
 
 
@@ -176,16 +179,14 @@ def all_scenarios() -> tuple[Scenario, ...]:
             ),
         ),
         Scenario("load", "Load into fresh memory, warm", (*_copy(), *_fresh(), *_hash(), *_loads("warm"))),
-        Scenario("load-cold", "Load into fresh memory, cold", (*_read(), *_fresh(), *_loads("cold"))),
         Scenario(
-            "map",
-            "Mapped load, warm",
-            tuple(
-                MappedLoad(system, cache="warm", touch=touch)
-                for touch in (False, True)
-                for system in (Ckstore(), Safetensors(), TorchSave())
-            ),
+            "load-again",
+            "Load into fresh memory after a load by the same process",
+            (*_copy(), *_fresh(again=True), *_hash(), *_loads("warm", again=True)),
         ),
+        Scenario("load-cold", "Load into fresh memory, cold", (*_read(), *_fresh(), *_loads("cold"))),
+        Scenario("map", "Mapped load, warm", _maps()),
+        Scenario("map-again", "Mapped load after a load by the same process", _maps(again=True)),
         Scenario(
             "into",
             "Load into existing tensors, warm",
