@@ -43,12 +43,27 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> ctypes.Array[ctyp
         OSError: The kernel has no room for the mapping.
     """
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-    memory = (ctypes.c_ubyte * total).from_address(base)
-    weakref.finalize(memory, _libc.munmap, base, total).atexit = False
+    memory = _unmapped_with(base, total)
     at = base
     for part in parts:
         _map(at, part.length, _READ_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, part.fd)
         at += part.length
+    return memory
+
+
+def map_file(part: FilePart) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return the bytes of one file as `map_side_by_side` does, in a call less, and where the kernel likes it best.
+
+    Raises:
+        OSError: As there.
+    """
+    return _unmapped_with(_map(None, part.length, _READ_WRITE, mmap.MAP_PRIVATE, part.fd), part.length)
+
+
+def _unmapped_with(base: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return a buffer over mapped memory, which is unmapped when nothing refers to the buffer any more."""
+    memory = (ctypes.c_ubyte * nbytes).from_address(base)
+    weakref.finalize(memory, _libc.munmap, base, nbytes).atexit = False
     return memory
 
 

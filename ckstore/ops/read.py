@@ -62,7 +62,7 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
     def read_blob(blob: int) -> None:
         parts = sorted(by_blob[blob], key=lambda part: part[0].offset)
         with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
-            _read_ahead(fd, [extent for extent, _, _ in parts])
+            _begin(fd, [extent for extent, _, _ in parts])
             for extent, out, what in parts:
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
 
@@ -80,13 +80,19 @@ def _threads_for(directory: CheckpointDirectory, bytes_of: Mapping[int, int]) ->
         return min(_WORKERS, _CORES) if files.is_cached(fd, 0) else _WORKERS
 
 
-def _read_ahead(fd: int, extents: Sequence[Extent]) -> None:
-    """Have the disk read all of what is about to be read of a blob, unless that is little of what lies between."""
+def _begin(fd: int, extents: Sequence[Extent]) -> None:
+    """Have the kernel begin to read what is about to be read of an open blob.
+
+    On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as one
+    reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the processor
+    longer, now and when they are mapped (docs/adr/0007-loads.md). What lies on no disk is mostly the network's, where
+    each answer takes its time; so all of it is asked for, unless most of what lies between is not wanted.
+    """
     start = extents[0].offset
     stop = max(extent.offset + extent.length for extent in extents)
-    if 2 * sum(extent.length for extent in extents) < stop - start:
+    if (files.is_cached(fd, start) and files.is_cached(fd, stop - 1)) or files.on_block_device(fd):
         return
-    if not (files.is_cached(fd, start) and files.is_cached(fd, stop - 1)):  # asking costs a tenth of a warm read
+    if 2 * sum(extent.length for extent in extents) >= stop - start:
         files.read_ahead(fd, start, stop - start)
 
 
@@ -182,7 +188,7 @@ def _slice_of_pack(
         blob = directory.manifest.blobs[extent.blob]
         with directory.open_blob(blob.digest) as fd:
             directory.check_size(fd, blob)
-            packs[extent.blob] = mapping.map_side_by_side([mapping.FilePart(fd, blob.nbytes)], blob.nbytes)
+            packs[extent.blob] = mapping.map_file(mapping.FilePart(fd, blob.nbytes))
     whole = memoryview(packs[extent.blob]).cast("B")  # type: ignore[arg-type]
     return wrap(kind, whole[extent.offset : extent.offset + extent.length])
 

@@ -1,4 +1,8 @@
-"""Rounds: every case of a scenario once, each round beginning with another, all in fresh processes."""
+"""Rounds: every case of a scenario once, in another order each time, all in fresh processes.
+
+The order is drawn: where memory is taken back by a host, or a disk gets slower as it is used, each case is better or
+worse off for the one before it, and if that were always the same one, no number of rounds would tell.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tests.bench import states
@@ -41,13 +46,19 @@ def run(scenarios: Sequence[Scenario], place: Place, settings: Settings, rounds:
         found.samples[scenario.name] = {case.name: [] for case in cases}
         found.errors[scenario.name] = {}
         for number in range(rounds):
-            turn = number % max(1, len(cases))
-            for case in (*cases[turn:], *cases[:turn]):
+            for case in in_order(cases, settings.sizes.seed, scenario.name, number):
                 if case.name not in found.errors[scenario.name]:
                     said = _run_one(scenario, case, place, settings)
                     _keep(found, scenario, case, said)
                     tell(_line(scenario, case, number, said))
     return found
+
+
+def in_order(cases: Sequence[Case], seed: int, scenario: str, number: int) -> list[Case]:
+    """Return the cases in the order of a round, which follows from the seed."""
+    order = list(cases)
+    Random(f"{seed} {scenario} {number}").shuffle(order)
+    return order
 
 
 def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found) -> list[Case]:

@@ -24,6 +24,7 @@ from tests.bench.lines import LINES
 from tests.bench.plot import plot
 from tests.bench.report import report
 from tests.bench.results import FORMAT, Results, machine
+from tests.bench.runner import in_order
 from tests.bench.scenarios import all_scenarios
 from tests.bench.states import Sizes
 
@@ -149,6 +150,17 @@ def test_scenarios_are_chosen_by_name_or_the_beginning_of_one() -> None:
     assert [scenario.name for scenario in chosen([], large=True)] == ["save"]
     with pytest.raises(SystemExit, match="no scenario nothing"):
         chosen(["nothing"], large=False)
+
+
+def test_each_round_has_an_order_of_its_own_that_follows_from_the_seed() -> None:
+    cases = next(scenario.cases for scenario in all_scenarios() if scenario.name == "load")
+
+    orders = [tuple(case.name for case in in_order(cases, 1, "load", number)) for number in range(5)]
+
+    assert len(set(orders)) == 5
+    assert {frozenset(order) for order in orders} == {frozenset(case.name for case in cases)}
+    assert len({order[order.index("ckstore") - 1] for order in orders if order[0] != "ckstore"}) > 1
+    assert orders[3] == tuple(case.name for case in in_order(cases, 1, "load", 3))
 
 
 def test_cases_of_a_scenario_have_names_of_their_own() -> None:

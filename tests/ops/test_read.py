@@ -1,14 +1,19 @@
-"""The threads of a load: each blob once, and after an error no more of them."""
+"""A load: each blob once, after an error no more of them, and read-ahead that suits what it is read from."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckstore import Store
+from ckstore.fs import files
 from ckstore.ops import read
 
 
@@ -42,3 +47,56 @@ def test_after_an_error_nothing_more_is_begun(threads: int, error: BaseException
     assert raised.value is error
     assert len(begun) < 100
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ckstore-load")]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What a load asks the kernel for the blobs: reads, and ranges to read ahead, with their lengths."""
+    found: list[tuple[str, int]] = []
+    preadv, advise = os.preadv, os.posix_fadvise
+
+    def recording_reads(fd: int, buffers: list[memoryview], *rest: int) -> int:
+        found.append(("read", sum(len(buffer) for buffer in buffers)))
+        return preadv(fd, buffers, *rest)
+
+    def recording_advice(fd: int, offset: int, nbytes: int, advice: int) -> None:
+        found.append(("ask", nbytes))
+        advise(fd, offset, nbytes, advice)
+
+    monkeypatch.setattr(os, "preadv", recording_reads)
+    monkeypatch.setattr(os, "posix_fadvise", recording_advice)
+    return found
+
+
+@pytest.fixture
+def saved(journaled_tmp_path: Path) -> Store:
+    store = Store.init(journaled_tmp_path / "store")
+    store.save({"w": np.arange(2**20)}, 1)  # written past the page cache
+    return store
+
+
+def loaded(store: Store) -> bool:
+    """Load, and say whether it is what was saved."""
+    return bool((store.load()["w"] == np.arange(2**20)).all())
+
+
+def test_a_disk_is_asked_for_one_byte_first_and_for_no_more_than_is_read(
+    saved: Store, calls: list[tuple[str, int]]
+) -> None:
+    assert loaded(saved)
+
+    assert calls[-9:] == [("read", 1)] + 8 * [("read", 2**20)]
+    assert not [nbytes for call, nbytes in calls if call == "ask"]
+
+
+def test_what_lies_on_no_disk_is_asked_for_all_at_once(
+    saved: Store, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "on_block_device", lambda _fd: False)
+
+    assert loaded(saved)
+    assert calls[-10:] == [("read", 1), ("ask", 8 * 2**20)] + 8 * [("read", 2**20)]
+
+    calls.clear()
+    assert loaded(saved)
+    assert not [nbytes for call, nbytes in calls if call == "ask"], "it is in the page cache"
