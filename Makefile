@@ -15,6 +15,7 @@ BENCH_PAGE ?=
 BENCH_ARGS ?=
 
 VENV := .venv
+PEERS := build/peers
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -24,7 +25,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash reliability endurance mutants soak odd bench measures changelog system-packages clean
+.PHONY: help venv demo test lint format crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -89,9 +90,22 @@ soak: $(STAMP) system-packages ## Several processes at one store, SOAK_S=60 seco
 odd: $(STAMP) system-packages ## The fast tests under python -O, -W error, umasks, another user, read-only stores, a jumping clock (ODD="clock non-root")
 	PYTHON=$(CURDIR)/$(BIN)/python tests/tools/odd-environments $(ODD)
 
+# With the peers that `make bench-peers` installed, if it did.
+bench: BENCH_BIN = $(CURDIR)/$(if $(wildcard $(PEERS)/.installed),$(PEERS)/bin,$(BIN))
 bench: $(STAMP) ## ckstore beside floors and peers: BENCH="save load" ROUNDS=5 SIZE=2GiB LARGE=1 BENCH_DIR=… BENCH_PAGE=1 (long)
-	$(BIN)/python -m tests.bench $(BENCH) --rounds $(ROUNDS) --size $(SIZE) $(if $(LARGE),--large) \
-		$(if $(BENCH_DIR),--dir $(BENCH_DIR)) $(if $(BENCH_PAGE),--page) $(BENCH_ARGS)
+	PATH="$$PATH:$(BENCH_BIN)" $(BENCH_BIN)/python -m tests.bench $(BENCH) --rounds $(ROUNDS) --size $(SIZE) \
+		$(if $(LARGE),--large) $(if $(BENCH_DIR),--dir $(BENCH_DIR)) $(if $(BENCH_PAGE),--page) $(BENCH_ARGS)
+
+bench-peers: $(PEERS)/.installed ## Peers that are rarely installed, for `make bench`: tensorizer, Orbax, DVC, in an environment of their own
+
+# Their own, since DVC wants other versions than development does; what .venv has is seen behind them.
+$(PEERS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(PEERS)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install -q tensorizer orbax-checkpoint dvc
+	@command -v restic borg > /dev/null || echo "hint: restic and borg are the packages restic and borgbackup"
+	@touch $@
 
 measures: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)

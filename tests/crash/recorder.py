@@ -10,7 +10,6 @@ The kernel answers a flush when this process does, hence after all writes that a
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import stat
 import struct
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from tests.support.fuse import libfuse_3
 
 What = Literal["write", "flush", "mark"]
 
@@ -120,7 +121,7 @@ class Disk:
 def main() -> None:
     """Serve until it is unmounted."""
     mountpoint, image, log = sys.argv[1:]
-    fuse = importlib.import_module("mfusepy")  # has no types
+    fuse = libfuse_3()
     fuse.FUSE(Disk(Path(image), Path(log)), mountpoint, raw_fi=True, foreground=True, nothreads=True)
 
 

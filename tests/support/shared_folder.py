@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib
 import os
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.fuse import libfuse_3
 from tests.support.mounts import unmount
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +191,7 @@ class Folder:
 def main() -> None:
     """Serve until it is unmounted."""
     folder, mountpoint, kind, lacks = sys.argv[1:]
-    fuse = importlib.import_module("mfusepy")  # has no types
+    fuse = libfuse_3()
 
     class Mount(fuse.FUSE):  # type: ignore[name-defined,misc]
         """mfusepy drops the flags of `renameat2`, the exchange among them."""
