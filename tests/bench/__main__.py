@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench import counting, page, results, states
+from tests.bench import brief, counting, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings
 from tests.bench.places import Place, given, loop_ext4
@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="a state larger than memory, mapped from a file")
     parser.add_argument("--dir", type=Path, help="where to measure; else, as root, a new ext4 on a loop device")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="for the reports; the image lies there")
-    parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md")
+    parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md and README.md")
     parser.add_argument("--no-count", action="store_true", help="leave out the untimed pass that counts fsyncs")
     parser.add_argument(
         "--tiny", action="store_true", help="one round with next to nothing, all of it compared: a test"
@@ -188,7 +188,7 @@ def _write(read: dict[str, Any], options: argparse.Namespace) -> int:
     (options.out / "report.md").write_text(report(read) + "\n")
     (options.out / "report.svg").write_text(plot(read))
     if options.page:
-        page.write(page.PAGE, read)
+        brief.write(brief.README, page.write(page.PAGE, read))
     errors = sum(len(scenario["errors"]) for scenario in read["scenarios"].values())
     print(f"{options.out}/report.md, report.json, report.svg: {errors} cases failed")
     return 1 if errors else 0

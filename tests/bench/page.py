@@ -23,8 +23,11 @@ class NoPlace(Exception):
     """The page has not each marker once, in order."""
 
 
-def write(page: Path, read: Mapping[str, Any]) -> None:
+def write(page: Path, read: Mapping[str, Any]) -> dict[str, Any]:
     """Take the scenarios of a run into the samples beside the page, and make table and plot of all that are there.
+
+    Returns:
+        All that are there.
 
     Raises:
         NoPlace: There is no place for it; nothing was changed.
@@ -39,3 +42,4 @@ def write(page: Path, read: Mapping[str, Any]) -> None:
     new = f"![Medians and spread of each case]({PLOT})\n\n{report(read)}"
     page.with_name(PLOT).write_text(plot(read), encoding="utf-8")
     page.write_text(f"{head}{BEGIN}\n\n{new}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    return read

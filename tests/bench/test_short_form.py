@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ckstore.ops import read, write
-from tests.bench import counting, page, scale, states
+from tests.bench import brief, counting, page, scale, states
 from tests.bench.__main__ import chosen, size
 from tests.bench.case import Here
 from tests.bench.lines import LINES
@@ -219,6 +219,24 @@ def test_the_page_is_what_its_samples_say() -> None:
 
     assert report(read) in page.PAGE.read_text(encoding="utf-8")
     assert plot(read) == page.PAGE.with_name(page.PLOT).read_text(encoding="utf-8")
+    assert f"{brief.BEGIN}\n\n{brief.brief(read)}\n\n{brief.END}" in brief.README.read_text(encoding="utf-8")
+
+
+def test_the_readme_keeps_all_but_its_figures(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"Before.\n{brief.BEGIN}\nstale words\n{brief.END}\nAfter.\n")
+
+    brief.write(readme, told("save", "2026-01-02", 1.25))
+
+    text = readme.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert "stale words" not in text
+    assert "| First durable save | 1.25 | – | – | – | – | – (direct write) |" in text
+
+    readme.write_text(f"{brief.END} {brief.BEGIN}")
+    with pytest.raises(ValueError, match="must have"):
+        brief.write(readme, {"scenarios": {}})
 
 
 def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
