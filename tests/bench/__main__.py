@@ -51,6 +51,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--laps", type=int, default=60, help="saves a round of the rotation")
     parser.add_argument("--seed", type=int, default=20_250)
     parser.add_argument("--large", action="store_true", help="a state larger than memory, mapped from a file")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="CASE", help="such cases only, by name or the beginning of one"
+    )
     parser.add_argument("--dir", type=Path, help="where to measure; else, as root, a new ext4 on a loop device")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="for the reports; the image lies there")
     parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md and README.md")
@@ -137,6 +140,7 @@ def _measure(arguments: Sequence[str], options: argparse.Namespace, scenarios: S
             thorough=options.tiny,
             rehearse=not options.tiny,
             fsync=not options.tiny,
+            only=tuple(options.only),
         )
         if options.counting is not None:
             return _count_here(scenarios, place, settings, options.counting)

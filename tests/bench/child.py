@@ -88,6 +88,7 @@ class Settings:
         thorough, rehearse: As in `tests.bench.case.Here`.
         fsync: Whether anything is made durable; not in a test of the benchmark itself.
         counting: Whether this pass is not timed: memory is sampled, and laps are marked for strace.
+        only: Beginnings of the names of the cases to run; none: all.
         timeout_s: After which a case is killed.
     """
 
@@ -98,6 +99,7 @@ class Settings:
     rehearse: bool = True
     fsync: bool = True
     counting: bool = False
+    only: tuple[str, ...] = ()
     timeout_s: float = 1800.0
 
 

@@ -69,6 +69,8 @@ def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found
             why = "there is no tmpfs with enough room"
         if not why and settings.sizes.large_file and not _can_be_large(case):
             why = "it is not run with a state larger than memory"
+        if settings.only and not case.name.startswith(settings.only):
+            why = "it was left out with --only"
         if why:
             reasons[case.name] = why
     return [case for case in scenario.cases if case.name not in reasons]

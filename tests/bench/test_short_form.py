@@ -74,6 +74,21 @@ def test_every_case_runs_and_the_report_is_complete(tmp_path: Path) -> None:
     assert ET.fromstring(plot(read)).tag.endswith("svg")  # noqa: S314 - our own
 
 
+@pytest.mark.slow
+def test_some_cases_are_run_alone_and_the_report_says_that_others_were_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    chosen_cases = ["--only", "ckstore", "--only", "memcpy,"]
+    command = [sys.executable, "-m", "tests.bench", "into", "--tiny", "--no-count", *chosen_cases]
+    command += ["--dir", str(tmp_path), "--out", str(out)]
+
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=True)
+
+    told = json.loads((out / "report.json").read_text())["scenarios"]["into"]
+    assert list(told["cases"]) == ["memcpy, 1 thread", "memcpy, 2 threads", "ckstore", "ckstore, unverified"]
+    assert told["skipped"]["torch.save"] == "it was left out with --only"
+    assert "- torch.save: it was left out with --only (into)" in (out / "report.md").read_text()
+
+
 def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((write, "_WORKERS"), (read, "_WORKERS"), (write, "PACK_BELOW_BYTES")):
         monkeypatch.setattr(module, name, vars(module)[name])  # put back afterwards
