@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.bench import brief, counting, page, results, states
 from tests.bench.case import Scenario
-from tests.bench.child import Settings
+from tests.bench.child import Settings, preload
 from tests.bench.places import Place, given, loop_ext4
 from tests.bench.plot import plot
 from tests.bench.report import report
@@ -112,6 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the filesystem is taken down
     options.out.mkdir(parents=True, exist_ok=True)
+    preload()
     scenarios = chosen(options.scenarios, large=options.large)
     sizes = Sizes(options.size, options.small, rotation_laps=options.laps, seed=options.seed)
     if options.tiny:

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.bench.case import Case, Here, Scenario
 from tests.bench.states import Sizes
 from tests.bench.usage import (
@@ -104,7 +106,13 @@ class Settings:
 
 
 def preload() -> None:
-    """Import what cases need before the first fork, and keep the collector from walking it in each of them."""
+    """Import what cases need before the first fork, and keep the collector from walking it in each of them.
+
+    Torch and what is started compute with one thread: a forked process waits for ever for threads that the runner had,
+    and two of OpenMP get into each other's way beside anything else.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     for name in _PRELOADED:
         importlib.import_module(name)
     gc.collect()

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.bench import states
 from tests.bench.case import Case, Scenario
-from tests.bench.child import Settings, preload, run_forked
+from tests.bench.child import Settings, run_forked
 from tests.bench.places import Place
 from tests.bench.usage import sync_filesystem
 
@@ -40,7 +40,6 @@ class Found:
 def run(scenarios: Sequence[Scenario], place: Place, settings: Settings, rounds: int, tell: Tell) -> Found:
     """Run all cases of all scenarios; one that fails is told and left out of the rounds that follow."""
     found = Found()
-    preload()
     for scenario in scenarios:
         cases = _possible(scenario, place, settings, found)
         found.samples[scenario.name] = {case.name: [] for case in cases}
