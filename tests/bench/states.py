@@ -176,8 +176,8 @@ def write_large(path: Path, sizes: Sizes) -> None:
 
 
 def _mapped(path: Path, wanted: list[Shape]) -> State:
-    with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with path.open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)  # shared: of a private one the kernel wants that it all fits into memory
     state, at = {}, 0
     for shape in wanted:
         flat = torch.frombuffer(memory, dtype=shape.dtype, count=math.prod(shape.shape), offset=at)
