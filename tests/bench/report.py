@@ -118,14 +118,19 @@ def _also(results: Results, scenario: str, case: str) -> str:
 
 
 def _not_run(results: Results) -> str:
-    reasons: dict[str, list[str]] = {}
-    for name, scenario in results.scenarios.items():
-        for case, why in scenario["skipped"].items():
-            reasons.setdefault(f"{case}: {why}", []).append(name)
-        for case, whys in scenario["errors"].items():
-            reasons.setdefault(f"{case} failed: {whys[0]}", []).append(name)
-    rows = [f"- {reason} ({', '.join(names)})" for reason, names in reasons.items()]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for case, why in dict.fromkeys(pair for scenario in results.scenarios for pair in _lacking(results, scenario)):
+        where = [name for name in results.scenarios if (case, why) in _lacking(results, name)]
+        reasons.setdefault((why, ", ".join(where)), []).append(case)
+    rows = [f"- {'; '.join(cases)}: {why} ({where})" for (why, where), cases in reasons.items()]
     return "\n".join(["Not run:", "", *rows]) if rows else ""
+
+
+def _lacking(results: Results, name: str) -> list[tuple[str, str]]:
+    """Return the cases that were not run, or failed, with the reason."""
+    scenario = results.scenarios[name]
+    failed = [(case, f"failed: {whys[0]}") for case, whys in scenario["errors"].items()]
+    return [*scenario["skipped"].items(), *failed]
 
 
 def _row(cells: list[str]) -> str:
