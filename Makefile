@@ -104,7 +104,7 @@ $(PEERS)/.installed: $(STAMP)
 	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install -q tensorizer orbax-checkpoint dvc
-	@command -v restic borg > /dev/null || echo "hint: restic and borg are the packages restic and borgbackup"
+	@command -v restic > /dev/null && command -v borg > /dev/null || echo "hint: restic and borg are the packages restic and borgbackup"
 	@touch $@
 
 measures: $(STAMP) ## The measuring tests alone, one after another

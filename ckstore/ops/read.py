@@ -90,7 +90,8 @@ def _begin(fd: int, extents: Sequence[Extent]) -> None:
     """
     start = extents[0].offset
     stop = max(extent.offset + extent.length for extent in extents)
-    if (files.is_cached(fd, start) and files.is_cached(fd, stop - 1)) or files.on_block_device(fd):
+    first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
+    if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
         return
     if 2 * sum(extent.length for extent in extents) >= stop - start:
         files.read_ahead(fd, start, stop - start)
