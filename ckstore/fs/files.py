@@ -80,6 +80,11 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
         DamagedBlob: It is something else: the store makes no such thing.
         OSError: It cannot be opened.
     """
+    return open_with_status(path, dir_fd=dir_fd)[0]
+
+
+def open_with_status(path: str | Path, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
+    """As `open_regular`, with the status that it had to ask for."""
     try:
         fd = open_to_read(path, dir_fd=dir_fd)
     except OSError as error:
@@ -87,11 +92,12 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
             raise _no_regular_file(path) from error
         raise
     try:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
-            return fd
+        status = os.fstat(fd)
     except OSError:
         _close_quietly(fd)
         raise
+    if stat.S_ISREG(status.st_mode):
+        return fd, status
     _close_quietly(fd)
     raise _no_regular_file(path)
 

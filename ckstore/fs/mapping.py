@@ -51,13 +51,13 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> ctypes.Array[ctyp
     return memory
 
 
-def map_file(part: FilePart) -> ctypes.Array[ctypes.c_ubyte]:
-    """Return the bytes of one file as `map_side_by_side` does, in a call less, and where the kernel likes it best.
+def map_file(fd: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
+    """Return the first `nbytes` of one open file as `map_side_by_side` does, in a call less; the kernel chooses where.
 
     Raises:
         OSError: As there.
     """
-    return _unmapped_with(_map(None, part.length, _READ_WRITE, mmap.MAP_PRIVATE, part.fd), part.length)
+    return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
 
 
 def _unmapped_with(base: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:

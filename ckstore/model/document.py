@@ -19,6 +19,9 @@ from ckstore.errors import BadInput, NewerFormat
 from ckstore.model.canonical import SAFE_INT
 
 _MAX_DIGITS = len(str(SAFE_INT))
+_LONG = b"," + b"0" * _MAX_DIGITS
+_BEFORE_NUMBER = b"[,:- \t\r\n"
+_KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 _PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
@@ -142,16 +145,17 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     Raises:
         BadInput: It is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
     """
-    if _is_deep(bytes(data)):
+    data = bytes(data)
+    if _is_deep(data):
         raise BadInput(f"{where}: wanted JSON of at most {MAX_LEVELS} levels, found it nested deeper")
     try:
         text = str(data, "ascii")
         # Hooks, not a walk afterwards: the scanner has thrown the second of two names away by then,
-        # and int() of a million digits takes as long as somebody likes.
+        # and int() of a million digits takes as long as somebody likes. None is asked about short ones.
         value = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_int=_integer,
+            parse_int=_integer if _has_long_numbers(data) else None,
             parse_float=_float,
             parse_constant=_constant,
         )
@@ -167,15 +171,18 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     return value
 
 
+def _has_long_numbers(data: bytes) -> bool:
+    """Whether JSON may hold an integer that `_integer` has to look at; text in a string may look like one."""
+    return _LONG in data.translate(_KINDS)
+
+
 def _is_deep(data: bytes) -> bool:
     """Whether JSON is nested deeper than `MAX_LEVELS`.
 
     The parser is recursive: how deep it may go is up to the interpreter and to whoever raised its limit, and beyond the
     end of the stack the process dies.
     """
-    if data.count(b"[") + data.count(b"{") <= MAX_LEVELS:
-        return False
-    if b"\\" in data:
+    if rb"\"" in data:
         data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; what is odd escapes what follows
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
     for _ in range(_QUICK_LEVELS):  # the innermost pairs, which are most of them, all at once

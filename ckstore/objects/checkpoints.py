@@ -185,11 +185,27 @@ class CheckpointDirectory:
         Raises:
             DamagedBlob: It is missing.
         """
+        return self._opened(digest)[0]
+
+    def descriptor_of_whole(self, blob: BlobRecord) -> int:
+        """As `descriptor`, of a blob that has its size: a mapping beyond the end would kill the process.
+
+        Raises:
+            DamagedBlob: It is missing, or has another size.
+        """
+        fd, status = self._opened(blob.digest)
+        if status.st_size == blob.nbytes:
+            return fd
+        os.close(fd)
+        msg = f"{self.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
+        raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole", blob=blob.digest)
+
+    def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
-            return files.open_regular(f"{BLOBS}/{digest}", dir_fd=self.lock.fd)
+            return files.open_with_status(f"{BLOBS}/{digest}", dir_fd=self.lock.fd)
         except DamagedBlob as error:
             error.blob = digest
             raise
@@ -197,17 +213,6 @@ class CheckpointDirectory:
             msg = f"{self.path}: blob {digest} is missing"
             hint = "ckstore verify tells which checkpoints are whole"
             raise DamagedBlob(msg, hint=hint, blob=digest) from error
-
-    def check_size(self, fd: int, blob: BlobRecord) -> None:
-        """Compare the size of an open blob with the manifest's: a mapping beyond the end would kill the process.
-
-        Raises:
-            DamagedBlob: They differ.
-        """
-        found = os.fstat(fd).st_size
-        if found != blob.nbytes:
-            msg = f"{self.path}: blob {blob.digest} has {found} bytes, wanted {blob.nbytes}"
-            raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole", blob=blob.digest)
 
     def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
         """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.

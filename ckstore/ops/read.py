@@ -14,7 +14,7 @@ from ckstore.tensors.memory import StorageMemory, allocate, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ckstore.model.manifest import Extent, LeafKind
+    from ckstore.model.manifest import BlobRecord, Extent, LeafKind
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _WORKERS = 4
@@ -161,7 +161,8 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
             to_read.append(i)
     if verify:
         _verify_mapped(directory, memories, names)
-    memories.update(read_memories(directory, to_read, verify=verify))
+    if to_read:
+        memories.update(read_memories(directory, to_read, verify=verify))
     return memories
 
 
@@ -174,10 +175,11 @@ def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> o
 
     def parts() -> Iterator[mapping.FilePart]:
         for extent in extents:
-            blob = directory.manifest.blobs[extent.blob]
-            with directory.open_blob(blob.digest) as fd:
-                directory.check_size(fd, blob)
+            fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob])
+            try:
                 yield mapping.FilePart(fd, extent.length)
+            finally:
+                os.close(fd)
 
     return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
 
@@ -186,12 +188,17 @@ def _slice_of_pack(
     directory: CheckpointDirectory, packs: dict[int, object], extent: Extent, kind: LeafKind
 ) -> StorageMemory:
     if extent.blob not in packs:
-        blob = directory.manifest.blobs[extent.blob]
-        with directory.open_blob(blob.digest) as fd:
-            directory.check_size(fd, blob)
-            packs[extent.blob] = mapping.map_file(mapping.FilePart(fd, blob.nbytes))
+        packs[extent.blob] = _map_blob(directory, directory.manifest.blobs[extent.blob])
     whole = memoryview(packs[extent.blob]).cast("B")  # type: ignore[arg-type]
     return wrap(kind, whole[extent.offset : extent.offset + extent.length])
+
+
+def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> object:
+    fd = directory.descriptor_of_whole(blob)
+    try:
+        return mapping.map_file(fd, blob.nbytes)
+    finally:
+        os.close(fd)
 
 
 def _verify_mapped(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory], names: StorageNames) -> None:
