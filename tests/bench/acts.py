@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -208,16 +209,28 @@ class _AfterSave(_OfSystem):
         cache: What its files are before it: anything, in the page cache, or not there.
         kind: Of state.
         again: It is the system's own load that brings them into the page cache, and gives its memory back.
+        rest_s: So long before, with `again`; for the name, too. None: just before.
     """
 
-    def __init__(self, system: System, *, cache: Cache = "any", kind: Kind = "llm", again: bool = False) -> None:
+    def __init__(
+        self,
+        system: System,
+        *,
+        cache: Cache = "any",
+        kind: Kind = "llm",
+        again: bool = False,
+        rest_s: float | None = None,
+    ) -> None:
         super().__init__(system, kind)
         self.cache = cache
         self._again = again
+        self._rest_s = rest_s or 0.0
+        self.name += "" if rest_s is None else f", {rest_s:g} s"
 
     def warm(self, folder: Path) -> None:
         if self._again:
             self.system.load()  # what it returns is freed at once
+            time.sleep(self._rest_s)
         else:
             super().warm(folder)
 

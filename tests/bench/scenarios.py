@@ -21,6 +21,7 @@ from tests.bench.backups import Borg, Dvc, Restic
 from tests.bench.case import Cache, Case, Scenario
 from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, ReadCached, ReadFiles, WriteFiles
 from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
+from tests.bench.limits import MapFiles, RestedCopy
 from tests.bench.loaders import Orbax, Tensorizer
 from tests.bench.ours import Ckstore
 
@@ -92,6 +93,37 @@ def _chunks() -> list[Ckstore]:
 
 def _threads() -> list[Ckstore]:
     return [Ckstore(name=f"{n} threads", threads=n) for n in (1, 2, 3, 4, 6, 8)]
+
+
+def _limits() -> tuple[Scenario, ...]:
+    """What the machine sets as a limit: `make bench BENCH=limit`."""
+    rests = (0, 2, 8)
+    copies = (
+        RestedCopy(f"{name}, {rest_s} s", huge=bool(huge), rest_s=rest_s)
+        for huge, name in enumerate(FRESH_FLOORS)
+        for rest_s in rests
+    )
+    loads = (
+        Load(system, cache="warm", again=True, rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave())
+    )
+    sizes = (2, 4, 8, 16, 32, 64, 256, 1024)
+    return (
+        Scenario(
+            "limit-fresh",
+            "Load into fresh memory, some time after as much was freed",
+            (*copies, *loads),
+            curve=True,
+        ),
+        Scenario(
+            "limit-mapped",
+            "Every byte of mapped files of one size, which another program has read",
+            (
+                *(MapFiles(f"files of {mib} MiB", file_bytes=mib * 2**20) for mib in sizes),
+                *(MappedLoad(system, cache="warm", touch=True) for system in (Ckstore(), Safetensors())),
+            ),
+            curve=True,
+        ),
+    )
 
 
 def _curves() -> tuple[Scenario, ...]:
@@ -219,6 +251,7 @@ def all_scenarios() -> tuple[Scenario, ...]:
             (*_read(), *_hash(), *(Verify(system, cache="cold") for system in (Ckstore(), Restic(), Borg()))),
         ),
         *_curves(),
+        *_limits(),
         Scenario(
             "cache",
             "Page cache of another file over a save and a load",

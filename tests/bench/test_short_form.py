@@ -107,6 +107,25 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
     assert (write._WORKERS, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
 
 
+def test_what_limits_loads_is_run_by_name_beside_them(tmp_path: Path) -> None:
+    limits = {scenario.name: scenario for scenario in chosen(["limit"], large=False)}
+    files = next(case for case in limits["limit-mapped"].cases if case.name == "files of 2 MiB")
+    rested = next(case for case in limits["limit-fresh"].cases if case.name == "memcpy to fresh memory, 0 s")
+
+    for case in (files, rested):
+        home = tmp_path / case.name
+        home.mkdir()
+        case.prepare(Here(home, TINY, thorough=True, rehearse=False))
+        case.before(0)
+        case.act(0)
+        case.check()
+
+    assert files.figures["page_faults"] > 0
+    assert [case.name for case in limits["limit-fresh"].cases if case.role == "ckstore"] == [
+        f"ckstore, {rest_s} s" for rest_s in (0, 2, 8)
+    ]
+
+
 def test_no_two_blocks_of_a_state_are_equal_and_a_lap_changes_all_of_them() -> None:
     state = states.make("llm", TINY)
     seen = blocks(state)
