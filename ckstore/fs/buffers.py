@@ -8,17 +8,21 @@ from contextlib import suppress
 GRAIN_BYTES = 4096
 """Offsets, lengths and memory of direct reads and writes are multiples of it: no disk in use has larger blocks."""
 _HUGE_FROM_BYTES = 2 * 2**20
+_WIPE_ON_FORK = 18
+"""MADV_WIPEONFORK, of Linux 4.14, for which Python has no name."""
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
     """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large.
 
     The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
-    pages it needs a five-hundredth. Children that are forked do not get it: a disk that fills the pages of a read would
-    fill those of the child on kernels that copy them on the next write.
+    pages it needs a five-hundredth. Children that are forked find zeros there: a disk that fills the pages of a read
+    would fill those of the child on kernels that copy them on the next write. They must find something, since who frees
+    the buffer in a child would else unmap what the child has mapped there meanwhile (as with MADV_DONTFORK).
     """
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
+    with suppress(OSError):  # an older kernel: children have a copy
+        memory.madvise(_WIPE_ON_FORK)
     if nbytes >= _HUGE_FROM_BYTES:
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
