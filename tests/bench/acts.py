@@ -209,7 +209,7 @@ class _AfterSave(_OfSystem):
         cache: What its files are before it: anything, in the page cache, or not there.
         kind: Of state.
         again: It is the system's own load that brings them into the page cache, and gives its memory back.
-        rest_s: So long before, with `again`; for the name, too. None: just before.
+        rest_s: Nothing is done for so long between that and the clock; for the name, too. None: not at all.
     """
 
     def __init__(
@@ -230,9 +230,9 @@ class _AfterSave(_OfSystem):
     def warm(self, folder: Path) -> None:
         if self._again:
             self.system.load()  # what it returns is freed at once
-            time.sleep(self._rest_s)
         else:
             super().warm(folder)
+        time.sleep(self._rest_s)
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)

@@ -51,10 +51,10 @@ class MapFiles(Floor):
 
 
 class RestedCopy(FreshCopy):
-    """`FreshCopy` by a process that has had as much memory before and gave it back `rest_s` seconds ago."""
+    """`FreshCopy` after a rest: what is free then has been free for so long."""
 
     def __init__(self, name: str, *, huge: bool, rest_s: float) -> None:
-        super().__init__(name, huge=huge, again=True)
+        super().__init__(name, huge=huge)
         self._rest_s = rest_s
 
     def before(self, lap: int) -> None:

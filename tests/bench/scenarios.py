@@ -97,20 +97,20 @@ def _threads() -> list[Ckstore]:
 
 def _limits() -> tuple[Scenario, ...]:
     """What the machine sets as a limit: `make bench BENCH=limit`."""
-    rests = (0, 2, 8)
+    rests = (0, 8)
     copies = (
         RestedCopy(f"{name}, {rest_s} s", huge=bool(huge), rest_s=rest_s)
         for huge, name in enumerate(FRESH_FLOORS)
         for rest_s in rests
     )
     loads = (
-        Load(system, cache="warm", again=True, rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave())
+        Load(system, cache="warm", rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave())
     )
     sizes = (2, 4, 8, 16, 32, 64, 256, 1024)
     return (
         Scenario(
             "limit-fresh",
-            "Load into fresh memory, some time after as much was freed",
+            "Load into fresh memory, at once and after a rest of the machine",
             (*copies, *loads),
             curve=True,
         ),
