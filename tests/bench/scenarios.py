@@ -103,9 +103,7 @@ def _limits() -> tuple[Scenario, ...]:
         for huge, name in enumerate(FRESH_FLOORS)
         for rest_s in rests
     )
-    loads = (
-        Load(system, cache="warm", rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave())
-    )
+    loads = (Load(system, cache="warm", rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave()))
     sizes = (2, 4, 8, 16, 32, 64, 256, 1024)
     return (
         Scenario(
