@@ -207,6 +207,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "a buffer that is freed in a forked child takes nothing with it",
+        "buffers-not-in-children",
+        "fs/buffers.py",
+        "        memory.madvise(_WIPE_ON_FORK)\n",
+        "        memory.madvise(mmap.MADV_DONTFORK)\n",
+        "tests/fs/test_buffers.py::test_a_child_that_frees_a_buffer_of_its_parent_keeps_its_own_memory",
+        "assert -11",
+    ),
+    Mutant(
         "exclusive lock on what is dropped",
         "dropped-while-read",
         "ops/drop.py",
