@@ -22,6 +22,7 @@ _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
 _BEFORE_NUMBER = b"[,:- \t\r\n"
 _KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
+"""For each byte whether it is a digit, may stand before a number, or neither."""
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 _PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
@@ -173,7 +174,7 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
 
 def _has_long_numbers(data: bytes) -> bool:
     """Whether JSON may hold an integer that `_integer` has to look at; text in a string may look like one."""
-    return _LONG in data.translate(_KINDS)
+    return _LONG in (b"," + data).translate(_KINDS)
 
 
 def _is_deep(data: bytes) -> bool:

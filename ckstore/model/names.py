@@ -19,7 +19,7 @@ MAX_STEP = 2**53
 
 def join_key(path: str, key: str) -> str:
     """Return the name of the value at string `key` of the dict named `path`."""
-    # Four calls, of which most find nothing: in a tenth of the time of str.translate.
+    # Four calls, of which most find nothing: in a third of the time of str.translate, or less.
     escaped = key.replace("\\", "\\\\").replace(".", "\\.").replace("[", "\\[").replace("]", "\\]") or "\\0"
     return f"{path}.{escaped}" if path else escaped
 

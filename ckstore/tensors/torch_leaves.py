@@ -14,7 +14,7 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest import LeafRecord
-from ckstore.tensors.layout import keep_parts, part_at, span_elements
+from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.torch_refusals import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
 
@@ -151,7 +151,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, which {leaf.dtype} cannot")
-    strides = () if leaf.strides is None else leaf.strides  # none given: row-major
+    strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
     return tensor.set_(flat.untyped_storage(), offset, leaf.shape, strides)
 
 

@@ -44,9 +44,10 @@ def _exit_code_of(work: Callable[[], None]) -> int:
     """Return how a forked child ended: with 0 if it did the work, or minus the signal that killed it."""
     child = os.fork()
     if child == 0:
+        status = 1
         try:
             work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
+            status = 0
+        finally:
+            os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -94,3 +94,25 @@ def test_no_depth_ends_the_process_whatever_the_limit_of_recursion_is(text: str)
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"nested deeper" in done.stdout
+
+
+@given(
+    number=st.integers(-(10**18), 10**18) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, 10**15 - 1, 10**15, 10**16]),
+    sign=st.sampled_from([1, -1]),
+    before=st.sampled_from(["", " ", "\t", "\n", "\r"]),
+    form=st.sampled_from(['{{"a":{0}}}', '{{"a":[{0}]}}', '{{"a":[1,{0}]}}', '{{"a1":{{"b":{0}}},"c":"{0}"}}']),
+)
+def test_an_integer_is_parsed_if_every_json_reader_holds_it(number: int, sign: int, before: str, form: str) -> None:
+    text = form.format(f"{before}{sign * number}") if '"c"' not in form else form.format(sign * number)
+
+    if abs(number) <= 2**53:
+        assert parse_object(text.encode(), where="x") == json.loads(text)
+    else:
+        with pytest.raises(BadInput, match="outside"):
+            parse_object(text.encode(), where="x")
+
+
+@pytest.mark.parametrize("text", ["9" * 17, "-" + "9" * 17, " " + "9" * 10**6, "[" + "9" * 17])
+def test_an_integer_that_is_the_document_or_begins_a_broken_one_is_not_converted_either(text: str) -> None:
+    with pytest.raises(BadInput, match="outside"):
+        parse_object(text.encode(), where="x")
