@@ -8,7 +8,8 @@ writers need is imported when somebody writes, so that `ckstore log` starts fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import queries, space
@@ -17,6 +18,7 @@ from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
@@ -28,6 +30,15 @@ EVENTS_KEPT = 10_000
 
 Tags = Mapping[str, tuple[str, int]]
 Look = Callable[[str, int], "Published | None"]
+
+
+@contextmanager
+def _reading_json(path: Path) -> Iterator[sqlite3.Connection]:
+    with reading(path) as connection:
+        try:
+            yield connection
+        except ValueError as error:
+            raise unavailable(path, f"holds no valid JSON: {error}", "damaged") from error
 
 
 class Catalog:
@@ -161,22 +172,50 @@ class Catalog:
             places: Only those with these (run, step), in no order.
             durable: As the caller knows.
         """
-        with reading(self.path) as connection:
-            try:
-                found = queries.infos(connection, run, places=places, durable=durable)
-            except ValueError as error:
-                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+        with _reading_json(self.path) as connection:
+            found = queries.infos(connection, run, places=places, durable=durable)
+        return self._each_once(found)
+
+    def current(
+        self,
+        published: Mapping[tuple[str, int], int],
+        run: str | None = None,
+        *,
+        newest: int | None = None,
+        seek: bool = False,
+        durable: bool = True,
+    ) -> tuple[list[CheckpointInfo], set[tuple[str, int]]]:
+        """Return the checkpoints whose directories have the inode numbers that are known here, and the other places.
+
+        Args:
+            published: (run, step) -> inode number of the directory.
+            run: That all of them belong to; None: to any.
+            newest: Only so many of the checkpoints, the last by the order of commits.
+            seek: They are few of the run: look each of them up, and list no others.
+            durable: As the caller knows.
+
+        Returns:
+            The checkpoints, in no order, and the places of which the catalog does not know the directory.
+        """
+        with _reading_json(self.path) as connection:
+            listing = queries.listing(connection, run, places=published if seek else None)
+            same = [place for place, inode in listing.items() if published.get(place) == inode]
+            wanted = set(same[-newest:] if newest else same)
+            most = not seek and 2 * len(wanted) > len(listing)  # then all rows at once cost less
+            places = None if most else wanted
+            found = queries.infos(connection, run, places=places, durable=durable) if wanted else []
+        known = [info for info in self._each_once(found) if (info.run, info.step) in wanted]
+        return known, published.keys() - set(same)
+
+    def _each_once(self, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
         if len({(info.run, info.step) for info in found}) < len(found):  # SQLite goes by an index that knows one
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return found
 
     def leaves(self, run: str, step: int) -> list[LeafRow] | None:
         """Return what a checkpoint keeps as bytes, in order; None if it has no rows."""
-        with reading(self.path) as connection:
-            try:
-                return queries.leaves(connection, run, step)
-            except ValueError as error:
-                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+        with _reading_json(self.path) as connection:
+            return queries.leaves(connection, run, step)
 
     def count_and_sequence(self) -> tuple[int, int]:
         """Return how many checkpoints there are, and their greatest sequence number, 0 if there is none."""
@@ -237,11 +276,8 @@ class Catalog:
 
     def last_event(self, kind: str) -> dict[str, Any] | None:
         """Return the detail of the newest event of a kind; None if the log has none (any more)."""
-        with reading(self.path) as connection:
-            try:
-                return space.last_event(connection, kind)
-            except ValueError as error:
-                raise unavailable(self.path, f"holds no valid JSON: {error}", "damaged") from error
+        with _reading_json(self.path) as connection:
+            return space.last_event(connection, kind)
 
     def events(self, limit: int = 100) -> list[CatalogEvent]:
         """Return what happened last, newest first, at most `limit`."""

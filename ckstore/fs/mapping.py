@@ -33,11 +33,11 @@ class FilePart:
     length: int
 
 
-def map_side_by_side(parts: Iterable[FilePart], total: int) -> ctypes.Array[ctypes.c_ubyte]:
+def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
     """Return `total` bytes of writable memory that begin as the parts, one after another; writes stay private.
 
     A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
-    returned buffer any more.
+    returned view any more.
 
     Raises:
         OSError: The kernel has no room for the mapping.
@@ -51,7 +51,7 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> ctypes.Array[ctyp
     return memory
 
 
-def map_file(fd: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
+def map_file(fd: int, nbytes: int) -> memoryview:
     """Return the first `nbytes` of one open file as `map_side_by_side` does, in a call less; the kernel chooses where.
 
     Raises:
@@ -60,11 +60,11 @@ def map_file(fd: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
     return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
 
 
-def _unmapped_with(base: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
-    """Return a buffer over mapped memory, which is unmapped when nothing refers to the buffer any more."""
+def _unmapped_with(base: int, nbytes: int) -> memoryview:
+    """Return a view of mapped memory, which is unmapped when nothing refers to it any more."""
     memory = (ctypes.c_ubyte * nbytes).from_address(base)
     weakref.finalize(memory, _libc.munmap, base, nbytes).atexit = False
-    return memory
+    return memoryview(memory).cast("B")
 
 
 def _map(at: int | None, length: int, protection: int, flags: int, fd: int) -> int:

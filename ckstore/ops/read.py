@@ -148,13 +148,13 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
 
 def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     names = StorageNames(directory)
-    packs: dict[int, object] = {}
+    mapped: dict[int, memoryview] = {}
     memories: dict[int, StorageMemory] = {}
     to_read = []
     for i in storages:
         extents = directory.manifest.storages[i].extents
         if len(extents) == 1:
-            memories[i] = _slice_of_pack(directory, packs, extents[0], names.kind(i))
+            memories[i] = wrap(names.kind(i), _part_of_blob(directory, mapped, extents[0]))
         elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
             memories[i] = wrap(names.kind(i), _map_extents(directory, extents))
         else:
@@ -170,7 +170,7 @@ def _is_mappable(extent: Extent, *, last: bool) -> bool:
     return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
 
 
-def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> object:
+def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> memoryview:
     """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
 
     def parts() -> Iterator[mapping.FilePart]:
@@ -184,16 +184,15 @@ def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> o
     return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
 
 
-def _slice_of_pack(
-    directory: CheckpointDirectory, packs: dict[int, object], extent: Extent, kind: LeafKind
-) -> StorageMemory:
-    if extent.blob not in packs:
-        packs[extent.blob] = _map_blob(directory, directory.manifest.blobs[extent.blob])
-    whole = memoryview(packs[extent.blob]).cast("B")  # type: ignore[arg-type]
-    return wrap(kind, whole[extent.offset : extent.offset + extent.length])
+def _part_of_blob(directory: CheckpointDirectory, mapped: dict[int, memoryview], extent: Extent) -> memoryview:
+    """Map the blob of an extent, if nobody has done that: a pack has many."""
+    whole = mapped.get(extent.blob)
+    if whole is None:
+        whole = mapped[extent.blob] = _map_blob(directory, directory.manifest.blobs[extent.blob])
+    return whole if extent.length == len(whole) else whole[extent.offset : extent.offset + extent.length]
 
 
-def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> object:
+def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
     fd = directory.descriptor_of_whole(blob)
     try:
         return mapping.map_file(fd, blob.nbytes)

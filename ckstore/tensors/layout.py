@@ -48,8 +48,8 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+        step *= size or 1
+    return tuple(strides[::-1])
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:

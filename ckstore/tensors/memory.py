@@ -24,7 +24,7 @@ def memory_at(address: int, nbytes: int) -> memoryview:
     return view
 
 
-@dataclass
+@dataclass(slots=True)
 class StorageMemory:
     """The bytes of one storage, to be filled before leaves are made of it.
 
@@ -60,16 +60,15 @@ def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
     return memory
 
 
-def wrap(kind: LeafKind, buffer: object) -> StorageMemory:
-    """Return the memory of a storage that lies in `buffer`, uncopied.
+def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
+    """Return the memory of a storage that lies in `view`, uncopied.
 
     Args:
         kind: Kind of the leaves that will be made of it.
-        buffer: Any writable, contiguous buffer, such as a mapping. It stays exported, so that it
+        view: Bytes of a writable buffer, such as a mapping. It stays exported, so that it
             cannot be closed, for as long as one of the leaves lives.
     """
-    view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-    if not view.nbytes:
+    if not view:
         return allocate(kind, 0)
     owner: Any = view
     if kind == "torch":

@@ -145,7 +145,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = _DTYPES[leaf.dtype]
-    tensor = _no_elements(dtype, flat.device)
+    tensor = _no_elements(dtype, flat)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
@@ -228,7 +228,7 @@ def _has_names(tensor: torch.Tensor) -> bool:
     return named is not None and bool(named())
 
 
-def _no_elements(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if dtype is torch.complex32:  # torch.empty would warn that it is experimental; holding it is not
-        return torch.empty(0, dtype=torch.float16, device=device).view(dtype)
-    return torch.empty(0, dtype=dtype, device=device)
+def _no_elements(dtype: torch.dtype, beside: torch.Tensor) -> torch.Tensor:
+    if dtype is torch.complex32:  # new_empty would warn that it is experimental; holding it is not
+        return beside.new_empty(0, dtype=torch.float16).view(dtype)
+    return beside.new_empty(0, dtype=dtype)

@@ -247,6 +247,26 @@ def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: 
     assert catalog.infos("none") == []
 
 
+@pytest.mark.parametrize("seek", [False, True])
+def test_current_are_those_whose_directory_is_the_one_that_the_catalog_saw(catalog: Catalog, *, seek: bool) -> None:
+    directories = Directories()
+    directories.put(*(published("main", step, sequence=10 - step, inode=100 + step) for step in range(1, 6)))
+    directories.put(published("side", 1, sequence=20, inode=7))
+    directories.catalogue(catalog)
+    replaced, unknown = ("main", 2), ("main", 8)
+    there = {("main", 1): 101, replaced: 999, ("main", 3): 103, ("main", 4): 104, unknown: 108}
+
+    all_of_them, others = catalog.current(there, "main", seek=seek)
+    assert sorted(info.step for info in all_of_them) == [1, 3, 4]
+    assert others == {replaced, unknown}
+    if not seek:  # else there is no order to be the newest in
+        newest, others = catalog.current(there, newest=2)
+        assert sorted(info.step for info in newest) == [1, 3]
+        assert others == {replaced, unknown}
+    assert catalog.current({}, "main", seek=seek) == ([], set())
+    assert catalog.current({("side", 2): 7}, seek=seek) == ([], {("side", 2)})
+
+
 def test_steps_with_the_same_leaves_share_one_layout_until_the_last_goes(catalog: Catalog) -> None:
     directories = Directories()
     for step in range(5):

@@ -88,20 +88,22 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize("when", ["before the catalog is asked", "after it"])
 def test_one_that_goes_while_it_is_looked_for_gives_place_to_the_one_before(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     for step in range(3):
         store.save(state(step), step)
     catalog = store._context.catalog
-    real = type(catalog).infos
+    real = type(catalog).current
 
-    def dropped_first(self: Any, *arguments: Any, **options: Any) -> Any:
+    def with_a_drop(self: Any, *arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
+        known = real(self, *arguments, **options)
         Store.open(store.path).delete(2)
-        return real(self, *arguments, **options)
+        return known if when == "after it" else real(self, *arguments, **options)
 
-    monkeypatch.setattr(type(catalog), "infos", dropped_first)
+    monkeypatch.setattr(type(catalog), "current", with_a_drop)
 
     latest = store.latest()
 

@@ -175,7 +175,7 @@ LEAVES: list[tuple[LeafRecord, bytes, object]] = [
 
 @pytest.mark.parametrize("leaf, data, value", LEAVES)
 def test_leaves_are_made_of_wrapped_buffers(leaf: LeafRecord, data: bytes, value: object) -> None:
-    made: Any = make_leaf(leaf, wrap(leaf.kind, bytearray(data)))
+    made: Any = make_leaf(leaf, wrap(leaf.kind, memoryview(bytearray(data))))
 
     assert (made.tolist() if leaf.kind in ("torch", "numpy") else made) == value
 
@@ -187,7 +187,7 @@ def test_a_leaf_over_a_mapping_shares_it_and_holds_it_open(kind: LeafKind, tmp_p
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     leaf = LeafRecord("a", kind, "uint8" if kind == "torch" else "|u1", (8192,), 0)
-    made: Any = make_leaf(leaf, wrap(kind, mapped))
+    made: Any = make_leaf(leaf, wrap(kind, memoryview(mapped)))
     gc.collect()
 
     made[5] = 7
@@ -203,7 +203,7 @@ def test_a_leaf_over_a_mapping_shares_it_and_holds_it_open(kind: LeafKind, tmp_p
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_buffer_can_be_wrapped(kind: LeafKind) -> None:
-    assert wrap(kind, bytearray()).view.nbytes == 0
+    assert wrap(kind, memoryview(b"")).view.nbytes == 0
 
 
 def test_a_leaf_without_elements_needs_no_storage() -> None:
