@@ -13,7 +13,7 @@ import xxhash
 from tests.bench import states
 from tests.bench.case import Cache, Case, Here, System
 from tests.bench.states import Kind, Sizes, State
-from tests.bench.usage import cached_share, footprint, make_warm
+from tests.bench.usage import cached_share, footprint, make_warm, use_memory
 
 _REHEARSED = Sizes(state_bytes=2**25, small_count=20, layers=2)
 _SAMPLED = 25
@@ -209,7 +209,8 @@ class _AfterSave(_OfSystem):
         cache: What its files are before it: anything, in the page cache, or not there.
         kind: Of state.
         again: It is the system's own load that brings them into the page cache, and gives its memory back.
-        rest_s: Nothing is done for so long between that and the clock; for the name, too. None: not at all.
+        rest_s: Then another process uses as much memory, and so long passes before the clock; for the name, too.
+            None: neither.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class _AfterSave(_OfSystem):
         super().__init__(system, kind)
         self.cache = cache
         self._again = again
-        self._rest_s = rest_s or 0.0
+        self._rest_s = rest_s
         self.name += "" if rest_s is None else f", {rest_s:g} s"
 
     def warm(self, folder: Path) -> None:
@@ -232,7 +233,9 @@ class _AfterSave(_OfSystem):
             self.system.load()  # what it returns is freed at once
         else:
             super().warm(folder)
-        time.sleep(self._rest_s)
+        if self._rest_s is not None:
+            use_memory(self.nbytes)
+            time.sleep(self._rest_s)
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)

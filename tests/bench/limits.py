@@ -11,6 +11,7 @@ import xxhash
 
 from tests.bench.case import Cache, Here
 from tests.bench.floors import Floor, FreshCopy
+from tests.bench.usage import use_memory
 
 _PART_BYTES = 8 * 2**20
 
@@ -51,7 +52,7 @@ class MapFiles(Floor):
 
 
 class RestedCopy(FreshCopy):
-    """`FreshCopy` after a rest: what is free then has been free for so long."""
+    """`FreshCopy` so long after another process had used as much memory: what is free has been free since then."""
 
     def __init__(self, name: str, *, huge: bool, rest_s: float) -> None:
         super().__init__(name, huge=huge)
@@ -59,6 +60,7 @@ class RestedCopy(FreshCopy):
 
     def before(self, lap: int) -> None:
         super().before(lap)
+        use_memory(self.nbytes)
         time.sleep(self._rest_s)
 
 

@@ -97,7 +97,7 @@ def _threads() -> list[Ckstore]:
 
 def _limits() -> tuple[Scenario, ...]:
     """What the machine sets as a limit: `make bench BENCH=limit`."""
-    rests = (0, 8)
+    rests = (0, 2, 8)
     copies = (
         RestedCopy(f"{name}, {rest_s} s", huge=bool(huge), rest_s=rest_s)
         for huge, name in enumerate(FRESH_FLOORS)
@@ -108,7 +108,7 @@ def _limits() -> tuple[Scenario, ...]:
     return (
         Scenario(
             "limit-fresh",
-            "Load into fresh memory, at once and after a rest of the machine",
+            "Load into fresh memory that another process used just before, or some seconds ago",
             (*copies, *loads),
             curve=True,
         ),

@@ -7,6 +7,8 @@ import mmap
 import os
 import resource
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -160,6 +162,14 @@ def make_warm(folder: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+def use_memory(nbytes: int) -> None:
+    """Have another process fill so much memory, and end: then the kernel has that much at hand.
+
+    A virtual machine may return to its host what has been free for seconds, and then has to ask for it again.
+    """
+    subprocess.run([sys.executable, "-c", f"b'x' * {nbytes}"], check=True)
 
 
 def cached_share(paths: Iterable[Path]) -> float | None:
