@@ -148,17 +148,24 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
 
 def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     names = StorageNames(directory)
-    mapped: dict[int, memoryview] = {}
+    records = directory.manifest.storages
     memories: dict[int, StorageMemory] = {}
-    to_read = []
+    alone, to_read = [], []
     for i in storages:
-        extents = directory.manifest.storages[i].extents
+        extents = records[i].extents
         if len(extents) == 1:
-            memories[i] = wrap(names.kind(i), _part_of_blob(directory, mapped, extents[0]))
+            alone.append((extents[0].blob, extents[0].offset, i))
         elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
             memories[i] = wrap(names.kind(i), _map_extents(directory, extents))
         else:
             to_read.append(i)
+    parts = _PartsOfBlobs(directory)
+    for _, _, i in sorted(alone):
+        view = parts.map(records[i].extents[0])
+        if view is None:
+            to_read.append(i)
+        else:
+            memories[i] = wrap(names.kind(i), view)
     if verify:
         _verify_mapped(directory, memories, names)
     if to_read:
@@ -184,12 +191,29 @@ def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> m
     return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
 
 
-def _part_of_blob(directory: CheckpointDirectory, mapped: dict[int, memoryview], extent: Extent) -> memoryview:
-    """Map the blob of an extent, if nobody has done that: a pack has many."""
-    whole = mapped.get(extent.blob)
-    if whole is None:
-        whole = mapped[extent.blob] = _map_blob(directory, directory.manifest.blobs[extent.blob])
-    return whole if extent.length == len(whole) else whole[extent.offset : extent.offset + extent.length]
+class _PartsOfBlobs:
+    """Maps storages of one extent each, by blob and offset: those of a pack together, and no byte for two of them.
+
+    Storages with the same bytes have one place in the blobs. Who writes to one that is mapped must not change another.
+    """
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._blob, self._whole = -1, memoryview(b"")
+        self._end = 0
+
+    def map(self, extent: Extent) -> memoryview | None:
+        """Return memory of its own for an extent; None: a part of a blob that is mapped already, to be read instead.
+
+        As many small storages as there are may be equal, and a process may have only so many mappings.
+        """
+        blob = self._directory.manifest.blobs[extent.blob]
+        if extent.blob != self._blob:
+            self._blob, self._whole, self._end = extent.blob, _map_blob(self._directory, blob), 0
+        if extent.offset >= self._end:
+            self._end = extent.offset + extent.length
+            return self._whole[extent.offset : self._end]
+        return _map_blob(self._directory, blob) if extent.length == blob.nbytes else None
 
 
 def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:

@@ -216,6 +216,15 @@ SHARING = [
         "assert -11",
     ),
     Mutant(
+        "what is written to a mapped leaf is in no other one",
+        "mapped-together",
+        "ops/read.py",
+        "        if extent.offset >= self._end:\n",
+        "        if extent.offset >= 0:\n",
+        "tests/ops/test_mapped_alone.py::test_what_was_tied_stays_tied",
+        "assert (tensor(1.), tensor(1.)) == (1, 0)",
+    ),
+    Mutant(
         "exclusive lock on what is dropped",
         "dropped-while-read",
         "ops/drop.py",
