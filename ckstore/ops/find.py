@@ -75,8 +75,10 @@ def _from_catalog(
             tell_unavailable(context, error)
         return [], set(published)
     # An interrupted `rm -r` takes the manifest of a directory that the catalog knows.
-    whole = [info for info in rows if _has_manifest(context, info.run, info.step)]
-    return whole, unknown | {(info.run, info.step) for info in rows}.difference((i.run, i.step) for i in whole)
+    torn = {(info.run, info.step) for info in rows if not _has_manifest(context, info.run, info.step)}
+    if torn and newest is not None:  # as many older ones are wanted in their place
+        return _from_catalog(context, published, run, None, seek=seek)
+    return [info for info in rows if (info.run, info.step) not in torn], unknown | torn
 
 
 def _has_manifest(context: Context, run: str, step: int) -> bool:

@@ -87,6 +87,19 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
     shutil.rmtree(folder)
 
 
+def test_an_old_one_that_the_catalog_does_not_know_takes_no_place_of_a_newer_one(store: Store) -> None:
+    for step in range(1, 5):
+        store.save(state(step), step)
+    run = store.path / "checkpoints" / "main"
+    shutil.copytree(run / "1", run / "copy")
+    shutil.rmtree(run / "1")
+    (run / "copy").rename(run / "1")  # another inode number
+    (run / "4" / "manifest.json").unlink()
+
+    assert [info.step for info in infos(store._context, newest=2)] == [2, 3]
+    shutil.rmtree(run / "4")
+
+
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("when", ["before the catalog is asked", "after it"])
 def test_one_that_goes_while_it_is_looked_for_gives_place_to_the_one_before(
