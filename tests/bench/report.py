@@ -87,7 +87,8 @@ def _cells(results: Results, scenario: str, case: str, role: str) -> list[str]:
     per_gb = ratio(results.value(scenario, case, "cpu_s"), None if nbytes is None else nbytes / 1e9)
     private = results.counted(scenario, case, "private_bytes")
     extra = results.value(scenario, case, "extra_bytes") if private is None else private
-    fsyncs = results.counted(scenario, case, "fsyncs")
+    # Counted in the same part of the work as the times, which are scaled up already.
+    fsyncs = ratio(results.counted(scenario, case, "fsyncs"), results.value(scenario, case, "scale"))
     return [
         title,
         number(seconds),

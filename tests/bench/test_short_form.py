@@ -249,6 +249,15 @@ def told(scenario: str, date: str, seconds: float) -> dict[str, Any]:
     }
 
 
+def test_fsyncs_are_scaled_up_like_the_times() -> None:
+    read = told("small", "2026-01-01", 1.0)
+    case = read["scenarios"]["small"]["cases"]["ckstore"]
+    case["samples"][0]["scale"] = 0.04
+    case["counted"] = {"private_bytes": 0, "fsyncs": 80}
+
+    assert "| 2,000 | scaled from 4.0% of the work |" in report(read)
+
+
 def test_the_page_is_what_its_samples_say() -> None:
     read = json.loads(page.PAGE.with_name(page.SAMPLES).read_text(encoding="utf-8"))
 
