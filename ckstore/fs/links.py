@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
 
@@ -37,6 +38,17 @@ def rename(source: str | Path, target: str | Path, *, dir_fd: int | None = None)
     os.rename(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
+def rename_new(source: Path, target: Path) -> None:
+    """Rename, but never over something else (``renameat2`` with ``RENAME_NOREPLACE``); durable as after `rename`.
+
+    Raises:
+        FileExistsError: `target` exists; nothing was changed.
+        UnsafePlace: The C library or the filesystem cannot.
+        OSError: As `rename`.
+    """
+    _renameat2(source, target, _RENAME_NOREPLACE, "rename without overwriting", "making a store")
+
+
 def exchange(one: Path, other: Path) -> None:
     """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``).
 
@@ -44,18 +56,22 @@ def exchange(one: Path, other: Path) -> None:
         UnsafePlace: The C library or the filesystem cannot.
         OSError: As `rename`.
     """
-    import ctypes  # only replacing needs it, and it takes as long to import as all else here
+    _renameat2(one, other, _RENAME_EXCHANGE, "exchange two names", "replacing a checkpoint")
+
+
+def _renameat2(one: Path, other: Path, flag: int, what: str, who: str) -> None:
+    import ctypes  # only making a store and replacing need it, and it takes as long to import as all else here
 
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError as error:
-        msg = "the C library has no renameat2, which replacing a checkpoint needs"
+        msg = f"the C library has no renameat2, which {who} needs"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), flag) == 0:
         return
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
-        msg = f"the filesystem of {other} cannot exchange two names, which replacing a checkpoint needs"
+        msg = f"the filesystem of {other} cannot {what}, which {who} needs"
         raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 

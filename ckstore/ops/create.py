@@ -1,9 +1,13 @@
-"""Make a store. It exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`."""
+"""Make a store. It exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`.
+
+Several may make one at once: nobody removes a name of another one, and ``store.json`` never takes the place of another.
+"""
 
 from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,6 +24,7 @@ DEFAULT_CHUNK_BYTES = 32 * 2**20
 _LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20
 _DIRECTORY_MODE = 0o700
+_FRESH_PREFIX = "store.json."
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
@@ -40,42 +45,52 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
-    """Make what is missing, ``store.json`` last. The root is locked, so what is half made is of a process that died."""
-    root = layout.root
-    if layout.settings.exists():
-        return False
+    """Make what is missing, ``store.json`` last; False if another process was faster.
+
+    The root is locked, but on a shared filesystem not against other hosts.
+    """
+    made = not layout.settings.exists() and _make(layout, settings)
+    files.sync_directory(layout.root)  # whoever made it may have died before he did this
+    files.sync_directory(layout.root.parent)
+    return made
+
+
+def _make(layout: Layout, settings: StoreSettings) -> bool:
     _refuse_foreign(layout)
-    _remove_leftovers(layout)
     for directory in layout.directories:
         links.make_directory(directory)
     place.try_links(layout.staging, layout.linked)
-    fresh = root / f"store.json.{uuid.uuid4().hex[:12]}"
+    fresh = layout.root / f"{_FRESH_PREFIX}{uuid.uuid4().hex[:12]}"
     files.create_file(fresh, seal(settings.render()), mode=0o444)
-    links.rename(fresh, layout.settings)
-    files.sync_directory(root)
-    files.sync_directory(root.parent)
+    try:
+        links.rename_new(fresh, layout.settings)
+    except (FileExistsError, FileNotFoundError):  # another host made the store; who opens it sweeps
+        with suppress(FileNotFoundError):
+            links.unlink(fresh)
+        return False
     return True
 
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
     foreign = sorted(
-        name for name in os.listdir(layout.root) if name not in ours and not name.startswith("store.json.")
+        name for name in os.listdir(layout.root) if name not in ours and not name.startswith(_FRESH_PREFIX)
     )
-    if foreign:
+    if foreign and not layout.settings.exists():  # else it is a store that another host made meanwhile
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
 
-def _remove_leftovers(layout: Layout) -> None:
-    """Remove the temporary names that an earlier, killed, attempt left: there is no store yet, so nobody sees them."""
+def remove_leftovers(layout: Layout) -> None:
+    """Remove the temporary ``store.json.*`` of those who died while they made this store, and of those who come late.
+
+    Raises:
+        OSError: One could not be removed.
+    """
     for name in os.listdir(layout.root):
-        if name.startswith("store.json."):
-            links.unlink(layout.root / name)
-    for directory in layout.linked:
-        for name in os.listdir(directory) if directory.is_dir() else ():
-            if name.startswith(place.TRY_PREFIX):
-                links.unlink(directory / name)
+        if name.startswith(_FRESH_PREFIX):
+            with suppress(FileNotFoundError):
+                links.unlink(layout.root / name)
 
 
 def read_settings(root: Path) -> StoreSettings:

@@ -11,7 +11,7 @@ from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops import in_step, reclaim
+from ckstore.ops import create, in_step, reclaim
 from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.relist import list_blobs_after_boot
@@ -45,6 +45,7 @@ def recover(context: Context) -> list[str]:
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
         trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)
+    create.remove_leftovers(layout)
     said: list[str] = []
     try:
         said = catch_up(context)

@@ -142,7 +142,7 @@ DURABILITY = [
         "fsync of the store's parent by init",
         "parent-of-store-not-synced",
         "ops/create.py",
-        "    files.sync_directory(root.parent)\n",
+        "    files.sync_directory(layout.root.parent)\n",
         "",
         law("init"),
         "N2 (",

@@ -314,4 +314,13 @@ SHARING = [
         "tests/ops/test_retain.py::test_a_damaged_newest_checkpoint_protects_the_one_before",
         "assert",
     ),
+    Mutant(
+        "store.json never takes the place of another one",
+        "settings-replaced",
+        "ops/create.py",
+        "links.rename_new(fresh, layout.settings)",
+        "links.rename(fresh, layout.settings)",
+        "tests/ops/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
+        "assert",
+    ),
 ]

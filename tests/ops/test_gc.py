@@ -21,13 +21,13 @@ from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, holders, lease, links, locks, machine
-from ckstore.model.gc_report import GcReport
 from ckstore.model.retention import RetentionPolicy
 from ckstore.objects import publish
 from ckstore.ops import reclaim, relist
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.holding import holding
+from tests.support.meanwhile import run_with
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes
 
@@ -415,38 +415,6 @@ SEAM = [
 ]
 
 
-def gc_with(store: Store, meanwhile: Callable[[], object], at: int, *, before: bool) -> tuple[GcReport, bool]:
-    """Run gc and do something else before or after its `at`-th step; return whether there was such a step."""
-    count = 0
-    inside = False
-
-    def wrapped(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count, inside
-            if inside:
-                return original(*args, **kwargs)
-            count += 1
-            mine = count == at
-            if mine and before:
-                inside = True
-                meanwhile()
-                inside = False
-            result = original(*args, **kwargs)
-            if mine and not before:
-                inside = True
-                meanwhile()
-                inside = False
-            return result
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in SEAM:
-            patch.setattr(owner, name, wrapped(getattr(owner, name)))
-        report = store.gc()
-    return report, count >= at
-
-
 @pytest.mark.crash
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("what", ["save", "killed save"])
@@ -469,7 +437,7 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
                 assert run_and_kill(lambda: other.save(wanted, step=20), at=12, before=True)
 
         had_bytes = disk_bytes(store.path)
-        report, there = gc_with(store, meanwhile, at, before=before)
+        report, there = run_with(store.gc, meanwhile, at, before=before, steps=SEAM)
 
         check_links(store.path)
         assert [name for name in os.listdir(store.path / "trash") if name.startswith("xxh3-")] == []

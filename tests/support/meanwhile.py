@@ -1,0 +1,62 @@
+"""Do something else in the middle of some work: before or after one of its steps, the calls of chosen functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+Result = TypeVar("Result")
+
+
+def run_with(
+    work: Callable[[], Result],
+    meanwhile: Callable[[], object],
+    at: int,
+    *,
+    before: bool,
+    steps: Sequence[tuple[object, str]],
+) -> tuple[Result, bool]:
+    """Run `work` and, before or after its `at`-th step, `meanwhile`, whose own steps do not count.
+
+    Args:
+        work: What is looked at.
+        meanwhile: What somebody else does.
+        at: Which step, from 1.
+        before: Before it, else after it.
+        steps: Which functions are steps: where each is looked up, and its name.
+
+    Returns:
+        What `work` returned, and whether it had so many steps.
+    """
+    count = 0
+    inside = False
+
+    def other() -> None:
+        nonlocal inside
+        inside = True
+        meanwhile()
+        inside = False
+
+    def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            if inside:
+                return original(*args, **kwargs)
+            count += 1
+            mine = count == at
+            if mine and before:
+                other()
+            result = original(*args, **kwargs)
+            if mine and not before:
+                other()
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in steps:
+            patch.setattr(owner, name, wrapped(getattr(owner, name)))
+        result = work()
+    return result, count >= at
