@@ -242,6 +242,32 @@ def sync_directory(path: str | Path) -> None:
         _sync_names(fd)
 
 
+def sync_name(directory: Path) -> None:
+    """Make the name of a directory durable: sync its parent, or the filesystem if this user may not read the parent.
+
+    The root of a filesystem has no name in it, so nothing is done for one.
+
+    Raises:
+        OSError: As `sync_directory`.
+    """
+    parent = directory.parent
+    if os.stat(parent).st_dev != os.stat(directory).st_dev:
+        return
+    try:
+        sync_directory(parent)
+    except PermissionError:
+        _sync_filesystem(directory)
+
+
+def _sync_filesystem(directory: Path) -> None:
+    import ctypes  # rare, and slow to import
+
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(directory))
+
+
 def sync_open_directory(fd: int) -> None:
     """As `sync_directory`, for a directory that was opened before the names were changed.
 

@@ -141,7 +141,7 @@ def check_able(root: Path, directories: Sequence[Path], staging: Path, linked: S
 
 
 def try_links(staging: Path, others: Sequence[Path]) -> None:
-    """Try what a store needs between its directories: hardlinks, renames, and the exchange of two names.
+    """Try what a store needs between its directories: hardlinks, renames, also without overwriting, and exchanges.
 
     It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
     process leaves can be told from what a living one is just trying (`remove_leftovers`).
@@ -159,6 +159,8 @@ def try_links(staging: Path, others: Sequence[Path]) -> None:
             made.append(path)
         _try_between(staging.parent, own, others, made)
         _try("exchange two names in", staging, partial(links.exchange, first, second))
+        made.append(own / "three")
+        _try("rename without overwriting in", staging, partial(links.rename_new, second, own / "three"))
     finally:
         try:
             for path in made:

@@ -6,6 +6,7 @@ Several may make one at once: nobody removes a name of another one, and ``store.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ DEFAULT_CHUNK_BYTES = 32 * 2**20
 _LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20
 _DIRECTORY_MODE = 0o700
-_FRESH_PREFIX = "store.json."
+_FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
@@ -49,34 +50,40 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
     The root is locked, but on a shared filesystem not against other hosts.
     """
-    made = not layout.settings.exists() and _make(layout, settings)
-    files.sync_directory(layout.root)  # whoever made it may have died before he did this
-    files.sync_directory(layout.root.parent)
-    return made
+    if layout.settings.exists():
+        return False
+    try:
+        _make(layout, settings)
+    except OSError:  # another host made it meanwhile, and may have filled the disk
+        if layout.settings.exists():
+            return False  # who opens it makes its names durable, as the one who made it may have died
+        raise
+    files.sync_directory(layout.root)
+    files.sync_name(layout.root)
+    return True
 
 
-def _make(layout: Layout, settings: StoreSettings) -> bool:
+def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
     for directory in layout.directories:
         links.make_directory(directory)
     place.try_links(layout.staging, layout.linked)
-    fresh = layout.root / f"{_FRESH_PREFIX}{uuid.uuid4().hex[:12]}"
-    files.create_file(fresh, seal(settings.render()), mode=0o444)
+    fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
+        files.create_file(fresh, seal(settings.render()), mode=0o444)
         links.rename_new(fresh, layout.settings)
-    except (FileExistsError, FileNotFoundError):  # another host made the store; who opens it sweeps
-        with suppress(FileNotFoundError):
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell; a name that stays is removed at opening
             links.unlink(fresh)
-        return False
-    return True
+        raise
 
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    foreign = sorted(
-        name for name in os.listdir(layout.root) if name not in ours and not name.startswith(_FRESH_PREFIX)
-    )
-    if foreign and not layout.settings.exists():  # else it is a store that another host made meanwhile
+    there = os.listdir(layout.root)
+    foreign = sorted(name for name in there if name not in ours and not _FRESH.fullmatch(name))
+    # What lies beside a store.json is of a store that another host made since we looked, and has opened.
+    if foreign and layout.settings.name not in there and not layout.settings.exists():
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
@@ -88,7 +95,7 @@ def remove_leftovers(layout: Layout) -> None:
         OSError: One could not be removed.
     """
     for name in os.listdir(layout.root):
-        if name.startswith(_FRESH_PREFIX):
+        if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
                 links.unlink(layout.root / name)
 

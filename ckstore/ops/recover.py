@@ -36,16 +36,17 @@ def recover(context: Context) -> list[str]:
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []
-    for directory in context.layout.directories:  # a copy may have left out empty ones
-        links.make_directory(directory)
     layout = context.layout
-    with _unless_full():
-        place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
-    _make_store_durable(context)
+    try:
+        for directory in layout.directories:  # a copy may have left out empty ones
+            links.make_directory(directory)
+        with _unless_full():
+            place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+    finally:
+        _make_store_durable(context)
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
         trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)
-    create.remove_leftovers(layout)
     said: list[str] = []
     try:
         said = catch_up(context)
@@ -55,20 +56,22 @@ def recover(context: Context) -> list[str]:
     except (CatalogUnavailable, InUse) as error:
         notes.append(_left_aside(context, error))
     reclaim.give_back(context)
-    reserve.fill(context.layout)
+    reserve.fill(layout)
+    create.remove_leftovers(layout)
     for note in said:
         warn(note)
     return said + notes
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the names in the store durable, whoever made them: a checkpoint is no more durable than they are (rule F).
+    """Make the store's name and those in it durable, whoever made them: no checkpoint is more durable (rule F).
 
     Raises:
         OSError: That did not work; this process must not write to the store.
     """
     try:
         files.sync_directory(context.layout.root)
+        files.sync_name(context.layout.root)
     except OSError as error:
         context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
         raise

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import DamagedBlob
@@ -197,6 +198,16 @@ def _without_empty_directories(path: Path, journal: Journal) -> None:
         (path / name).rmdir()
 
 
+def _half_initialized(path: Path, journal: Journal) -> None:
+    """The store has its name and settings, and whoever made it died before he made them durable."""
+
+    def killed(*_: Any) -> None:
+        raise _KilledError
+
+    with patch.object(files, "sync_directory", killed), suppress(_KilledError):
+        Store.init(path, chunk_bytes=2**20)
+
+
 ACTS = SCENARIOS | {
     act.name: act
     for act in (
@@ -204,6 +215,7 @@ ACTS = SCENARIOS | {
         Scenario("save_with_tags", _SAVED, _open, _saving_with_tags(2, "second")),
         Scenario("save_again_with_tags", _SAVED, _open, _saving_with_tags(1, "first")),
         Scenario("save_into_a_copy", _without_empty_directories, _open, _saving_with_tags(1, "first")),
+        Scenario("save_after_half_an_init", _half_initialized, _open, _saving_with_tags(1, "first")),
         Scenario("save_touched", _touched, _open, _saving_more),
         Scenario("save_heals", _damaged, _open, _saving_more),
         Scenario("save_offers_again", _without_a_name, _open, _saving_more),

@@ -46,7 +46,7 @@ DURABILITY = [
         "        try:\n            os.fsync(fd)\n        except OSError:\n            os.fsync(fd)\n",
         law("first_save"),
         "D2 (",
-        failing_sync=2,
+        failing_sync=3,
     ),
     Mutant(
         "fsync of the manifest",
@@ -139,12 +139,12 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the store's parent by init",
-        "parent-of-store-not-synced",
-        "ops/create.py",
-        "    files.sync_directory(layout.root.parent)\n",
+        "fsync of the store's parent at opening, which init ends with",
+        "parent-not-synced-at-opening",
+        "ops/recover.py",
+        "        files.sync_name(context.layout.root)\n",
         "",
-        law("init"),
+        law("save_after_half_an_init"),
         "N2 (",
     ),
     Mutant(

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import multiprocessing
 import os
 import shutil
+import tempfile
+import traceback
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ckstore import Store
-from ckstore.errors import StoreNotFound
-from ckstore.fs import files, links, locks
+from ckstore.errors import BadInput, StoreNotFound
+from ckstore.fs import files, links, locks, place
 from ckstore.objects.layout import Layout
 from ckstore.ops import create as creating
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import run_with
+from tests.support.requirements import require, require_root
 from tests.support.stores import check_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = [
     (links, "link"),
@@ -39,6 +41,14 @@ STEPS = [
 
 def create(root: Path) -> bool:
     return creating.create(root, hash_name="xxh3_128", chunk_bytes=2**20)
+
+
+def create_in_a_child(root: Path) -> None:
+    try:
+        create(root)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(2)  # which nobody takes for a kill or a success
 
 
 def names(folder: Path) -> list[str]:
@@ -60,6 +70,10 @@ def leave_half_made(root: Path) -> None:
     (root / "store.json.0123456789ab").touch()
 
 
+def settings_names(root: Path) -> list[str]:
+    return [name for name in os.listdir(root) if name.startswith("store.json")]
+
+
 def check_clean(root: Path) -> None:
     """Opening leaves nothing but a store that works."""
     with Store.open(root) as store:
@@ -67,15 +81,18 @@ def check_clean(root: Path) -> None:
         assert [info.step for info in store.checkpoints()] == [1]
     check_store(root)
     layout = Layout(root)
-    assert [name for name in os.listdir(root) if name.startswith("store.json")] == ["store.json"]
+    assert settings_names(root) == ["store.json"]
     assert [name for folder in layout.linked for name in os.listdir(folder) if "try-" in name] == []
     assert os.listdir(layout.staging) == []
 
 
 @pytest.mark.usefixtures("no_common_locks")
 @pytest.mark.parametrize("half", [False, True], ids=["nothing there", "half-made there"])
+@pytest.mark.parametrize("opens", [False, True], ids=["makes", "makes and opens"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_of_two_who_make_a_store_at_once_one_does_and_both_have_it(tmp_path: Path, before: bool, half: bool) -> None:
+def test_of_two_who_make_a_store_at_once_one_does_and_both_have_it(
+    tmp_path: Path, before: bool, half: bool, opens: bool
+) -> None:
     if half:
         leave_half_made(tmp_path / "half")
     for at in itertools.count(1):
@@ -87,17 +104,44 @@ def test_of_two_who_make_a_store_at_once_one_does_and_both_have_it(tmp_path: Pat
 
         def meanwhile(root: Path = root, made: list[bool] = made, settings: list[object] = settings) -> None:
             made.append(create(root))
-            Store.open(root).close()
+            if opens:
+                Store.open(root).close()
             settings.append(creating.read_settings(root))
 
         mine, there = run_with(partial(create, root), meanwhile, at, before=before, steps=STEPS)
 
         assert [mine, *made].count(True) == 1, f"at step {at}"
         assert all(read == creating.read_settings(root) for read in settings), "the settings of a store were replaced"
+        if not half:  # else it is for the first who opens it
+            assert settings_names(root) == ["store.json"]
         check_clean(root)
         if not there:
             break
     assert at > 25
+
+
+@pytest.mark.usefixtures("no_common_locks")
+def test_hosts_that_begin_at_the_same_moment_have_one_store(tmp_path: Path) -> None:
+    for number in range(8):
+        root = tmp_path / str(number)
+        catalogs = [tmp_path / f"{number} of {host}.db" for host in range(3)]
+
+        with multiprocessing.get_context("fork").Pool(3) as hosts:
+            results = hosts.starmap(begin, [(host, root, catalogs) for host in range(3)])
+
+        assert results == [creating.read_settings(root).uuid] * 3, results
+        assert settings_names(root) == ["store.json"]
+        assert os.listdir(root / "staging") == []
+        for host, catalog in enumerate(catalogs):
+            with Store.open(root, catalog_path=catalog) as store:
+                assert sorted(info.run for info in store.checkpoints()) == ["of-0", "of-1", "of-2"]
+                assert store.load(f"of-{host}@1") == {"w": bytes([host])}
+
+
+def begin(host: int, root: Path, catalogs: list[Path]) -> str:
+    with Store.open_or_init(root, catalog_path=catalogs[host]) as store:
+        store.save({"w": bytes([host])}, step=1, run=f"of-{host}")
+    return creating.read_settings(root).uuid
 
 
 @pytest.mark.usefixtures("no_common_locks")
@@ -107,7 +151,7 @@ def test_one_who_dies_while_he_makes_a_store_keeps_nobody_else_from_it(tmp_path:
         root = tmp_path / str(at)
 
         def meanwhile(root: Path = root, at: int = at) -> None:
-            run_and_kill(lambda: create(root), at=1 + at * 17 % 29, before=False)
+            run_and_kill(lambda: create_in_a_child(root), at=1 + at * 17 % 29, before=False)
 
         there = run_with(partial(create, root), meanwhile, at, before=True, steps=STEPS)[1]
 
@@ -125,3 +169,69 @@ def test_what_killed_makers_left_is_gone_when_the_store_is_made(tmp_path: Path) 
     Store.init(tmp_path / "store").close()
 
     check_clean(tmp_path / "store")
+
+
+def test_what_somebody_keeps_beside_the_settings_stays(store: Store) -> None:
+    for name in ("store.json.bak", "store.json.0123456789ab.orig"):
+        (store.path / name).touch()
+    (store.path / "store.json.d").mkdir()
+    (store.path / "store.json.0123456789ab").touch()
+
+    assert Store.open(store.path).warnings == store.warnings
+
+    assert sorted(settings_names(store.path)) == [
+        "store.json",
+        "store.json.0123456789ab.orig",
+        "store.json.bak",
+        "store.json.d",
+    ]
+
+
+def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(links, "rename_new", fail)
+    monkeypatch.setattr(place, "try_links", lambda *_: None)
+    for _ in range(3):
+        with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):
+            Store.init(tmp_path / "store")
+
+    assert settings_names(tmp_path / "store") == []
+
+
+@pytest.mark.usefixtures("no_common_locks")
+def test_who_fails_while_another_host_makes_the_store_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "store"
+    try_links = place.try_links
+
+    def full(*_: object) -> None:
+        monkeypatch.setattr(place, "try_links", try_links)
+        assert create(root)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(place, "try_links", full)
+
+    assert not create(root)
+    check_clean(root)
+
+
+def test_a_store_below_a_directory_that_its_owner_may_not_read() -> None:
+    require_root()
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o733)
+        closed = [folder for folder in Path(name).parents if not folder.stat().st_mode & 0o001]
+        require(not closed, f"others cannot come to {name} through {closed}")
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                with pytest.raises(PermissionError):
+                    os.listdir(name)
+                made = create(Path(name, "store")), create(Path(name, "store"))
+                os._exit(0 if made == (True, False) else 2)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
