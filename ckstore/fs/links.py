@@ -60,7 +60,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def _renameat2(one: Path, other: Path, flag: int, what: str, who: str) -> None:
-    import ctypes  # only making a store and replacing need it, and it takes as long to import as all else here
+    import ctypes  # readers do without it, and it takes as long to import as all else here
 
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2

@@ -15,7 +15,7 @@ from ckstore.errors import UnsafePlace
 from ckstore.fs import links, locks
 from ckstore.model.doctor.place import PlaceFacts
 
-TRY_PREFIX = ".try-"
+_TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
 
 _OWN_PREFIX = "try-"
@@ -222,6 +222,6 @@ def remove_leftovers(staging: Path, others: Sequence[Path]) -> None:
     for directory in others:
         for name in os.listdir(directory):
             # Its owner removes it before his own directory, which only he does while he lives.
-            if name.startswith(TRY_PREFIX) and not os.path.lexists(staging / name[1:]):
+            if name.startswith(_TRY_PREFIX) and not os.path.lexists(staging / name[1:]):
                 with suppress(FileNotFoundError):
                     links.unlink(directory / name)

@@ -34,7 +34,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     Raises:
         BadInput: `root` holds something else, or an argument cannot be.
         UnsafePlace: The filesystem cannot hold a store.
-        OSError: The system refused.
+        OSError: The system refused, or the store is made and its names may not survive a power cut.
     """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
@@ -58,7 +58,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
         if layout.settings.exists():
             return False  # who opens it makes its names durable, as the one who made it may have died
         raise
-    files.sync_directory(layout.root)
+    files.sync_directory(layout.root)  # opening does so, too, but tells of a failure by a note; here it is an error
     files.sync_name(layout.root)
     return True
 

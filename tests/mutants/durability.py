@@ -139,7 +139,16 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the store's parent at opening, which init ends with",
+        "init fails if the store's name cannot be made durable",
+        "parent-not-synced-by-init",
+        "ops/create.py",
+        "    files.sync_name(layout.root)\n",
+        "",
+        "tests/ops/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "fsync of the store's parent at opening",
         "parent-not-synced-at-opening",
         "ops/recover.py",
         "        files.sync_name(context.layout.root)\n",

@@ -127,7 +127,7 @@ def test_hosts_that_begin_at_the_same_moment_have_one_store(tmp_path: Path) -> N
         catalogs = [tmp_path / f"{number} of {host}.db" for host in range(3)]
 
         with multiprocessing.get_context("fork").Pool(3) as hosts:
-            results = hosts.starmap(begin, [(host, root, catalogs) for host in range(3)])
+            results = hosts.starmap_async(begin, [(host, root, catalogs) for host in range(3)]).get(timeout=120)
 
         assert results == [creating.read_settings(root).uuid] * 3, results
         assert settings_names(root) == ["store.json"]
@@ -198,6 +198,18 @@ def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, monkeypatch: 
             Store.init(tmp_path / "store")
 
     assert settings_names(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("call", ["sync_directory", "sync_name"])
+def test_a_store_whose_names_are_not_durable_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, call, fail)
+    with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):
+        Store.init(tmp_path / "store")
 
 
 @pytest.mark.usefixtures("no_common_locks")
