@@ -16,7 +16,7 @@
     ├── DamagedBlob              3   bytes on disk are not what their name says
     ├── InUse                    5   somebody holds what was to be taken apart
     ├── NewerFormat              1   written by a newer ckstore
-    └── UnsafePlace              1   the filesystem cannot keep what ckstore promises
+    └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
 A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
 pickling, since training code raises them across processes. Exit statuses: docs/reference/exit-statuses.md.
@@ -169,4 +169,4 @@ class NewerFormat(CkstoreError):
 
 
 class UnsafePlace(CkstoreError):
-    """The filesystem cannot keep what ckstore promises."""
+    """The place cannot keep what ckstore promises, or the store that was found there is another user's."""

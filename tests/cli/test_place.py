@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.errors import StoreNotFound
+from ckstore.errors import StoreNotFound, UnsafePlace
 from ckstore_cli._place import find_store, place_for_new
+from tests.support.requirements import require_root
+from tests.support.users import common_folder, users
 
 
 def make(path: Path) -> Path:
@@ -81,3 +84,97 @@ def test_a_new_store_is_made_where_it_will_be_looked_for() -> None:
     assert place_for_new(None, Path("option"), env) == Path("option")
     assert place_for_new(None, None, env) == Path("variable")
     assert place_for_new(None, None, {}) == Path(".ckstore")
+
+
+# ------------------------------------------------------------------------------- stores of other users
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A directory that anybody may write to, with a store in it that another user made."""
+    require_root()
+    store = make(tmp_path / "project" / ".ckstore")
+    for path in (store, store / "store.json"):
+        os.chown(path, 70_001, 70_001)
+    return store
+
+
+def test_a_store_of_another_user_is_refused_where_it_was_only_found(foreign: Path) -> None:
+    make(foreign.parents[1] / ".ckstore")  # what lies further above is not taken in its place
+
+    with pytest.raises(UnsafePlace) as refused:
+        find_store(None, {}, foreign.parent)
+
+    assert f"{foreign} belongs to uid 70001" in refused.value.message
+    assert f"export CKSTORE_SAFE_DIRECTORY={foreign}" in refused.value.hint
+    assert f"--store {foreign}" in refused.value.hint
+
+
+def test_to_name_a_store_of_another_user_is_consent(foreign: Path) -> None:
+    assert find_store(foreign, {}, foreign.parent) == foreign
+    assert find_store(None, {"CKSTORE_PATH": str(foreign)}, foreign.parent) == foreign
+
+
+@given(before=st.lists(st.sampled_from(["", "relative", "/elsewhere", "~"]), max_size=3), after=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+def test_a_store_of_another_user_that_is_listed_as_safe_is_taken(before: list[str], after: bool, foreign: Path) -> None:
+    for entry in (str(foreign), f"{foreign}/", f"{foreign.parent}/x/../.ckstore", "*"):
+        listed = ":".join([*before, entry, *(["/other"] if after else [])])
+        assert find_store(None, {"CKSTORE_SAFE_DIRECTORY": listed}, foreign.parent) == foreign
+
+
+@pytest.mark.parametrize("entry", ["", ".ckstore", "{parent}", "{store}-2", "{store}*", "**", "/"])
+def test_another_entry_makes_no_store_safe(entry: str, foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(foreign.parent)
+    listed = entry.format(parent=foreign.parent, store=foreign)
+
+    with pytest.raises(UnsafePlace):
+        find_store(None, {"CKSTORE_SAFE_DIRECTORY": listed}, foreign.parent)
+
+
+def test_a_symlink_of_another_user_is_refused_even_to_a_store_of_this_one(tmp_path: Path) -> None:
+    require_root()
+    mine = make(tmp_path / "mine")
+    link = tmp_path / "project" / ".ckstore"
+    link.parent.mkdir()
+    link.symlink_to(mine)
+    assert find_store(None, {}, link.parent) == link
+
+    os.chown(link, 70_001, 70_001, follow_symlinks=False)
+    for listed in ("", str(mine)):  # a safe store is not one to be led to
+        with pytest.raises(UnsafePlace, match=r"\.ckstore belongs to uid 70001"):
+            find_store(None, {"CKSTORE_SAFE_DIRECTORY": listed}, link.parent)
+    assert find_store(None, {"CKSTORE_SAFE_DIRECTORY": str(link)}, link.parent) == link
+
+
+def test_a_symlink_of_this_user_to_a_store_of_another_one_is_refused(foreign: Path, tmp_path: Path) -> None:
+    link = tmp_path / "here" / ".ckstore"
+    link.parent.mkdir()
+    link.symlink_to(foreign)
+
+    with pytest.raises(UnsafePlace, match="belongs to uid 70001"):
+        find_store(None, {}, link.parent)
+
+
+def test_root_takes_the_stores_of_the_user_who_called_sudo(foreign: Path) -> None:
+    assert find_store(None, {"SUDO_UID": "70001"}, foreign.parent) == foreign
+    for other in ("70002", "", "x", "-1"):
+        with pytest.raises(UnsafePlace):
+            find_store(None, {"SUDO_UID": other}, foreign.parent)
+
+
+def test_what_another_user_leaves_is_neither_taken_nor_a_raw_error() -> None:
+    """SUDO_UID counts for root alone; a store that this user may not look into is refused by the same error."""
+    with common_folder() as folder:
+        someone, other = users(folder)
+        project = folder / "project"
+        project.mkdir()
+        project.chmod(0o1777)
+        assert other.ckstore("init", project / ".ckstore").returncode == 0
+        environments: list[dict[str, str]] = [{}, {"SUDO_UID": str(other.uid)}]
+        for environment in environments:
+            refused = someone.ckstore("log", cwd=project, **environment)
+            assert refused.returncode == 1
+            assert f"error: {project}/.ckstore belongs to uid {other.uid}" in refused.stderr
+            assert f"uid {someone.uid}" in refused.stderr
+        assert other.ckstore("log", cwd=project).returncode == 0
