@@ -1,8 +1,9 @@
 """A directory that is built beside its destination and appears there by one rename: all of it or nothing.
 
 Everything below it is reached by descriptors and without following a symlink, so that nobody who changes names
-meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed by the
-next who builds for the same destination.
+meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed when the
+same user builds for the same destination again. What other users left, or put there, is no matter: it is not touched,
+and names are drawn until one is free.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, InUse
 from ckstore.fs import files, links, locks
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _BUILD_MODE = 0o700
 _CREATE_TRIES = 100
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class NewTree:
@@ -129,7 +131,7 @@ class NewTree:
                 _check_free(self.destination)
             raise
         self._published = True
-        files.sync_directory(self.destination.parent)
+        files.sync_name(self.destination)
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
@@ -142,8 +144,7 @@ class NewTree:
         with ExitStack() as opened:
             fd = self._lock.fd
             for name in filter(None, path.split("/")):
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-                fd = opened.enter_context(files.opened(name, flags, dir_fd=fd))
+                fd = opened.enter_context(files.opened(name, _DIRECTORY, dir_fd=fd))
             yield fd
 
     def __enter__(self) -> Self:
@@ -154,7 +155,10 @@ class NewTree:
     ) -> None:
         try:
             if not self._published:
-                _remove(self.path)
+                _remove(self.path, self._lock)
+        except OSError:
+            if error is None:
+                raise  # else the first error is the news; the next builder removes what is left
         finally:
             self._lock.release()
 
@@ -163,13 +167,25 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
     """Make the directory to build in and lock it, before another builder takes it for a dead one's."""
     for _ in range(_CREATE_TRIES):
         path = destination.parent / f"{_prefix(destination)}{secrets.token_hex(6)}"
-        os.mkdir(path, _BUILD_MODE)
         try:
-            return path, locks.lock_shared(path)
-        except FileNotFoundError:  # it was faster; if the parent is gone, mkdir says so
+            os.mkdir(path, _BUILD_MODE)
+        except FileExistsError:
             continue
-    msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made"
-    raise BadInput(msg, hint="another program empties that place: name a destination elsewhere")
+        try:
+            lock = locks.lock_shared(path)
+        except OSError as error:  # another builder was faster, or another user put something else there
+            if error.errno not in _REPLACED:
+                raise
+            continue
+        if _is_ours(lock):
+            return path, lock
+        lock.release()
+    msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made, or there already"
+    raise BadInput(msg, hint="another program works in that place: name a destination elsewhere")
+
+
+def _is_ours(lock: locks.DirectoryLock) -> bool:
+    return os.fstat(lock.fd).st_uid == os.geteuid()
 
 
 def _prefix(destination: Path) -> str:
@@ -193,23 +209,63 @@ def _check_free(destination: Path) -> None:
 
 
 def _remove_dead(destination: Path) -> None:
-    """Remove what killed builders of the same destination left."""
-    for name in os.listdir(destination.parent):
+    """Remove what killed builders of this user left for the same destination.
+
+    What cannot be removed takes space and is in no one's way, so it is no reason to fail.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: The parent is no directory.
+    """
+    try:
+        names = os.listdir(destination.parent)
+    except PermissionError:  # a directory where this user may make names and not list them
+        return
+    for name in names:
         if name.startswith(_prefix(destination)):
-            path = destination.parent / name
-            lock = locks.try_exclusive(path) if path.is_dir() and not path.is_symlink() else None
-            if lock is not None:
-                with lock:
-                    _remove(path)
+            with suppress(OSError, InUse):
+                _remove_if_dead(destination.parent / name)
 
 
-def _remove(path: Path) -> None:
-    """Remove a tree, in which a directory may have lost its permissions already."""
-    for folder, names, _ in os.walk(path):
+def _remove_if_dead(path: Path) -> None:
+    with locks.lock_exclusive(path, timeout_s=0.0) as lock:
+        if _is_ours(lock):
+            _remove(path, lock)
+
+
+def _remove(path: Path, lock: locks.DirectoryLock) -> None:
+    """Remove the locked tree, in which a directory may have lost its permissions already.
+
+    What others may have put at `path` meanwhile goes only if it is an empty directory.
+    """
+    _empty(lock.fd)
+    os.rmdir(path)
+
+
+def _empty(fd: int) -> None:
+    """Remove everything in an open directory. What is deeper is moved up first: no depth is too much."""
+    while names := os.listdir(fd):
         for name in names:
-            if not os.path.islink(inner := os.path.join(folder, name)):
-                os.chmod(inner, _BUILD_MODE)
-    shutil.rmtree(path)
+            if not _opened_up(name, fd):
+                os.unlink(name, dir_fd=fd)
+                continue
+            with files.opened(name, _DIRECTORY, dir_fd=fd) as inner:
+                for deeper in os.listdir(inner):
+                    if _opened_up(deeper, inner):
+                        os.rename(deeper, secrets.token_hex(8), src_dir_fd=inner, dst_dir_fd=fd)
+                    else:
+                        os.unlink(deeper, dir_fd=inner)
+            os.rmdir(name, dir_fd=fd)
+
+
+def _opened_up(name: str, dir_fd: int) -> bool:
+    """Whether this is a directory; then its owner may list and change it."""
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    if status.st_mode & _BUILD_MODE != _BUILD_MODE:
+        with files.opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
+            os.chmod(f"/proc/self/fd/{fd}", _BUILD_MODE)  # by a name it might be another one
+    return True
 
 
 def _umask() -> int:

@@ -295,7 +295,7 @@ DURABILITY = [
         "fsync of the parent of a checkout",
         "checkout-not-synced",
         "fs/new_tree.py",
-        "        files.sync_directory(self.destination.parent)\n",
+        "        files.sync_name(self.destination)\n",
         "",
         law("checkout"),
         "N2 (",
