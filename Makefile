@@ -25,7 +25,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
+.PHONY: help venv demo test lint format docs crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch==2.13.0
 	@echo "installing ckstore with its development tools"
 	@$(PIP) install -qq -c constraints.txt hatchling editables
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,blake3,rich,integrations]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,rich,integrations]'
 	@touch $@
 
 system-packages:
@@ -69,6 +69,11 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The variable silences an advertisement of the theme.
+docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f docs/site/mkdocs.yml
+	@echo "the first page is build/docs/index.html"
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	@mkdir -p build && rm -f build/crash.jsonl
@@ -115,4 +120,4 @@ changelog: $(STAMP) ## Show what the next release's changelog will say
 
 clean: ## Remove .venv, caches and built packages
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(SOURCES) docs -name __pycache__ -type d -prune -exec rm -rf {} +
