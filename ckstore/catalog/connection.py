@@ -207,8 +207,8 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
         found = "was open in the parent when this process was forked, so it is not opened here"
         raise unavailable(path, found, "unreadable")
     token = object()
-    _open.add(token)
     try:
+        _open.add(token)
         there = _identity(path)
         mapped = _may_be_mapped(path)
         connection = sqlite3.connect(

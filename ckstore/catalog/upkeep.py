@@ -14,6 +14,7 @@ from ckstore.catalog import connection as connections
 from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.errors import CkstoreError, NewerFormat
 from ckstore.fs import files, links
+from ckstore.fs.descriptors import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
 
 SET_ASIDE_KEPT = 3
@@ -151,7 +152,7 @@ def _make_file(path: Path) -> None:
     if any(os.path.lexists(f"{path}{suffix}") for suffix in _LOGS):
         _move_aside(path, "old")
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(open_descriptor(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         found = f"cannot be made: {error.strerror}"
         raise connections.unavailable(path, found, "unreadable") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
+from ckstore.fs.descriptors import open_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 @contextmanager
 def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
     """Open a descriptor for the time of a `with` block; an error of `close` is raised too."""
-    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    fd = open_descriptor(path, flags, mode, dir_fd=dir_fd)
     try:
         yield fd
     except BaseException:
@@ -55,11 +56,11 @@ def open_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, fla
     Raises:
         OSError: It cannot be opened; `errno.ELOOP`: it is a symlink.
     """
-    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
-        return os.open(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+        return open_descriptor(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
     except BlockingIOError:  # there is a lease on it, so it is a regular file
-        return os.open(path, flags, dir_fd=dir_fd)
+        return open_descriptor(path, flags, dir_fd=dir_fd)
 
 
 @contextmanager
@@ -93,10 +94,11 @@ def open_with_status(path: str | Path, *, dir_fd: int | None = None) -> tuple[in
         raise
     try:
         status = os.fstat(fd)
-    except OSError:
+        regular = stat.S_ISREG(status.st_mode)
+    except BaseException:
         _close_quietly(fd)
         raise
-    if stat.S_ISREG(status.st_mode):
+    if regular:
         return fd, status
     _close_quietly(fd)
     raise _no_regular_file(path)
@@ -288,7 +290,7 @@ def _sync_names(fd: int) -> None:
     """
     os.fsync(fd)
     try:
-        os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
+        os.close(open_descriptor(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
             raise

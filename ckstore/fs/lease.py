@@ -14,6 +14,8 @@ import signal
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ckstore.fs.descriptors import open_descriptor
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -35,7 +37,7 @@ def ask(path: Path) -> Holding:
         FileNotFoundError: There is no such file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except BlockingIOError:  # somebody else is asking at this moment
         return Holding.HELD
     except PermissionError:

@@ -20,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
+from ckstore.fs.descriptors import open_descriptor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,24 +42,26 @@ class DirectoryLock:
 
     __slots__ = ("__weakref__", "_owner", "fd")
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self) -> None:
+        self.fd = -1
         self._owner = os.getpid()
         _held.add(self)
 
     def release(self) -> None:
         """Release the lock; harmless when it was released before."""
-        fd, self.fd = self.fd, -1
-        _held.discard(self)
-        if fd < 0:
+        if self.fd < 0:
             return
         # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
-        # A child's copy must not keep the lock, so it is released explicitly; nor may a child release it.
-        if os.getpid() == self._owner:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
-            os.close(fd)
+            try:
+                # A child's copy must not keep the lock, so it is released explicitly; nor may a child release it.
+                if os.getpid() == self._owner:
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+            finally:
+                fd, self.fd = self.fd, -1
+                if fd >= 0:  # no handler of a signal runs between these lines
+                    os.close(fd)
+        _held.discard(self)
 
     def names(self, path: Path) -> bool:
         """Whether `path` still gives the directory that is locked."""
@@ -122,8 +125,9 @@ def try_exclusive(path: Path) -> DirectoryLock | None:
 def _lock(path: Path, kind: int, timeout_s: float) -> DirectoryLock:
     deadline = time.monotonic() + timeout_s
     for _ in range(_LOCK_TRIES):
-        lock = DirectoryLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        lock = DirectoryLock()
         try:
+            lock.fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             _wait_for(lock.fd, kind, deadline, path)
             if lock.names(path):
                 return lock

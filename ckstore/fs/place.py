@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs import links, locks
+from ckstore.fs.descriptors import open_descriptor
 from ckstore.model.doctor.place import PlaceFacts
 
 _TRY_PREFIX = ".try-"
@@ -72,7 +73,7 @@ def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
 
 def _mount_id(path: Path) -> int | None:
     """Return the id of the mount that a directory is reached through; None without ``/proc``."""
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_descriptor(path, os.O_PATH | os.O_DIRECTORY)
     try:
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -155,7 +156,7 @@ def try_links(staging: Path, others: Sequence[Path]) -> None:
     try:
         first, second = own / "one", own / "two"
         for path in (first, second):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            os.close(open_descriptor(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             made.append(path)
         _try_between(staging.parent, own, others, made)
         _try("exchange two names in", staging, partial(links.exchange, first, second))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -146,14 +146,10 @@ def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
 
 @contextmanager
 def _opened(paths: Sequence[Path]) -> Iterator[list[tuple[Path, int]]]:
-    parents: list[tuple[Path, int]] = []
-    try:
-        parents.extend((path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) for path in paths)
-        yield parents
-    finally:
-        for _, fd in parents:
-            with suppress(OSError):  # nothing was written through it, and what was synced is
-                os.close(fd)
+    with (
+        ExitStack() as closing
+    ):  # closing them raises nothing: nothing was written through them, and what was synced is
+        yield [(path, closing.enter_context(files.opened_to_read(path, flags=os.O_DIRECTORY))) for path in paths]
 
 
 def _sync(parents: Sequence[tuple[Path, int]]) -> None:

@@ -1,13 +1,13 @@
 /* Faults in the system calls of one process: a library for LD_PRELOAD.
  *
  * Every call that changes something below one directory gets a number, over all threads of the process. At number N the process
- * is killed (before the call, or after it), or the call fails, or it writes half of what it was given. It sees whatever goes
+ * is killed (before the call, or after it), or gets SIGUSR1, or the call fails, or it writes half of what it was given. It sees whatever goes
  * through libc: Python, and SQLite too. It does not see raw system calls, io_uring, stores to a mapping, and what libc does inside
  * itself (stdio).
  *
  * By environment, for a whole process:
  *   FAULT_ROOT    the directory, absolute, without symlinks
- *   FAULT_MODE    count | kill-before | kill-after | error | short
+ *   FAULT_MODE    count | kill-before | kill-after | error | short | signal
  *   FAULT_AT      N, from 1; without it nothing is hit
  *   FAULT_ERRNO   number of the error; EIO without it
  *   FAULT_STICKY  1: every call from N on
@@ -55,7 +55,7 @@ enum family {
     READ = 512,
 };
 
-enum mode { OFF, COUNT, KILL_BEFORE, KILL_AFTER, ERROR, SHORT };
+enum mode { OFF, COUNT, KILL_BEFORE, KILL_AFTER, ERROR, SHORT, SIGNAL };
 
 enum verdict { PASS, FAIL, DIE_AFTER, HALF };
 
@@ -201,6 +201,9 @@ static enum verdict judge(unsigned family, const char *name, const char *path, c
         return DIE_AFTER;
     case SHORT:
         return HALF;
+    case SIGNAL: /* Python runs its handler after the call: the handler of C only sets a flag */
+        kill(getpid(), SIGUSR1);
+        return PASS;
     default:
         errno = (int)error_number;
         return FAIL;
@@ -284,9 +287,9 @@ static void watch_sync(int fd, enum verdict verdict) {
 /* Start counting from 0 with these settings; -1 if one of them is none. `log_path` may be NULL. Not safe while other threads call. */
 int fault_arm(const char *mode_name, long at_number, int error, int is_sticky, unsigned counted, const char *root_path,
               const char *log_path) {
-    static const char *names[] = {"off", "count", "kill-before", "kill-after", "error", "short"};
+    static const char *names[] = {"off", "count", "kill-before", "kill-after", "error", "short", "signal"};
     int wanted = -1;
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         if (mode_name && strcmp(mode_name, names[i]) == 0)
             wanted = i;
     if (wanted < 0 || !root_path || root_path[0] != '/' || strlen(root_path) >= PATH_MAX)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tests.support.requirements import require, require_c_compiler
 
-Mode = Literal["count", "kill-before", "kill-after", "error", "short"]
+Mode = Literal["count", "kill-before", "kill-after", "error", "short", "signal"]
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _COMPILE_TIMEOUT_S = 120.0

@@ -1,0 +1,133 @@
+"""A handler of a signal that raises while something is opened leaves no descriptor open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.shim import built
+
+_ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 120.0
+
+PROGRAM = """
+import gc, json, os, signal, sys
+from itertools import count
+from pathlib import Path
+from ckstore.catalog.upkeep import create_or_migrate
+from ckstore.errors import InUse
+from ckstore.fs import direct, files, lease, locks
+from ckstore.fs.place import _mount_id
+from ckstore.objects.publish import _opened
+from tests.faults.shim import Family, Fault, Preloaded
+
+folder = Path(sys.argv[2])
+(folder / "file").write_bytes(bytes(10))
+
+
+class Raised(Exception):
+    pass
+
+
+def handler(*_):
+    raise Raised
+
+
+def use(manager):
+    with manager:
+        pass
+
+
+def locked(lock):
+    with lock:
+        pass
+
+
+WAYS = {
+    "opened": lambda: use(files.opened(folder / "file", os.O_RDONLY)),
+    "opened to read": lambda: use(files.opened_to_read(folder / "file")),
+    "opened regular": lambda: use(files.opened_regular(folder / "file")),
+    "no regular file": lambda: files.read_file(folder, most_bytes=9),
+    "read": lambda: files.read_file(folder / "file", most_bytes=99),
+    "uncached": lambda: use(direct.opened_uncached(folder / "file")),
+    "sync": lambda: files.sync_directory(folder),
+    "shared": lambda: locked(locks.lock_shared(folder)),
+    "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
+    "lease": lambda: lease.ask(folder / "file"),
+    "mount": lambda: _mount_id(folder),
+    "parents": lambda: use(_opened((folder, folder))),
+    "catalog": lambda: create_or_migrate(folder / "catalog.db", "", timeout_s=1.0),
+}
+signal.signal(signal.SIGUSR1, handler)
+shim = Preloaded()
+EVERY = sum(Family)
+way, before, left, raised, hits = WAYS[sys.argv[1]], os.listdir("/proc/self/fd"), [], 0, 0
+for at in count(1):
+    shim.arm(Fault("signal", at, families=EVERY), folder, Path(sys.argv[3]))
+    try:
+        way()
+    except Raised:
+        raised += 1
+    except Exception:
+        pass
+    shim.disarm()
+    gc.collect()
+    if not shim.hits:
+        break
+    hits += 1
+    for name in set(os.listdir("/proc/self/fd")) - set(before):
+        try:
+            where = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one that listed
+            continue
+        if where.startswith(str(folder)):
+            left.append((at, where))
+    before = os.listdir("/proc/self/fd")
+print(json.dumps({"left": left, "raised": raised, "hits": hits}))
+"""
+
+WAYS = (
+    "opened",
+    "opened to read",
+    "opened regular",
+    "no regular file",
+    "read",
+    "uncached",
+    "sync",
+    "shared",
+    "exclusive",
+    "lease",
+    "mount",
+    "parents",
+    "catalog",
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_handler_that_raises_at_any_call_leaves_nothing_open(way: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, way, str(tmp_path / "folder"), str(tmp_path / "calls")],
+        env={"LD_PRELOAD": str(built()), "PYTHONPATH": f"{_ROOT}:{_ROOT}/migrations"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["left"] == []
+    assert found["raised"] > 0
+    assert found["hits"] >= found["raised"]
+
+
+def test_one_function_opens_descriptors() -> None:
+    sources = [path for path in (_ROOT / "ckstore").rglob("*.py") if path.name != "descriptors.py"]
+
+    assert [str(path) for path in sources if "os.open(" in path.read_text(encoding="utf-8")] == []
