@@ -1,0 +1,78 @@
+"""What single pages say of the words, the values and the code is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.docblocks import blocks
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+# The words of the design; the glossary may have more.
+WORDS = [
+    "blob",
+    "catalog",
+    "checkout",
+    "checkpoint",
+    "chunk",
+    "digest",
+    "export",
+    "extent",
+    "gc",
+    "lease",
+    "manifest",
+    "pack",
+    "part",
+    "piece",
+    "pin",
+    "prune",
+    "publish",
+    "ref",
+    "retention",
+    "run",
+    "saver",
+    "staging",
+    "step",
+    "tag",
+    "trash",
+    "verify",
+]
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return what is below each heading of the second level; a heading that stands twice is an error."""
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    bodies = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    assert len(set(titles)) == len(titles)
+    return dict(zip(titles, bodies, strict=True))
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def test_the_glossary_defines_each_word_once_in_order_and_leads_on() -> None:
+    found = sections(page("glossary.md"))
+
+    assert {*WORDS, "reader lock"} <= set(found)
+    assert list(found) == sorted(found)
+    assert [word for word, body in found.items() if not re.search(r"\]\([^)#]+\.md", body)] == []
+
+
+def test_each_value_of_the_page_about_states_is_tried_by_its_blocks() -> None:
+    text = page("reference/state.md")
+    stored, refused = sections(text)["What is stored"], sections(text)["What is refused"]
+    kept, raised = (block.text for block in blocks(text) if block.language == "python")
+
+    for table, tried in ((stored, kept), (refused, raised)):
+        rows = [cells(row) for row in table.splitlines() if row.startswith("| ")][1:]
+        examples = [row[1].strip("`") for row in rows if "---" not in row[0]]
+
+        assert len(examples) > 12
+        assert [example for example in examples if f"    {example},\n" not in tried] == []
+        assert len(re.findall(r"^    \S.*,$", tried, re.MULTILINE)) == len(examples)
