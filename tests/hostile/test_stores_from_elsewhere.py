@@ -1,0 +1,86 @@
+"""Stores that somebody else made, opened as another user: nothing outside of them changes, and nothing takes for ever.
+
+Each is used in every way (`tests.hostile.acts`). Afterwards all around it is as it was, no act has taken longer than
+10 s or more than 256 MiB beyond the bytes of the store, and every refusal was an error of ckstore.
+``CKSTORE_CRASH=full`` tries all that are made by hand and 100 that are drawn, else a dozen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.archives import HAND_MADE, SHORT, drawn
+from tests.hostile.places import make_store
+from tests.hostile.scene import STRANGER, Builder, differences, give_to, make_scene, picture
+from tests.hostile.stranger import Visit, import_everything, visit
+from tests.support.coverage import covered, lane_seed
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = [pytest.mark.crash]
+
+_DRAWN = 100
+_TOLD = 5
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that other users may enter."""
+    path = Path(tempfile.mkdtemp(prefix="ckstore-elsewhere-"))
+    os.chmod(path, 0o755)
+    make_store(path / "template")
+    import_everything()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def tried(place: Path, name: str, build: Builder) -> Visit:
+    """Make a store, use it as its owner, and look at what lies around it."""
+    folder = place / "case"
+    scene = make_scene(place / "template", folder)
+    build(scene)
+    give_to(folder, STRANGER)
+    before = picture(scene)
+    found = visit(scene)
+    wrong = [*found.wrong, *differences(before, picture(scene))]
+    _remove(folder)
+    return found._replace(wrong=[f"{name}: {text}" for text in wrong])
+
+
+def _remove(folder: Path) -> None:
+    for where, names, _ in os.walk(folder):
+        for name in names:
+            if not os.path.islink(f"{where}/{name}"):
+                os.chmod(f"{where}/{name}", 0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(0)
+def test_a_store_from_elsewhere_harms_nothing_outside_of_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = lane_seed()
+    cases = dict(HAND_MADE) if CRASH_FULL else {name: HAND_MADE[name] for name in SHORT}
+    if CRASH_FULL:
+        cases |= {f"drawn from {seed + i}": drawn(seed + i) for i in range(_DRAWN)}
+
+    visits = {name: tried(place, name, build) for name, build in cases.items()}
+
+    wrong = [text for found in visits.values() for text in found.wrong]
+    counts = {
+        "stores": len(visits),
+        "acts": sum(found.acts for found in visits.values()),
+        "refused": sum(found.refused for found in visits.values()),
+    }
+    with capsys.disabled():
+        print("\n" + covered("stores from elsewhere", "opened", violations=len(wrong), seed=seed, **counts))
+    assert not wrong, "\n".join(wrong[:_TOLD])
+    assert counts["acts"] > 50 * len(visits)
+
+
+def test_there_are_at_least_two_hundred_hand_made_stores() -> None:
+    assert len(HAND_MADE) >= 200
+    assert set(SHORT) <= HAND_MADE.keys()
