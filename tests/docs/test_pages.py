@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.docblocks import blocks
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+SOURCES = [path for room in ("ckstore", "cli") for path in sorted((ROOT / room).rglob("*.py"))]
 
 # The words of the design; the glossary may have more.
 WORDS = [
@@ -76,3 +80,36 @@ def test_each_value_of_the_page_about_states_is_tried_by_its_blocks() -> None:
         assert len(examples) > 12
         assert [example for example in examples if f"    {example},\n" not in tried] == []
         assert len(re.findall(r"^    \S.*,$", tried, re.MULTILINE)) == len(examples)
+
+
+def test_each_message_of_the_troubleshooting_page_is_one_that_the_code_can_give() -> None:
+    quoted = re.findall(r"^### `(.*)`$", page("troubleshooting.md"), re.MULTILINE)
+    given = {normal(message) for path in SOURCES for message in messages(path.read_text(encoding="utf-8"))}
+
+    assert len(quoted) >= 20
+    assert len(set(quoted)) == len(quoted)
+    assert [message for message in quoted if not any(normal(message) in other for other in given)] == []
+
+
+def normal(message: str) -> str:
+    """Return a message with one mark for all that differs, and none at its ends."""
+    return re.sub(r"…(?:@?…)*", "…", message).strip("… ")
+
+
+def messages(source: str) -> Iterator[str]:
+    """Yield the texts in a module, with … where a value is put in."""
+    tree = ast.parse(source)
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
+
+
+def test_a_message_that_is_put_together_is_found_with_its_gaps() -> None:
+    found = list(messages('raise E(f"{a}: wanted {b!r}" f", got {c}")\nraise E("plain")\n"docstring"\n'))
+
+    assert found == ["…: wanted …, got …", "plain"]
+    assert normal("… of …@… is …") == "of … is"
