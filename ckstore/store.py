@@ -181,9 +181,8 @@ class Store:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
-        None; objects
-        with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their state dict.
-        It must not be changed until this returns. Bytes that the store has are not written again.
+        None; objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
+        state dict. It must not be changed until this returns. Bytes that the store has are not written again.
 
         Args:
             state: What to save.
@@ -196,8 +195,8 @@ class Store:
             parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
                 here, else the one of any run that was last loaded.
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
-                ``keep`` it. The same
-                content again is no error in any case, and a damaged checkpoint is always replaced.
+                ``keep`` it. The same content again is no error in any case, and a damaged checkpoint is always
+                replaced.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there.

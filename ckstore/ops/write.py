@@ -1,11 +1,9 @@
 """Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
 
-Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by
-side; small ones
-share packs (`ops.packing`). The name of a blob is the digest of the bytes that were given to write: they are copied
-from the live
-tensor to private memory and hashed again there, so a tensor that changes meanwhile fails the save instead of storing
-a lie.
+Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by side;
+small ones share packs (`ops.packing`). The name of a blob is the digest of the bytes that were given to write: they
+are copied from the live tensor to private memory and hashed again there, so a tensor that changes meanwhile fails the
+save instead of storing a lie.
 """
 
 from __future__ import annotations

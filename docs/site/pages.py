@@ -12,7 +12,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_THE_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-STYLE = "site/style.css"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -25,7 +24,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theirs = [file for file in files if file.src_dir != config.docs_dir and file.src_uri != "sitemap.xml"]
     placed = [_file(config, f"docs/{file.src_uri}", dest_uri=file.dest_uri, like=file) for file in ours]
     placed += [_file(config, name) for name in FROM_THE_TOP]
-    style = File(STYLE, str(ROOT / "docs"), config.site_dir, config.use_directory_urls)
+    style = File("style.css", str(ROOT / "docs" / "site"), config.site_dir, config.use_directory_urls)
     return Files([*placed, style, *theirs])
 
 

@@ -113,3 +113,34 @@ def test_a_message_that_is_put_together_is_found_with_its_gaps() -> None:
 
     assert found == ["…: wanted …, got …", "plain"]
     assert normal("… of …@… is …") == "of … is"
+
+
+def test_each_module_and_each_room_of_the_architecture_page_exists() -> None:
+    named = set(re.findall(r"`([a-z_/0-9]+(?:\.py|/))`", page("architecture.md")))
+    on_disk = {"trash/", "staging/", "blobs/"}
+    missing = [name for name in named - on_disk if not ((ROOT / "ckstore" / name).exists() or (ROOT / name).exists())]
+
+    assert len(named) > 60
+    assert missing == []
+
+
+def test_each_room_is_on_the_architecture_page_and_in_its_picture() -> None:
+    text = page("architecture.md")
+    rooms = {path.parent.name for path in (ROOT / "ckstore").glob("*/__init__.py")}
+    (picture,) = (block.text for block in blocks(text) if block.language == "text")
+
+    assert "ops" in rooms
+    assert {room for room in rooms if f"| `{room}/` |" not in text} == set()
+    assert {room for room in rooms if f"{room}/" not in picture} == set()
+
+
+def test_each_walk_is_a_numbered_list_of_modules() -> None:
+    found = sections(page("architecture.md"))
+    walks = [found[title] for title in ("A save", "A load", "A dead blob", "A commit of files")]
+
+    for walk in walks:
+        steps = re.findall(r"^(\d+)\. (.*)$", walk, re.MULTILINE)
+
+        assert len(steps) >= 8
+        assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+        assert [line for _, line in steps if not re.match(r"`[\w/]+\.py`: ", line)] == []

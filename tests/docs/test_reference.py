@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 PUBLIC = [name for name in ckstore.__all__ if name != "__version__"]
 # Methods of values that only the library calls; the site leaves them out as well (`filters` in docs/site/mkdocs.yml).
-INSIDE = ("algorithm", "from_json", "of", "to_json", "with_annotations")
+INSIDE = ("algorithm", "from_json", "of", "of_plan", "render", "to_json", "with_annotations")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,25 @@ def test_every_error_is_in_the_reference(sources: griffe.Module, anchors: set[st
 
     assert len(errors) > 15
     assert set(errors) <= anchors
+
+
+def test_every_error_that_a_method_raises_is_a_link(site: Path, sources: griffe.Module) -> None:
+    names = [name for name, thing in sources["errors"].members.items() if not thing.is_alias and thing.is_class]
+    text = "".join(
+        (site / "reference" / page / "index.html").read_text(encoding="utf-8") for page in ("store", "values")
+    )
+    plain = re.findall(r'field-body">\s*<code>(?!<a|\(<a)(.*?)</code>', text)
+
+    assert len(re.findall(r'href="[^"]*#ckstore\.errors\.', text)) > 30
+    assert [raised for raised in plain if any(name in raised for name in names)] == []
+
+
+def test_names_that_share_a_line_stay_together(site: Path) -> None:
+    text = (site / "reference" / "values" / "index.html").read_text(encoding="utf-8")
+    attributes = re.findall(r"<b><code>(?:<span[^>]*>)?(.*?)(?:</span>)?</code></b>", text)
+
+    assert "run, step" in attributes
+    assert [name for name in attributes if name.endswith(",")] == []
 
 
 def modules(root: Any) -> list[Any]:
