@@ -1,8 +1,8 @@
 """Files: create and make durable, read exactly. Every write of the store goes through here.
 
 Facts that this follows (measured on ext4 and XFS): `fsync` reports an error once, so it is called once, on the
-descriptor that wrote,
-and never repeated; a new name is durable after `fsync` of its directory; a rename after `fsync` of both parents.
+descriptor that wrote, and never repeated; a new name is durable after `fsync` of its directory; a rename after `fsync`
+of both parents.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A save in flight: claim the blobs that the store has, write the others (steps 1 to 4 of the save protocol).
 
 The link is the claim: once a blob is linked into the staging directory nothing can free its bytes. A new blob is
-written and made
-durable under its name *in the staging directory* and then offered to others by a link to its canonical name.
+written and made durable under its name *in the staging directory* and then offered to others by a link to its
+canonical name.
 """
 
 from __future__ import annotations
