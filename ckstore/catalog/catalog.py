@@ -8,8 +8,7 @@ writers need is imported when somebody writes, so that `ckstore log` starts fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import queries, space
@@ -18,7 +17,6 @@ from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
 
 if TYPE_CHECKING:
-    import sqlite3
     from pathlib import Path
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
@@ -30,15 +28,6 @@ EVENTS_KEPT = 10_000
 
 Tags = Mapping[str, tuple[str, int]]
 Look = Callable[[str, int], "Published | None"]
-
-
-@contextmanager
-def _reading_json(path: Path) -> Iterator[sqlite3.Connection]:
-    with reading(path) as connection:
-        try:
-            yield connection
-        except ValueError as error:
-            raise unavailable(path, f"holds no valid JSON: {error}", "damaged") from error
 
 
 class Catalog:
@@ -172,7 +161,7 @@ class Catalog:
             places: Only those with these (run, step), in no order.
             durable: As the caller knows.
         """
-        with _reading_json(self.path) as connection:
+        with reading(self.path) as connection:
             found = queries.infos(connection, run, places=places, durable=durable)
         return self._each_once(found)
 
@@ -197,7 +186,7 @@ class Catalog:
         Returns:
             The checkpoints, in no order, and the places of which the catalog does not know the directory.
         """
-        with _reading_json(self.path) as connection:
+        with reading(self.path) as connection:
             listing = queries.listing(connection, run, places=published if seek else None)
             same = [place for place, inode in listing.items() if published.get(place) == inode]
             wanted = set(same[-newest:] if newest else same)
@@ -214,7 +203,7 @@ class Catalog:
 
     def leaves(self, run: str, step: int) -> list[LeafRow] | None:
         """Return what a checkpoint keeps as bytes, in order; None if it has no rows."""
-        with _reading_json(self.path) as connection:
+        with reading(self.path) as connection:
             return queries.leaves(connection, run, step)
 
     def count_and_sequence(self) -> tuple[int, int]:
@@ -276,7 +265,7 @@ class Catalog:
 
     def last_event(self, kind: str) -> dict[str, Any] | None:
         """Return the detail of the newest event of a kind; None if the log has none (any more)."""
-        with _reading_json(self.path) as connection:
+        with reading(self.path) as connection:
             return space.last_event(connection, kind)
 
     def events(self, limit: int = 100) -> list[CatalogEvent]:

@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import journal
+from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
@@ -262,6 +263,8 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         yield
     except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
         raise  # a mistake in this program
+    except NotOfItsForm as error:
+        raise unavailable(path, f"cannot be used: {error}", "damaged") from error
     except UnicodeDecodeError as error:  # SQLite does not look into texts
         raise unavailable(path, f"cannot be used: a text in it is no UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:

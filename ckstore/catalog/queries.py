@@ -1,10 +1,14 @@
-"""Questions to the catalog, each a function of an open connection. Listing imports only what it needs."""
+"""Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
+
+What is returned has the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
+"""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ckstore.catalog import forms
+from ckstore.catalog.forms import checked
 from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
 from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
@@ -20,14 +24,28 @@ _INFO_COLUMNS = (
     " content, parent, message, metrics, metadata"
 )
 _METRICS = 12
+_INFO_FORMS = (
+    forms.digests,
+    forms.runs,
+    forms.steps,
+    forms.sequences,
+    forms.times,
+    *(forms.sizes,) * 4,
+    forms.digests,
+    forms.digests_or_nothing,
+    forms.texts,
+    forms.texts,  # metrics, which are parsed all at once
+    forms.texts,  # metadata, likewise
+)
+_PLACE_FORMS = (forms.runs, forms.steps)
 _LISTED = "SELECT run, step, dir_inode FROM checkpoints"
 _OF_RUN = "WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
 def owner(connection: sqlite3.Connection) -> str:
     """Return the uuid of the store whose catalog it is; empty if that was not noted."""
-    rows = connection.execute("SELECT uuid FROM store").fetchall()
-    return str(rows[0][0]) if rows else ""
+    rows = checked(connection.execute("SELECT uuid FROM store").fetchall(), forms.texts)
+    return rows[0][0] if rows else ""
 
 
 def listing(
@@ -44,7 +62,11 @@ def listing(
     else:
         query = f"{_LISTED} WHERE run = ? AND step = ?"
         rows = [row for place in places for row in connection.execute(query, place).fetchall()]
-    return {(name, step): decode_inode(inode) for name, step, inode in rows}
+    return _inodes(rows)
+
+
+def _inodes(rows: list[Any]) -> dict[tuple[str, int], int]:
+    return {(run, step): decode_inode(inode) for run, step, inode in checked(rows, *_PLACE_FORMS, forms.integers)}
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
@@ -55,8 +77,10 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
         " (SELECT count(*) FROM checkpoints)"
     ).fetchall()
     if first == last:
-        return {first: count} if count else {}
-    return dict(connection.execute("SELECT run, count(*) FROM checkpoints GROUP BY run").fetchall())
+        rows = [(first, count)] if count else []
+    else:
+        rows = connection.execute("SELECT run, count(*) FROM checkpoints GROUP BY run").fetchall()
+    return dict(checked(rows, forms.runs, forms.sizes))
 
 
 def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> dict[tuple[str, int], int]:
@@ -64,13 +88,13 @@ def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
     rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
-    return {(name, step): decode_inode(inode) for name, step, inode in rows}
+    return _inodes(rows)
 
 
 def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
     """Return the tags: name -> (run, step)."""
     rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
-    return {name: (run, step) for name, run, step in rows}
+    return {name: (run, step) for name, run, step in checked(rows, forms.tags, *_PLACE_FORMS)}
 
 
 def infos(
@@ -92,6 +116,7 @@ def infos(
         rows = []
         for place in places:
             rows += connection.execute(f"{columns} WHERE run = ? AND step = ?", place).fetchall()
+    checked(rows, *_INFO_FORMS)
     return [
         CheckpointInfo(
             id=manifest_id,
@@ -107,7 +132,7 @@ def infos(
             parent=parent,
             message=message,
             metrics=metrics,
-            metadata={} if metadata == "{}" else decoded_metadata(json.loads(metadata)),
+            metadata={} if metadata == "{}" else decoded_metadata(forms.parsed_metadata(metadata)),
             tags=tuple(tagged.get((of_run, step), ())),
             durable=durable,
         )
@@ -142,7 +167,8 @@ def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow]
         "SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves WHERE run = ? AND step = ? ORDER BY ordinal",
         (run, step),
     ).fetchall()
-    return [LeafRow(name, kind, dtype, tuple(json.loads(shape)), nbytes) for name, kind, dtype, shape, nbytes in rows]
+    checked(rows, *(forms.texts,) * 4, forms.sizes)
+    return [LeafRow(name, kind, dtype, forms.parsed_shape(shape), nbytes) for name, kind, dtype, shape, nbytes in rows]
 
 
 def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -150,7 +176,8 @@ def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     # One after the other: of both at once the second would not come from its index.
     query = "SELECT (SELECT count(*) FROM checkpoints), (SELECT max(sequence) FROM checkpoints)"
     ((count, newest),) = connection.execute(query).fetchall()
-    return int(count), int(newest or 0)
+    checked([(newest,)] if count else [], forms.sequences)
+    return count, newest or 0
 
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, PieceLocation]:
@@ -164,10 +191,15 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
             "SELECT p.digest, b.digest, b.nbytes, p.offset, p.nbytes"  # noqa: S608
             f" FROM pieces p JOIN blobs b ON b.id = p.blob_id WHERE p.digest IN {marks}"
         )
-        for piece, *where in connection.execute(query, part).fetchall():
-            found[piece] = PieceLocation(*where)
+        rows = connection.execute(query, part).fetchall()
+        for piece, *where in checked(rows, forms.digests, forms.digests, *(forms.sizes,) * 3):
+            location = PieceLocation(*where)
+            if location.offset > location.blob_nbytes - location.length:
+                msg = f"wanted a piece inside of its blob, found {location}"
+                raise forms.NotOfItsForm(msg)
+            found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
-        for piece, nbytes in connection.execute(query, part).fetchall():
+        for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found
 
@@ -182,7 +214,7 @@ def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dic
             f" FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN {marks}"
             " GROUP BY b.id"
         )
-        best.update(connection.execute(query, part).fetchall())
+        best.update(checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes))
     return best
 
 
@@ -192,17 +224,18 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
         "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
         " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ?"
     )
-    return set(connection.execute(query, (run, step)).fetchall())
+    return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
 
 
 def users_of(connection: sqlite3.Connection, digest: str) -> list[tuple[str, int]]:
     """Return (run, step) of every checkpoint that uses a blob, in the order of commits."""
-    return connection.execute(
+    rows = connection.execute(
         "SELECT c.run, c.step FROM blobs b JOIN uses u ON u.blob_id = b.id"
         " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.digest = ?"
         " ORDER BY c.sequence, c.created, c.manifest_id",
         (digest,),
     ).fetchall()
+    return checked(rows, *_PLACE_FORMS)
 
 
 def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str, int]]:
@@ -210,12 +243,13 @@ def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str,
 
     Only the candidates are looked at, so that it costs what there is to free.
     """
-    return connection.execute(
+    rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"
         " ORDER BY b.id LIMIT ?",
         (-1 if limit is None else limit,),
     ).fetchall()
+    return checked(rows, forms.digests, forms.sizes)
 
 
 def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
@@ -223,4 +257,5 @@ def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
     from ckstore.catalog.values import CatalogEvent
 
     rows = connection.execute("SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
-    return [CatalogEvent(at, kind, json.loads(detail)) for at, kind, detail in rows]
+    checked(rows, forms.times, forms.texts, forms.texts)
+    return [CatalogEvent(at, kind, forms.parsed_object(detail)) for at, kind, detail in rows]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from ckstore.catalog import forms
+from ckstore.catalog.forms import checked
 from ckstore.catalog.text import in_parts
 
 if TYPE_CHECKING:
@@ -24,7 +25,13 @@ def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[tuple[st
         f" SELECT p.nbytes, (SELECT max(u.used_bytes) FROM uses u WHERE u.blob_id = p.id{but}) AS best"
         " FROM blobs p WHERE p.is_pack) b WHERE best IS NOT NULL"
     ).fetchall()
-    return int(total or 0)
+    return _total(total)
+
+
+def _total(total: int | None) -> int:
+    """Return a sum of sizes, which is NULL of no rows."""
+    forms.sizes([total or 0])
+    return total or 0
 
 
 def _numbers(connection: sqlite3.Connection, places: Collection[tuple[str, int]]) -> str:
@@ -40,6 +47,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str
         "SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
         " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.is_pack"
     ).fetchall()
+    checked(rows, forms.runs, forms.steps, forms.digests, forms.sizes, forms.sizes)
     return [((run, step), digest, nbytes, used_bytes) for run, step, digest, nbytes, used_bytes in rows]
 
 
@@ -51,7 +59,7 @@ def exclusive_bytes(connection: sqlite3.Connection, run: str, step: int) -> int:
         "  SELECT 1 FROM uses o WHERE o.blob_id = u.blob_id AND o.checkpoint_id <> c.id)",
         (run, step),
     ).fetchall()
-    return int(total or 0)
+    return _total(total)
 
 
 def freed_by(connection: sqlite3.Connection, places: Sequence[tuple[str, int]]) -> list[tuple[int, str, int]]:
@@ -71,7 +79,7 @@ def freed_by(connection: sqlite3.Connection, places: Sequence[tuple[str, int]]) 
         " WHERE b.id IN (SELECT blob_id FROM uses WHERE checkpoint_id IN (SELECT id FROM going))"
         " GROUP BY b.id HAVING count(*) = count(g.place)"
     ).fetchall()
-    return [(int(place), digest, int(nbytes)) for place, digest, nbytes in rows]
+    return checked(rows, forms.sizes, forms.digests, forms.sizes)
 
 
 def without_use(
@@ -92,4 +100,4 @@ def without_use(
 def last_event(connection: sqlite3.Connection, kind: str) -> dict[str, Any] | None:
     """Return the detail of the newest event of a kind; None if the log has none."""
     rows = connection.execute("SELECT detail FROM events WHERE kind = ? ORDER BY id DESC LIMIT 1", (kind,)).fetchall()
-    return json.loads(rows[0][0]) if rows else None
+    return forms.parsed_object(rows[0][0]) if rows else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.catalog import connection as connections
+from ckstore.catalog.forms import check_tables
 from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.errors import CkstoreError, NewerFormat
 from ckstore.fs import files, links
@@ -111,17 +112,10 @@ def _refuse_newer(path: Path) -> None:
             raise NewerFormat(error.message, hint=error.hint) from error
 
 
-def _read_texts(connection: sqlite3.Connection) -> None:
-    """Read every row: neither test of SQLite looks into texts, and one that is no UTF-8 cannot be read."""
-    for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-        for _ in connection.execute(f'SELECT * FROM "{table}"'):  # noqa: S608 - its own names
-            pass
-
-
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
     """Return what is wrong with the catalog, one sentence each; nothing if it is well.
 
-    `thorough` compares the indexes with their tables as well.
+    `thorough` compares the indexes with their tables, and looks at the form of every row.
     """
     try:
         with connections.reading(path) as connection:
@@ -131,7 +125,7 @@ def problems(path: Path, *, thorough: bool = False) -> list[str]:
             rows = connection.execute("PRAGMA foreign_key_check").fetchall()
             strays = sorted({f"{table} without {parent}" for table, _, parent, _ in rows})
             if thorough:
-                _read_texts(connection)
+                check_tables(connection)
             return found + [f"{path}: rows of {stray}" for stray in strays]
     except CkstoreError as error:
         return [error.message]

@@ -93,7 +93,16 @@ def is_digest(text: object) -> bool:
 
 
 def fan_out(digest: str) -> str:
-    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits."""
+    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits.
+
+    Every path of a blob is made with it, so what is no digest becomes no path.
+
+    Raises:
+        BadInput: `digest` is none.
+    """
+    if not is_digest(digest):
+        msg = f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}"
+        raise BadInput(msg)
     return digest.partition("-")[2][:2]
 
 

@@ -26,7 +26,7 @@ _KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER els
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 _PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
-_CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
+CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
 
 MAX_LEVELS = 500
@@ -127,7 +127,7 @@ def check_created(created: object, where: str) -> str:
     Raises:
         BadInput: It is not a time of the form ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
     """
-    if not isinstance(created, str) or _CREATED_PATTERN.match(created) is None:
+    if not isinstance(created, str) or CREATED_PATTERN.match(created) is None:
         refuse(where, "created", "YYYY-MM-DDTHH:MM:SS.ffffffZ", created)
     try:
         datetime.fromisoformat(created)

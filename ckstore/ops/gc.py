@@ -28,8 +28,9 @@ from ckstore.ops import reclaim
 from ckstore.ops.alone import check_alone, look_at_everything
 from ckstore.ops.gc_plan import next_to_free, plan_gc
 from ckstore.ops.outside import linked_elsewhere
-from ckstore.ops.recover import catch_up
+from ckstore.ops.recover import catch_up, mend
 from ckstore.ops.relist import list_blobs_after_boot
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -84,8 +85,16 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
     """
     context.check_writable()
     check_alone(context, exclusive=exclusive)
+    quiet_s = _QUIET_S if settle else 0.0
     try:
-        return _collect(context, quiet_s=_QUIET_S if settle else 0.0)
+        try:
+            return _collect(context, quiet_s=quiet_s)
+        except CatalogUnavailable as damaged:  # in rows that catching up does not look at
+            if damaged.why not in _MENDED:
+                raise
+            for note in mend(context, damaged):
+                warn(note)
+            return _collect(context, quiet_s=quiet_s)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ def _left_aside(context: Context, error: CkstoreError) -> str:
 
 
 def catch_up(context: Context, *, whole: bool = True) -> list[str]:
-    """Make the catalog equal to the directories; one that is missing or damaged is made anew from them.
+    """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
 
     Args:
         context: The store.
@@ -112,30 +113,40 @@ def catch_up(context: Context, *, whole: bool = True) -> list[str]:
     try:
         _reconcile(context, whole=whole)
     except CatalogUnavailable as error:
-        note = _make_usable(context, error)
-        _reconcile(context, whole=True)
-        return [note] if note else []
+        return mend(context, error)
     return []
 
 
-def _make_usable(context: Context, error: CatalogUnavailable) -> str:
-    """Mend what is wrong with the file of the catalog; return what the user should know.
+def mend(context: Context, error: CatalogUnavailable) -> list[str]:
+    """Mend what is wrong with the file of the catalog, and make it equal to the directories.
 
-    Nothing is to be said of a new store, and of a host that is new to a shared one.
+    Args:
+        context: The store.
+        error: What the catalog said, before anything came of it.
+
+    Returns:
+        What the user should know. Nothing of a new store, and of a host that is new to a shared one.
+
+    Raises:
+        CatalogUnavailable, InUse, NewerFormat, BadInput: As `catch_up`.
     """
+    begun_s = time.monotonic()
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
     refuse_foreign(context.catalog)
-    if not made:  # another process was faster, or it is being made anew at this moment
-        return ""
-    if error.why == "damaged":
-        where = f"; the old one is {aside}" if aside else ""
-        return f"the catalog was damaged and is made anew from the directories{where}"
+    _reconcile(context, whole=True)
+    if not made:  # another process was faster, or is rebuilding it at this moment
+        return []
     if error.why == "behind":
-        return "the catalog was made by an older ckstore and is brought up to date"
-    if error.why == "missing" and not context.shared and any(True for _ in context.layout.published()):
-        return "the catalog was missing and is made anew from the directories; only the log of past events is lost"
-    return ""
+        return ["Brought the catalog, which an older ckstore made, up to date"]
+    count, _ = context.catalog.count_and_sequence()
+    if error.why == "missing" and (context.shared or not count):
+        return []
+    checkpoints = "1 checkpoint" if count == 1 else f"{count:,} checkpoints"
+    took_s = time.monotonic() - begun_s
+    if aside is None:
+        return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s: it was missing; only past events are lost"]
+    return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s; the old files are {aside}*: {error.message}"]
 
 
 def _reconcile(context: Context, *, whole: bool) -> None:

@@ -46,7 +46,7 @@ def catalog_findings(context: Context, checker: Checker, *, may_write: bool, tho
         # It is looked at again before it is set aside: an error of the disk that passed is no damage.
         if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
             catch_up(context)
-            yield Finding("catalog", f"the catalog was damaged and is made anew: {problems[0]}", mended=True)
+            yield Finding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
         elif problems:
             yield Finding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:

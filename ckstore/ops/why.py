@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
 from ckstore.fs import files
-from ckstore.model.digest import ALGORITHMS, fan_out, is_digest
+from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.usage import Use
 from ckstore.objects.checkpoints import look
@@ -120,7 +120,7 @@ def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
     if whole:
         return {wanted} if os.path.lexists(context.layout.blob(wanted)) else set()
     try:
-        names = os.listdir(context.layout.blobs / fan_out(wanted))
+        names = os.listdir(context.layout.blobs / short_id(wanted, 2))
     except FileNotFoundError:
         return set()
     return {name for name in names if is_digest(name) and name.startswith(wanted)}

@@ -317,7 +317,7 @@ def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> N
         opened.execute("UPDATE checkpoints SET metrics = '{'")
         opened.commit()
 
-    with pytest.raises(CatalogUnavailable, match="no valid JSON") as caught:
+    with pytest.raises(CatalogUnavailable, match="metrics are JSON") as caught:
         catalog.infos()
     assert caught.value.why == "damaged"
 

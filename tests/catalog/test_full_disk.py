@@ -139,7 +139,7 @@ def test_where_a_mapped_page_may_lose_its_room_nothing_is_mapped(
         catalog = Catalog(mount / "store")
         seen: list[list[str]] = []
         with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
-            opened.execute("INSERT INTO events (at, kind, detail) VALUES ('', 'test', '{}')")
+            opened.execute("INSERT INTO events (at, kind, detail) VALUES ('2026-11-21T09:30:00.000000Z', 'test', '{}')")
             seen.append(mapped_below(mount))
             modes = [opened.execute(f"PRAGMA {name}").fetchall() for name in ("journal_mode", "synchronous")]
         with connection.reading(catalog.path) as opened:
@@ -171,7 +171,8 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
         catalog = Catalog(mount / "store")
         with contextlib.closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
             opened.execute("PRAGMA journal_mode=WAL").fetchall()
-            opened.execute("INSERT INTO events (at, kind, detail) VALUES ('', 'before', '{}')")
+            values = ("2026-11-21T09:30:00.000000Z", "before", "{}")
+            opened.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", values)
             for name in ("catalog.db", "catalog.db-wal"):
                 (mount / f"{name}.copy").write_bytes((mount / "store" / name).read_bytes())
         for name in ("catalog.db", "catalog.db-wal"):  # as copied from a process that was killed

@@ -117,7 +117,7 @@ def test_a_missing_catalog_is_said_by_who_reads_and_by_who_makes_it_anew(run: Ru
     assert reading.stderr.startswith("warning: the catalog ")
     assert "the directories are read instead" in reading.stderr
     assert reading.stderr.count("\n") == 1
-    assert writing.stderr.startswith("warning: the catalog was missing and is made anew")
+    assert writing.stderr.startswith("warning: Rebuilt the catalog from ")
     assert writing.stderr.count("\n") == 1
     assert afterwards.stderr == ""
     assert afterwards.stdout == reading.stdout

@@ -226,7 +226,7 @@ def test_a_catalog_made_anew_knows_the_unused_blobs_too(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    with nothing_given_back(), pytest.warns(CkstoreWarning, match="made anew"):
+    with nothing_given_back(), pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
         again = Store.open(store.path)
 
     assert again.gc().freed_count == 2

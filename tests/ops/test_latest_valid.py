@@ -79,7 +79,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning_and_saved_again(store: Stor
     harm(store, 30, how)
     for left in store.path.glob("catalog.db*" if "catalog" in reopened else "nothing"):
         left.unlink()
-    with pytest.warns(CkstoreWarning, match="made anew") if "catalog" in reopened else nullcontext():
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog") if "catalog" in reopened else nullcontext():
         user = store if reopened == "no" else Store(store.path)
 
     with pytest.warns(CkstoreWarning, match=r"latest-valid is main@20.*main@30: ") as caught:
@@ -135,7 +135,7 @@ def test_the_mark_outlives_the_catalog_and_the_process(left_damaged: Store) -> N
     for left in store.path.glob("catalog.db*"):
         left.unlink()
 
-    with pytest.warns(CkstoreWarning, match="made anew"):
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
         again = Store(store.path)
 
     assert [is_valid(again._context, info) for info in again.checkpoints()] == [True, True, False]

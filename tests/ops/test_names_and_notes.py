@@ -62,7 +62,7 @@ def test_a_tag_outlives_the_catalog(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    with pytest.warns(CkstoreWarning, match="made anew"):
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
         assert Store.open(store.path).info("good").step == 0
 
 

@@ -156,7 +156,7 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
         assert [store.checkpoints(), store.checkpoints()] == [before, before]
     with pytest.warns(CkstoreWarning, match="ckstore reindex"):
         assert Store.open(store.path, readonly=True).checkpoints() == before
-    with pytest.warns(CkstoreWarning, match="the catalog was missing and is made anew"):
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog from .*: it was missing"):
         assert Store.open(store.path).checkpoints() == before
     assert [warning.filename for warning in caught] == [__file__], "once, and for the caller"
     assert [info.step for info in before] == [0, 1, 2]
@@ -172,11 +172,11 @@ def test_a_damaged_catalog_is_set_aside_and_made_anew(store: Store) -> None:
     with pytest.warns(CkstoreWarning, match="the directories are read instead"):
         assert store.checkpoints() == before
     info = store.save(state(2))
-    with pytest.warns(CkstoreWarning, match=r"the catalog was damaged.*catalog.db.damaged-1"):
+    with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog from .*catalog.db.damaged-1"):
         reopened = Store.open(store.path)
 
     assert not info.catalogued
-    assert any("made anew" in warning for warning in reopened.warnings)
+    assert any("Rebuilt the catalog" in warning for warning in reopened.warnings)
     assert [i.step for i in reopened.checkpoints()] == [0, 1]
     for path in store.path.glob("catalog.db.damaged*"):
         path.unlink()

@@ -1,0 +1,290 @@
+"""The form of what a row holds, checked at the one place where rows become values.
+
+A catalog can be copied from elsewhere, forged, or rot, and STRICT tables are only strict about what SQLite writes. So
+no digest, run, step, size, tag or document of a row is used before it has its form: one that has not is damage of the
+whole file, which is set aside and rebuilt from the directories. What has its form may still be a lie; the directories
+decide.
+
+Columns are checked, not cells: listing 100,000 checkpoints calls each form once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT
+from ckstore.model.describe import check_metadata
+from ckstore.model.digest import DIGEST_PATTERN
+from ckstore.model.document import CREATED_PATTERN, shown
+from ckstore.model.names import MAX_STEP, check_run, check_tag
+
+if TYPE_CHECKING:
+    import sqlite3
+
+Form = Callable[[Collection[Any]], None]
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
+_MOST = 2**63 - 1
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+_LAYOUT = re.compile(r"sha256-[0-9a-f]{64}\Z")
+
+
+class NotOfItsForm(ValueError):
+    """A value of a row is not of its form; `connection` makes `CatalogUnavailable` of it, why ``damaged``."""
+
+
+def checked(rows: list[Row], *forms: Form) -> list[Row]:
+    """Return `rows`, whose columns have these forms.
+
+    Raises:
+        NotOfItsForm: One has not.
+    """
+    if rows:
+        for form, column in zip(forms, zip(*rows, strict=True), strict=True):
+            form(column)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------- of columns
+
+
+def anything(_values: Collection[Any]) -> None:
+    """Ask nothing."""
+
+
+def texts(values: Collection[Any]) -> None:
+    """Ask for texts."""
+    _only(values, {str})
+
+
+def times(values: Collection[Any]) -> None:
+    """Ask for times, as manifests write them."""
+    _matching(values, CREATED_PATTERN, "a time")
+
+
+def digests(values: Collection[Any]) -> None:
+    """Ask for digests of blobs, manifests or contents."""
+    _matching(values, DIGEST_PATTERN, "a digest")
+
+
+def digests_or_nothing(values: Collection[Any]) -> None:
+    """Ask for digests, or NULL."""
+    digests([value for value in values if value is not None])
+
+
+def layouts(values: Collection[Any]) -> None:
+    """Ask for digests of layouts, which are the catalog's own."""
+    _matching(values, _LAYOUT, "a digest of a layout")
+
+
+def runs(values: Collection[Any]) -> None:
+    """Ask for names of runs."""
+    _each(set(values), check_run)
+
+
+def tags(values: Collection[Any]) -> None:
+    """Ask for names of tags."""
+    _each(values, check_tag)
+
+
+def integers(values: Collection[Any]) -> None:
+    """Ask for integers, such as inode numbers, which use all 64 bits."""
+    _only(values, {int})
+
+
+def steps(values: Collection[Any]) -> None:
+    """Ask for steps."""
+    _between(values, 0, MAX_STEP, "a step")
+
+
+def sequences(values: Collection[Any]) -> None:
+    """Ask for sequence numbers."""
+    _between(values, 1, SAFE_INT, "a sequence number")
+
+
+def sizes(values: Collection[Any]) -> None:
+    """Ask for sizes in bytes, offsets and counts."""
+    _between(values, 0, _MOST, "a size")
+
+
+def sizes_or_nothing(values: Collection[Any]) -> None:
+    """Ask for sizes, or NULL."""
+    sizes([value for value in values if value is not None])
+
+
+def flags(values: Collection[Any]) -> None:
+    """Ask for 0 or 1."""
+    _between(values, 0, 1, "0 or 1")
+
+
+def shapes(values: Collection[Any]) -> None:
+    """Ask for JSON lists of sizes."""
+    for value in set(values):
+        sizes(_parsed(value, list))
+
+
+def metrics(values: Collection[Any]) -> None:
+    """Ask for JSON objects of name -> number."""
+    for value in set(values):
+        check_metrics(_parsed(value, dict))
+
+
+def metadata(values: Collection[Any]) -> None:
+    """Ask for JSON objects as `describe.encode_metadata` makes them."""
+    for value in set(values):
+        parsed_metadata(value)
+
+
+def objects(values: Collection[Any]) -> None:
+    """Ask for JSON objects."""
+    for value in values:
+        _parsed(value, dict)
+
+
+# --------------------------------------------------------------------------------------------- of cells
+
+
+def check_metrics(found: Mapping[str, Any]) -> None:
+    """Ask that each value is a number, or the text of one that JSON lacks."""
+    for value in found.values():
+        if type(value) not in (int, float) and not (isinstance(value, str) and value in _NOT_FINITE):
+            _refuse("a number", value)
+
+
+def parsed_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a cell."""
+    found: dict[str, Any] = _parsed(text, dict)
+    return found
+
+
+def parsed_shape(text: str) -> tuple[int, ...]:
+    """Return the sizes in a cell."""
+    found = _parsed(text, list)
+    sizes(found)
+    return tuple(found)
+
+
+def parsed_metadata(text: str) -> dict[str, Any]:
+    """Return the metadata in a cell, still encoded."""
+    try:
+        return check_metadata(_parsed(text, dict), "the catalog")
+    except BadInput as error:
+        raise NotOfItsForm(error.message) from error
+
+
+def _parsed(text: Any, kind: type) -> Any:
+    texts([text])
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"wanted JSON, found {shown(text)}: {error}"
+        raise NotOfItsForm(msg) from error
+    if type(found) is not kind:
+        _refuse(f"a JSON {'object' if kind is dict else 'list'}", found)
+    return found
+
+
+def _only(values: Iterable[Any], kinds: set[type]) -> None:
+    if set(map(type, values)) - kinds:
+        wanted = " or ".join(sorted(kind.__name__ for kind in kinds))
+        _refuse(wanted, next(value for value in values if type(value) not in kinds))
+
+
+def _matching(values: Collection[Any], pattern: re.Pattern[str], wanted: str) -> None:
+    _only(values, {str})
+    if not all(map(pattern.match, values)):
+        _refuse(wanted, next(value for value in values if not pattern.match(value)))
+
+
+def _between(values: Collection[Any], least: int, most: int, wanted: str) -> None:
+    _only(values, {int})
+    if values and not (least <= min(values) and max(values) <= most):
+        _refuse(wanted, next(value for value in values if not least <= value <= most))
+
+
+def _each(values: Iterable[Any], check: Callable[[object], object]) -> None:
+    for value in values:
+        try:
+            check(value)
+        except BadInput as error:
+            raise NotOfItsForm(error.message) from error
+
+
+def _refuse(wanted: str, found: object) -> None:
+    msg = f"wanted {wanted}, found {shown(found)}"
+    raise NotOfItsForm(msg)
+
+
+# -------------------------------------------------------------------------------------------- of tables
+
+TABLES: Mapping[str, Mapping[str, Form]] = {
+    "layouts": {"digest": layouts},
+    "layout_leaves": {
+        "layout_id": integers,
+        "ordinal": sizes,
+        "name": texts,
+        "kind": texts,
+        "dtype": texts,
+        "shape": shapes,
+        "nbytes": sizes_or_nothing,
+    },
+    "checkpoints": {
+        "run": runs,
+        "step": steps,
+        "manifest_id": digests,
+        "content": digests,
+        "sequence": sequences,
+        "created": times,
+        "writer": texts,
+        "parent": digests_or_nothing,
+        "message": texts,
+        "metrics": metrics,
+        "metadata": metadata,
+        "logical_bytes": sizes,
+        "new_bytes": sizes,
+        "reused_bytes": sizes,
+        "leaf_count": sizes,
+        "layout_id": integers,
+        "dir_inode": integers,
+    },
+    "leaf_sizes": {"checkpoint_id": integers, "ordinal": sizes, "nbytes": sizes},
+    "blobs": {"digest": digests, "nbytes": sizes, "is_pack": flags},
+    "uses": {"checkpoint_id": integers, "blob_id": integers, "used_bytes": sizes},
+    "candidates": {"blob_id": integers},
+    "pieces": {"digest": digests, "blob_id": integers, "offset": sizes, "nbytes": sizes, "sequence": sequences},
+    "tags": {"name": tags, "run": runs, "step": steps},
+    "events": {"at": times, "kind": texts, "detail": objects},
+    "store": {"uuid": texts},
+}
+"""The form of every column but row numbers; a test compares the names with the schema."""
+
+_STRAYS = {
+    "a leaf without a size": "SELECT 1 FROM layout_leaves l JOIN checkpoints c ON c.layout_id = l.layout_id"
+    " WHERE l.nbytes IS NULL AND NOT EXISTS ("
+    "  SELECT 1 FROM leaf_sizes s WHERE s.checkpoint_id = c.id AND s.ordinal = l.ordinal)",
+    "more bytes in use than a blob has": "SELECT 1 FROM uses u JOIN blobs b ON b.id = u.blob_id"
+    " WHERE u.used_bytes > b.nbytes",
+    "a piece beyond the end of its blob": "SELECT 1 FROM pieces p JOIN blobs b ON b.id = p.blob_id"
+    " WHERE p.offset > b.nbytes - p.nbytes",
+}
+"""What rows of their form may not say together."""
+_BATCH = 1000
+
+
+def check_tables(connection: sqlite3.Connection) -> None:
+    """Look at every row of every table: SQLite's own tests look neither into texts nor at what they mean.
+
+    Raises:
+        NotOfItsForm: One is not of its form, or contradicts another.
+    """
+    for table, forms in TABLES.items():
+        cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
+        while rows := cursor.fetchmany(_BATCH):
+            checked(rows, *forms.values())
+    for what, query in _STRAYS.items():
+        if connection.execute(f"{query} LIMIT 1").fetchall():
+            raise NotOfItsForm(what)
