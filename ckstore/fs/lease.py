@@ -1,8 +1,8 @@
 """Ask the kernel whether anybody has a file open: rule K of the design.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
-whatever name, in
-whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on overlayfs.
+whatever name, in whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on
+overlayfs.
 """
 
 from __future__ import annotations

@@ -112,9 +112,7 @@ def test_every_error_is_in_the_reference(sources: griffe.Module, anchors: set[st
 
 def test_every_error_that_a_method_raises_is_a_link(site: Path, sources: griffe.Module) -> None:
     names = [name for name, thing in sources["errors"].members.items() if not thing.is_alias and thing.is_class]
-    text = "".join(
-        (site / "reference" / page / "index.html").read_text(encoding="utf-8") for page in ("store", "values")
-    )
+    text = "".join((site / "reference" / f"{page}.html").read_text(encoding="utf-8") for page in ("store", "values"))
     plain = re.findall(r'field-body">\s*<code>(?!<a|\(<a)(.*?)</code>', text)
 
     assert len(re.findall(r'href="[^"]*#ckstore\.errors\.', text)) > 30
@@ -122,7 +120,7 @@ def test_every_error_that_a_method_raises_is_a_link(site: Path, sources: griffe.
 
 
 def test_names_that_share_a_line_stay_together(site: Path) -> None:
-    text = (site / "reference" / "values" / "index.html").read_text(encoding="utf-8")
+    text = (site / "reference" / "values.html").read_text(encoding="utf-8")
     attributes = re.findall(r"<b><code>(?:<span[^>]*>)?(.*?)(?:</span>)?</code></b>", text)
 
     assert "run, step" in attributes

@@ -74,8 +74,8 @@ def test_a_page_for_every_document_of_the_repository(site: Path) -> None:
         for path in (ROOT / "docs").rglob("*.md")
         if path.parent.name not in ("changelog.d", "site")
     ]
-    wanted = {(site / path.parent / ("" if path.stem == "README" else path.stem) / "index.html") for path in documents}
-    wanted |= {site / name / "index.html" for name in ("", "CONTRIBUTING", "SECURITY", "CHANGELOG")}
+    wanted = {site / path.parent / f"{'index' if path.stem == 'README' else path.stem}.html" for path in documents}
+    wanted |= {site / f"{name}.html" for name in ("index", "CONTRIBUTING", "SECURITY", "CHANGELOG")}
 
     assert len(documents) > 20
     assert set(pages(site)) == wanted
@@ -90,7 +90,6 @@ def test_every_link_and_every_anchor_leads_somewhere(site: Path) -> None:
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            target = target / "index.html" if target.is_dir() else target
             anchors = found[target].anchors if target in found else set()
             if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
                 broken.append(f"{path.relative_to(site)}: {link}")
