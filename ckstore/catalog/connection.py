@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import stat
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import journal
+from ckstore.catalog import beside, journal
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
@@ -47,11 +47,13 @@ _DAMAGED = {
 # SQLite remembers in the process which locks it has. A child that was forked while a connection was
 # open inherits that memory without the locks, so it must not open the same file at all.
 _open: set[object] = set()
+_opening = threading.RLock()  # a signal handler may open the catalog while its thread does
 _forked_while_open = False
 
 
 def _look_in_child() -> None:
-    global _forked_while_open  # noqa: PLW0603
+    global _forked_while_open, _opening  # noqa: PLW0603
+    _opening = threading.RLock()  # another thread of the parent may hold the old one for ever
     if _open:
         _forked_while_open = True
         _open.clear()
@@ -209,8 +211,10 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
         raise unavailable(path, found, "unreadable")
     token = object()
     try:
-        _open.add(token)
-        there = _identity(path)
+        with _opening:
+            there = _identity(path)
+            _refuse_strange(path)
+            _open.add(token)
         mapped = _may_be_mapped(path)
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
@@ -245,6 +249,20 @@ def _may_be_mapped(path: Path) -> bool:
         raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
 
 
+def _refuse_strange(path: Path) -> None:
+    """Raise unless the files of the catalog are what ckstore leaves; no connection of this process is being opened."""
+    try:
+        strange = beside.why_strange(path)
+        if not strange and not _open and beside.is_stray_journal(path):
+            strange = f"{path.name}-journal lies beside a database that has a log instead"
+    except FileNotFoundError as error:
+        raise unavailable(path, "is not there", "missing") from error
+    except OSError as error:
+        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
+    if strange:
+        raise unavailable(path, f"is not as ckstore leaves it: {strange}", "damaged")
+
+
 def _identity(path: Path) -> tuple[int, int]:
     try:
         found = path.lstat()
@@ -252,8 +270,6 @@ def _identity(path: Path) -> tuple[int, int]:
         raise unavailable(path, "is not there", "missing") from error
     except OSError as error:
         raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise unavailable(path, "is not a regular file", "unreadable")
     return found.st_dev, found.st_ino
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.catalog import connection as connections
+from ckstore.catalog.beside import SUFFIXES
 from ckstore.catalog.forms import check_tables
 from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.errors import CkstoreError, NewerFormat
@@ -23,7 +24,6 @@ SET_ASIDE_KEPT = 3
 
 Aside = Literal["damaged", "old"]
 
-_LOGS = ("-wal", "-shm", "-journal")
 _OLDEST_SQLITE = (3, 37, 0)
 
 
@@ -143,7 +143,7 @@ def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
     # What is left of a catalog that somebody removed must not be taken for part of the new one.
-    if any(os.path.lexists(f"{path}{suffix}") for suffix in _LOGS):
+    if any(os.path.lexists(f"{path}{suffix}") for suffix in SUFFIXES):
         _move_aside(path, "old")
     try:
         os.close(open_descriptor(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -176,12 +176,12 @@ def _move_aside(path: Path, kind: Aside) -> Path:
     try:
         there = _numbers_aside(path, kind)
         aside = path.with_name(f"{path.name}.{kind}-{max(there, default=0) + 1}")
-        for suffix in ("", *_LOGS):
+        for suffix in ("", *SUFFIXES):
             with contextlib.suppress(FileNotFoundError):
                 links.rename(f"{path}{suffix}", f"{aside}{suffix}")
         files.sync_directory(path.parent)
         for number in sorted(there, reverse=True)[SET_ASIDE_KEPT - 1 :]:
-            for suffix in ("", *_LOGS):
+            for suffix in ("", *SUFFIXES):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
     except OSError as error:

@@ -455,9 +455,10 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> Non
         path.symlink_to(new_catalog(tmp_path / "other").path)
     catalog = Catalog(path.parent)
 
-    assert why(catalog) == "unreadable"
+    assert why(catalog) == "damaged"
     with pytest.raises(CatalogUnavailable, match="not a regular file"):
         catalog.create_or_migrate(timeout_s=SOON_S)
+    assert catalog.set_aside(timeout_s=SOON_S) == tmp_path / "store" / "catalog.db.damaged-1"
 
 
 def test_a_catalog_replaced_while_it_is_opened_is_left_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
