@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, NoSuchRef, StoreNotFound
 from ckstore.model.info import CheckpointInfo
-from ckstore.ops.failing import only_ckstore_errors
+from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.context import Context
     from ckstore.ops.load import LoadReport, Select
     from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
     from ckstore.ops.save import Request
@@ -49,7 +50,6 @@ class Store:
         path: Directory of the store.
     """
 
-    @only_ckstore_errors
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -58,10 +58,8 @@ class Store:
         recover: bool = True,
         catalog_path: str | os.PathLike[str] | None = None,
     ) -> None:
-        from ckstore.ops.opening import open_context
-
-        self.path = Path(path).resolve()
-        self._context, self._notes = open_context(
+        self.path = _resolved(path)
+        self._context, self._notes = _open(
             self.path,
             readonly=readonly,
             recover=recover,
@@ -89,7 +87,9 @@ class Store:
             BadInput: There is a store or something else at `path`, or an argument cannot be.
             UnsafePlace: The filesystem cannot hold a store.
         """
-        return cls._create(path, hash, chunk_bytes, catalog_path, exist_ok=False)
+        root = _resolved(path)
+        _create(root, hash, chunk_bytes, catalog_path, exist_ok=False)
+        return cls(root, catalog_path=catalog_path)
 
     @classmethod
     def open(
@@ -134,37 +134,11 @@ class Store:
         try:
             return cls(path, catalog_path=catalog_path)
         except StoreNotFound:
-            return cls._create(path, hash, chunk_bytes, catalog_path, exist_ok=True)
+            root = _resolved(path)
+            _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
+            return cls(root, catalog_path=catalog_path)
 
-    @classmethod
-    @only_ckstore_errors
-    def _create(
-        cls,
-        path: str | os.PathLike[str],
-        hash_name: str,
-        chunk_bytes: int | None,
-        catalog_path: str | os.PathLike[str] | None,
-        *,
-        exist_ok: bool,
-    ) -> Store:
-        from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
-        from ckstore.ops.opening import check_new
-
-        root = Path(path).resolve()
-        try:
-            check_new(root, None if catalog_path is None else Path(catalog_path))
-            made = create(
-                root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
-            )
-        except OSError as error:
-            msg = f"no store could be made at {root}: {error.strerror or error}"
-            raise BadInput(msg, hint="its parent directory must exist and be writable") from error
-        if not made and not exist_ok:
-            msg = f"there is a store at {root} already"
-            raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
-        return cls(root, catalog_path=catalog_path)
-
-    @only_ckstore_errors
+    @act
     def save(
         self,
         state: object,
@@ -191,7 +165,8 @@ class Store:
             metrics: Name -> number, shown by ``ckstore log``.
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint; a tag that exists moves.
+            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
+                tags of what is returned, whose `warnings` say why: the checkpoint is saved.
             parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
                 here, else the one of any run that was last loaded.
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
@@ -215,7 +190,7 @@ class Store:
         about = self._description(metrics, metadata, message, parent)
         return save(self._context, state, self._request(run, step, about, tags, if_exists))
 
-    @only_ckstore_errors
+    @act
     def commit(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -268,7 +243,7 @@ class Store:
         request = self._request(run, step, about, tags, if_exists)
         return commit(self._context, [Path(path) for path in given], request, CommitOptions(times, allow_incomplete))
 
-    @only_ckstore_errors
+    @act
     def checkout(
         self,
         ref: RefLike,
@@ -302,7 +277,7 @@ class Store:
         globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
         return checkout(self._context, ref, destination, link=link, only=globs, progress=progress)
 
-    @only_ckstore_errors
+    @act
     def export_safetensors(
         self,
         ref: RefLike,
@@ -348,7 +323,7 @@ class Store:
             progress=progress,
         )
 
-    @only_ckstore_errors
+    @act
     def load(
         self,
         ref: RefLike = "latest",
@@ -385,7 +360,7 @@ class Store:
 
         return read_checkpoint(self._context, ref, read, verify=verify)
 
-    @only_ckstore_errors
+    @act
     def load_into(
         self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True
     ) -> LoadReport:
@@ -410,40 +385,37 @@ class Store:
 
         return read_checkpoint_into(self._context, ref, read, strict=strict, verify=verify)
 
-    @only_ckstore_errors
+    @act
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
-        from ckstore.ops.open_checkpoint import OpenCheckpoint, info_of_open
+        return self._opened(ref)
 
-        directory = self._directory(ref)
-        return OpenCheckpoint(directory, info_of_open(directory))
-
-    @only_ckstore_errors
+    @act
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
         """Return what the store says about a checkpoint.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        from ckstore.ops.find import find
+        return self._found(ref)
 
-        return find(self._context, ref)
-
-    @only_ckstore_errors
+    @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
         """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none.
 
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
         """
+        from ckstore.ops.find import infos
+
         if not valid:
-            return next(iter(self.checkpoints(run, newest=1)), None)
+            return next(iter(infos(self._context, run, newest=1)), None)
         try:
-            return self.info("latest-valid" if run is None else f"{run}@latest-valid")
+            return self._found("latest-valid" if run is None else f"{run}@latest-valid")
         except NoSuchRef:
             return None
 
-    @only_ckstore_errors
+    @act
     def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
@@ -455,25 +427,25 @@ class Store:
             raise BadInput(f"newest is a number of checkpoints, at least 1, got {newest}")
         return infos(self._context, run, newest=newest)
 
-    @only_ckstore_errors
+    @act
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
-        with self.open_checkpoint(ref) as checkpoint:
+        with self._opened(ref) as checkpoint:
             return checkpoint.summary()
 
-    @only_ckstore_errors
+    @act
     def files(self, ref: RefLike = "latest") -> list[FileSummary]:
         """Return what was committed, in the order of paths; nothing for a saved state."""
-        with self.open_checkpoint(ref) as checkpoint:
+        with self._opened(ref) as checkpoint:
             return checkpoint.file_summary()
 
-    @only_ckstore_errors
+    @act
     def directory_of(self, ref: RefLike = "latest") -> Path:
         """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
-        info = self.info(ref)
+        info = self._found(ref)
         return self._context.layout.checkpoint(info.run, info.step)
 
-    @only_ckstore_errors
+    @act
     def delete(self, ref: RefLike) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
@@ -483,9 +455,9 @@ class Store:
         """
         from ckstore.ops.delete import delete
 
-        delete(self._context, self.info(ref))
+        delete(self._context, self._found(ref))
 
-    @only_ckstore_errors
+    @act
     def verify(
         self,
         ref: RefLike | None = None,
@@ -536,7 +508,7 @@ class Store:
             Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress),
         )
 
-    @only_ckstore_errors
+    @act
     def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
         """Build the catalog anew from the directories, keep the old one aside, and say what was found.
 
@@ -560,7 +532,7 @@ class Store:
 
         return reindex(self._context, relink=relink, progress=progress)
 
-    @only_ckstore_errors
+    @act
     def diff(self, before: RefLike, after: RefLike = "latest", *, values: bool = False) -> Diff:
         """Say which tensors and other values differ from one checkpoint to another.
 
@@ -575,14 +547,14 @@ class Store:
 
         return diff(self._context, before, after, values=values)
 
-    @only_ckstore_errors
+    @act
     def du(self) -> Usage:
         """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read."""
         from ckstore.ops.usage import usage
 
         return usage(self._context)
 
-    @only_ckstore_errors
+    @act
     def why(self, digest: str) -> list[Use]:
         """Say which checkpoints, and which tensors in them, use a blob or a piece; the oldest commit first.
 
@@ -600,7 +572,7 @@ class Store:
 
         return why(self._context, digest)
 
-    @only_ckstore_errors
+    @act
     def plan_gc(self) -> GcPlan:
         """Say what `gc` would free at this moment, and what it would not; change nothing.
 
@@ -613,7 +585,7 @@ class Store:
 
         return plan_gc(self._context)
 
-    @only_ckstore_errors
+    @act
     def gc(self, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
         """Free what no checkpoint needs and nobody has open, and what killed saves left.
 
@@ -635,6 +607,7 @@ class Store:
 
         return gc(self._context, policy, dry_run=dry_run, exclusive=exclusive)
 
+    @act
     def check_alone(self, *, exclusive: bool = False) -> None:
         """Raise if `gc` would be refused because other hosts may be at work; nothing is changed.
 
@@ -645,7 +618,7 @@ class Store:
 
         check_alone(self._context, exclusive=exclusive)
 
-    @only_ckstore_errors
+    @act
     def leaks(self) -> list[DeletedFile]:
         """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
 
@@ -655,7 +628,7 @@ class Store:
 
         return deleted_but_open(self.path.stat().st_dev)
 
-    @only_ckstore_errors
+    @act
     def doctor(self) -> DoctorReport:
         """Look at what the store and its place are able to keep: each finding that is not ok says what to do.
 
@@ -666,7 +639,7 @@ class Store:
 
         return examine_all(self._context)
 
-    @only_ckstore_errors
+    @act
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
         """Give a checkpoint a name, durably; a tag that exists moves. What has a tag is never dropped.
 
@@ -677,11 +650,11 @@ class Store:
         """
         from ckstore.ops.tags import tag
 
-        info = self.info(ref)
+        info = self._found(ref)
         tag(self._context, name, info)
-        return self.info(info)
+        return self._found(info)
 
-    @only_ckstore_errors
+    @act
     def untag(self, name: str) -> None:
         """Take a tag away, durably; the checkpoint stays.
 
@@ -692,14 +665,14 @@ class Store:
 
         untag(self._context, name)
 
-    @only_ckstore_errors
+    @act
     def tags(self) -> list[Tag]:
         """Return all tags by name; those that dangle say so."""
         from ckstore.ops.tags import tags
 
         return tags(self._context)
 
-    @only_ckstore_errors
+    @act
     def pin(self, ref: RefLike, reason: str, expires: str | float | timedelta | datetime | None = None) -> Pin:
         """Protect a checkpoint from retention and `delete`, durably.
 
@@ -715,9 +688,9 @@ class Store:
         """
         from ckstore.ops.pins import pin
 
-        return pin(self._context, self.info(ref), reason, expires)
+        return pin(self._context, self._found(ref), reason, expires)
 
-    @only_ckstore_errors
+    @act
     def unpin(self, ref: RefLike | Pin) -> list[str]:
         """Remove one pin, by its name, or all pins of a checkpoint; return their names.
 
@@ -728,7 +701,7 @@ class Store:
 
         return unpin(self._context, ref)
 
-    @only_ckstore_errors
+    @act
     def pins(self) -> list[Pin]:
         """Return all pins in the order in which they were made; those that expired or dangle say so.
 
@@ -739,7 +712,7 @@ class Store:
 
         return pins(self._context)
 
-    @only_ckstore_errors
+    @act
     def annotate(
         self, ref: RefLike, metrics: Mapping[str, Any] | None = None, note: str | None = None
     ) -> CheckpointInfo:
@@ -758,9 +731,10 @@ class Store:
         """
         from ckstore.ops.annotate import annotate
 
-        return annotate(self._context, self.info(ref), metrics, note)
+        return annotate(self._context, self._found(ref), metrics, note)
 
     @property
+    @act
     def retention(self) -> RetentionPolicy | None:
         """The policy that is kept in the store and applied after each save; None if there is none.
 
@@ -769,9 +743,9 @@ class Store:
         """
         from ckstore.ops.config import retention_of
 
-        return only_ckstore_errors(retention_of)(self._context)
+        return retention_of(self._context)
 
-    @only_ckstore_errors
+    @act
     def set_retention(self, policy: RetentionPolicy | None) -> None:
         """Keep a policy in the store, durably, in place of the one before; None: keep everything.
 
@@ -786,6 +760,7 @@ class Store:
         set_retention(self._context, policy)
 
     @property
+    @act
     def make_room(self) -> RetentionPolicy | None:
         """The policy by which a save that would not fit may make room; None: it may drop nothing.
 
@@ -794,9 +769,9 @@ class Store:
         """
         from ckstore.ops.config import make_room_of
 
-        return only_ckstore_errors(make_room_of)(self._context)
+        return make_room_of(self._context)
 
-    @only_ckstore_errors
+    @act
     def set_make_room(self, policy: RetentionPolicy | None) -> None:
         """Let a save that would not fit drop checkpoints first, durably; None: such a save fails, as without this.
 
@@ -812,6 +787,7 @@ class Store:
         set_make_room(self._context, policy)
 
     @property
+    @act
     def read_back(self) -> bool:
         """Whether a save reads what it wrote back from the disk before that counts as durable.
 
@@ -820,9 +796,9 @@ class Store:
         """
         from ckstore.ops.config import read_back_of
 
-        return only_ckstore_errors(read_back_of)(self._context)
+        return read_back_of(self._context)
 
-    @only_ckstore_errors
+    @act
     def set_read_back(self, wanted: bool) -> None:  # noqa: FBT001 - there is nothing else to say
         """Have every save read back what it wrote, past the page cache, and compare, before it counts as durable.
 
@@ -835,7 +811,7 @@ class Store:
 
         set_read_back(self._context, wanted=wanted)
 
-    @only_ckstore_errors
+    @act
     def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:
         """Say which checkpoints a policy keeps and drops now, and why; nothing is changed.
 
@@ -850,7 +826,7 @@ class Store:
 
         return plan_retention(self._context, policy, run)
 
-    @only_ckstore_errors
+    @act
     def apply(self, plan: RetentionPlan) -> RetentionReport:
         """Drop the checkpoints that a plan drops, durably, unless something speaks against it by now.
 
@@ -912,17 +888,66 @@ class Store:
         step = None if step is None else check_step(step)
         return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
 
-    def _directory(self, ref: RefLike) -> Any:
-        from ckstore.ops.find import open_directory
+    def _act_places(self) -> tuple[object, ...]:
+        return places_of(self.path)
 
-        return open_directory(self._context, ref)
+    def _found(self, ref: RefLike) -> CheckpointInfo:
+        from ckstore.ops.find import find
+
+        return find(self._context, ref)
+
+    def _opened(self, ref: RefLike) -> OpenCheckpoint:
+        from ckstore.ops.find import open_directory
+        from ckstore.ops.open_checkpoint import OpenCheckpoint, info_of_open
+
+        directory = open_directory(self._context, ref)
+        return OpenCheckpoint(directory, info_of_open(directory))
 
     def _continues(self, run: str, manifest_id: str) -> None:
         self._context.continued[run] = manifest_id
         self._context.continued[""] = manifest_id
 
 
-@only_ckstore_errors
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except OSError as error:  # the working directory is gone
+        msg = f"{os.fspath(path)!r} is relative to a working directory that cannot be found: {error.strerror}"
+        raise BadInput(msg, hint="give an absolute path") from error
+
+
+@act
+def _open(root: Path, *, readonly: bool, recover: bool, catalog_path: Path | None) -> tuple[Context, tuple[str, ...]]:
+    from ckstore.ops.opening import open_context
+
+    return open_context(root, readonly=readonly, recover=recover, catalog_path=catalog_path)
+
+
+@act
+def _create(
+    root: Path,
+    hash_name: str,
+    chunk_bytes: int | None,
+    catalog_path: str | os.PathLike[str] | None,
+    *,
+    exist_ok: bool,
+) -> None:
+    from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.ops.opening import check_new
+
+    try:
+        check_new(root, None if catalog_path is None else Path(catalog_path))
+        made = create(
+            root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
+        )
+    except OSError as error:
+        msg = f"no store could be made at {root}: {error.strerror or error}"
+        raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+    if not made and not exist_ok:
+        msg = f"there is a store at {root} already"
+        raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
+
+
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
 
@@ -930,6 +955,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
         BadInput: There is no such directory.
         DamagedBlob: It has no valid manifest.
     """
+    return _open_checkpoint(_resolved(path))
+
+
+@act
+def _open_checkpoint(path: Path) -> OpenCheckpoint:
     from ckstore.ops.open_checkpoint import open_path
 
     return open_path(path)

@@ -17,6 +17,7 @@ import os
 import time
 import warnings
 import weakref
+from _thread import get_ident
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
@@ -40,11 +41,12 @@ class DirectoryLock:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
     """
 
-    __slots__ = ("__weakref__", "_owner", "fd")
+    __slots__ = ("__weakref__", "_owner", "_thread", "fd")
 
     def __init__(self) -> None:
         self.fd = -1
         self._owner = os.getpid()
+        self._thread = get_ident()
         _held.add(self)
 
     def release(self) -> None:
@@ -62,6 +64,16 @@ class DirectoryLock:
                 if fd >= 0:  # no handler of a signal runs between these lines
                     os.close(fd)
         _held.discard(self)
+
+    def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
+        """Whether this thread took it, on the directory with that device and inode number, and has it still."""
+        if self._thread != get_ident() or self.fd < 0:
+            return False
+        try:
+            mine = os.fstat(self.fd)
+        except OSError:  # another thread has closed it at this moment
+            return False
+        return (mine.st_dev, mine.st_ino) == inode
 
     def names(self, path: Path) -> bool:
         """Whether `path` still gives the directory that is locked."""
@@ -149,9 +161,23 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Path) -> None:
                 raise
         else:
             return
+        _refuse_own(fd, path)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             msg = f"{path} is locked by another process"
             raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _POLL_MOST_S)
+
+
+def _refuse_own(fd: int, path: Path) -> None:
+    """Raise if the lock that is waited for is held by this very thread, as when a signal handler interrupted it.
+
+    Raises:
+        InUse: It is: waiting would end with the deadline only.
+    """
+    status = os.fstat(fd)
+    inode = (status.st_dev, status.st_ino)
+    if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):
+        msg = f"{path} is locked by another call of this very thread"
+        raise InUse(msg, hint="let a signal handler only set a flag, and use the store when the call has returned")

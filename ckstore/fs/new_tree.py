@@ -154,7 +154,7 @@ class NewTree:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self._published:
+            if not self._published and self._lock.fd >= 0:  # else this is a forked child, and its parent goes on
                 _remove(self.path, self._lock)
         except OSError:
             if error is None:

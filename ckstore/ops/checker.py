@@ -10,7 +10,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +24,7 @@ from ckstore.objects.checking import READ_BYTES, Checked, How, Pace, Piece, chec
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.marking import remember_damage
 from ckstore.ops.pace import Budget
+from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ class Checker:
         self._quick = quick
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.broken
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="ckstore-verify")
+        self._pool = Workers(_WORKERS)
         self._local = threading.local()
         self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
@@ -220,7 +220,7 @@ class Checker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.stop()
 
 
 def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:

@@ -193,7 +193,7 @@ class _Writer:
 
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
         total_bytes = sum(sizes.values())
-        pool = Workers(_WORKERS, "ckstore-checkout")
+        pool = Workers(_WORKERS)
         try:
             written = [(pool.submit(self._write, record), sizes[record.path]) for record in records]
             done_bytes = 0

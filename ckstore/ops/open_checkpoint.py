@@ -13,14 +13,15 @@ from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import plain
 from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.acts import act
 from ckstore.ops.load import Select, load
 from ckstore.ops.read import read_memories
 from ckstore.tensors.memory import allocate
 from ckstore.tensors.restore import make_leaf
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
+    from pathlib import Path
     from types import TracebackType
 
     from ckstore.model.manifest import Extent, LeafRecord
@@ -70,6 +71,7 @@ class OpenCheckpoint:
     def __contains__(self, name: object) -> bool:
         return name in self._leaves or any(plain(key) == name for key in self._leaves)
 
+    @act
     def __getitem__(self, name: str) -> Any:
         """Read one value; only its own pieces are read, and checked. A name may be written without its backslashes.
 
@@ -101,6 +103,7 @@ class OpenCheckpoint:
         """Return path, kind, mode and size of everything that was committed, without reading data."""
         return summaries(self._directory.manifest)
 
+    @act
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
         """Return the state; as `ckstore.Store.load`."""
         return load(self._directory, device=device, select=select, mmap=mmap, verify=verify)
@@ -116,6 +119,9 @@ class OpenCheckpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _act_places(self) -> tuple[object, ...]:
+        return (self._directory,)
 
     def _leaf(self, name: str) -> LeafRecord:
         if name in self._leaves:
@@ -144,6 +150,7 @@ class LeafSlice:
         self._directory = directory
         self._leaf = leaf
 
+    @act
     def __getitem__(self, index: Any) -> Any:
         """Return what indexing the whole would give.
 
@@ -158,6 +165,9 @@ class LeafSlice:
         start, stop, _ = first.indices(leaf.shape[0])
         rows = self._rows(start, max(start, stop))
         return rows[(slice(None), *rest)] if rest else rows
+
+    def _act_places(self) -> tuple[object, ...]:
+        return (self._directory,)
 
     def _whole(self) -> Any:
         memories = read_memories(self._directory, [self._leaf.storage], verify=True)
@@ -206,15 +216,12 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
     return LeafSummary(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
-def open_path(path: str | os.PathLike[str]) -> OpenCheckpoint:
+def open_path(path: Path) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
-    from pathlib import Path
-
-    where = Path(path).resolve()
     try:
-        directory = CheckpointDirectory.at(where)
+        directory = CheckpointDirectory.at(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        msg = f"{where} is not a directory"
+        msg = f"{path} is not a directory"
         raise BadInput(
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error

@@ -116,7 +116,7 @@ def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threa
     if threads == 1:
         go_on()
         return
-    pool = Workers(threads, "ckstore-load")
+    pool = Workers(threads)
     try:
         for future in [pool.submit(go_on) for _ in range(threads)]:
             future.result()

@@ -25,8 +25,11 @@ def discard(context: Context, staging: Staging) -> None:
     """Move a save that will not be published to trash and free what only it needed, as far as that works now.
 
     What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
-    hide the one that made the save fail.
+    hide the one that made the save fail. A child that was forked in the middle of a save has lost the lock, and leaves
+    the save to its parent.
     """
+    if staging.lock.fd < 0:
+        return
     try:
         trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError:

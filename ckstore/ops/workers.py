@@ -1,32 +1,86 @@
-"""A few threads for the time of one call; where the interpreter gives none any more, the caller's own."""
+"""A few threads for the time of one call; where the interpreter gives none any more, the caller's own.
+
+They are started by `_thread` itself: what `threading` and `concurrent.futures` do around it takes locks of the whole
+process, and a signal handler that saves may have interrupted its thread while that held one of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import _thread
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 R = TypeVar("R")
+T = TypeVar("T")
+_Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class Workers:
-    """As a `ThreadPoolExecutor`, but it also works in `atexit` handlers and where no thread can be started."""
+    """Works off what is submitted, by at most `count` threads.
 
-    def __init__(self, count: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    It also works in `atexit` handlers, and where no thread can be started. `stop` must follow.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._pid = os.getpid()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as `_ended`: it takes no lock that a handler could meet
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._threads: list[int] = []
 
     def submit(self, work: Callable[..., R], *args: Any) -> Future[R]:
         """Begin `work`, in a thread if there can be one, else now and here."""
-        try:
-            return self._pool.submit(work, *args)
-        except RuntimeError:  # "cannot schedule new futures after interpreter shutdown", "can't start new thread"
-            done: Future[R] = Future()
-            try:
-                done.set_result(work(*args))
-            except BaseException as error:  # noqa: BLE001 - a future keeps any error for whoever asks for the result
-                done.set_exception(error)
-            return done
+        future: Future[R] = Future()
+        if len(self._threads) < self._count:
+            self._start_one()
+        if self._threads:
+            self._jobs.put((future, work, args))
+        else:
+            _do(future, work, args)
+        return future
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Begin `work` for each item now; yield what it returns, or raise what it raises, in the order of the items."""
+        begun = [self.submit(work, item) for item in items]
+        return (future.result() for future in begun)
 
     def stop(self) -> None:
-        """Drop what was not begun, and wait for the rest."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""
+        if os.getpid() != self._pid:
+            return
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        while self._threads:
+            self._ended.get()
+            self._threads.pop()
+
+    def _start_one(self) -> None:
+        try:  # by C code alone, so that no signal handler comes between the start of a thread and its being counted
+            self._threads.extend(map(_thread.start_new_thread, (self._work,), ((),)))
+        except RuntimeError:  # "can't start new thread", "can't create new thread at interpreter shutdown"
+            return
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                _do(*job)
+                del job  # what it refers to is not kept until the next comes
+        finally:
+            self._ended.put(None)
+
+
+def _do(future: Future[R], work: Callable[..., R], args: tuple[Any, ...]) -> None:
+    try:
+        result = work(*args)
+    except BaseException as error:  # noqa: BLE001 - a future keeps any error for whoever asks for the result
+        future.set_exception(error)
+        del future  # else the error refers to itself through this frame
+    else:
+        future.set_result(result)

@@ -168,7 +168,7 @@ class _ChunkWriter:
         self._unsure: list[_Chunk] = []
         self._context = context
         self._staging = staging
-        self._pool = Workers(_WORKERS, "ckstore-save")
+        self._pool = Workers(_WORKERS)
         self._futures: list[Future[Any]] = []
         self._waiting: deque[_Chunk] = deque()
         self._local = threading.local()

@@ -26,6 +26,7 @@ from ckstore.ops import entering
 from ckstore.ops import reindex as reindexing
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
+from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, references_of_catalog, references_of_manifests
 
@@ -340,7 +341,7 @@ def test_a_pin_waits_for_one_batch_only(store: Store, monkeypatch: pytest.Monkey
 
         reconcile(catalog, targets, noted, **options)
         batches.append(len(listed))
-        store.pin(0, "between two batches")  # takes the lock of those who write the catalog
+        elsewhere(lambda: store.pin(0, "between two batches"))  # takes the lock of those who write the catalog
 
     monkeypatch.setattr(store._context.catalog.__class__, "reconcile", counted)
     store.reindex()

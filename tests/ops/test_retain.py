@@ -16,6 +16,7 @@ from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, SaveFailed
 from ckstore.fs import files, links
 from tests.support.crashing import run_and_kill
+from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes, references_of_catalog, references_of_manifests
 
@@ -350,7 +351,7 @@ def test_a_step_that_is_saved_again_while_it_is_dropped_stays_in_the_catalog(
 
     def saved_first(*arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
-        other.save(state(50), 0)
+        elsewhere(lambda: other.save(state(50), 0))
         original(*arguments, **options)
 
     monkeypatch.setattr(store._context.catalog, "reconcile", saved_first)

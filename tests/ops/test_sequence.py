@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ckstore.fs import locks
 from ckstore.objects import publish
 from ckstore.ops import context as contexts
 from ckstore.ops import seen
+from tests.support.meanwhile import elsewhere
 
 SAVERS = 2
 ACTS = st.tuples(
@@ -122,7 +124,8 @@ def test_what_others_replace_while_this_process_publishes_is_seen(
         def meanwhile(*arguments: object) -> object:
             monkeypatch.setattr(publish, name, original)
             with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
-                others.extend(other.save({"b": step}, step, if_exists="replace") for step in (1, 2))
+                saves = [partial(other.save, {"b": step}, step, if_exists="replace") for step in (1, 2)]
+                others.extend(map(elsewhere, saves))
             return original(*arguments)
 
         for step in (1, 2, 3):

@@ -21,6 +21,7 @@ from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.validity import is_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
 
 
@@ -272,9 +273,9 @@ def test_what_is_being_verified_is_not_taken_apart_and_what_went_is_left_out(sto
 
     def meanwhile(*_: int) -> None:
         if not done:
-            with pytest.raises(InUse):
-                store.delete(1)
-            store.delete(2)
+            with pytest.raises(InUse, match="open for reading"):
+                elsewhere(lambda: store.delete(1))
+            elsewhere(lambda: store.delete(2))
             done.append("both")
 
     report = store.verify(progress=meanwhile)

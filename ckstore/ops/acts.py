@@ -1,0 +1,125 @@
+"""Acts: the calls of the public methods. In one thread there is one act of a store at a time.
+
+A signal handler, a ``__del__`` or a callback can call a store while its own thread is in the middle of another act of
+it. The locks that the new act would wait for are held by the thread that waits, so it is refused at once, before it
+takes any. Acts of other threads are waited for as those of other processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from _thread import get_ident
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from ckstore.errors import CkstoreError, InUse
+from ckstore.ops.failing import describe_os_error
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HINT = "let a signal handler only set a flag, and call save from the training loop when it is set"
+
+
+class Placed(Protocol):
+    """What has acts."""
+
+    def _act_places(self) -> tuple[object, ...]:
+        """Return what two acts must not have in common."""
+
+
+class _Act:
+    """A call of a public method; its identity is the object's."""
+
+    __slots__ = ("args", "kwargs", "method", "places", "thread")
+
+    def __init__(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.method, self.args, self.kwargs = method, args, kwargs
+        self.thread = get_ident()
+        self.places: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        import inspect  # seldom needed, and slow to import
+
+        what = _name(self.method)
+        given = inspect.signature(self.method).bind(*self.args, **self.kwargs)
+        given.apply_defaults()
+        run, step, ref = (given.arguments.get(name) for name in ("run", "step", "ref"))
+        if what in ("save", "commit"):
+            return f"a {what} of {run}@{'next step' if step is None else step}"
+        return what + (f" of {ref}" if isinstance(ref, str | int) else "")
+
+
+_under_way: dict[_Act, None] = {}
+"""Entered and left by single calls of C code, between which no signal handler runs."""
+
+
+def _forget_in_child() -> None:
+    for act in tuple(_under_way):
+        if act.thread != get_ident():  # of a thread that the child does not have
+            _under_way.pop(act, None)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def act(method: Callable[P, R]) -> Callable[P, R]:
+    """Make a public function one act of its first argument, which is a path or `Placed`, and all its errors ckstore's.
+
+    The function raises:
+        InUse: This thread is in another act of the same store.
+        CkstoreError: The system refused something, there is not enough memory, or the interpreter is ending.
+    """
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        mine = _Act(method, args, kwargs)
+        try:
+            _begin(mine)
+            return method(*args, **kwargs)
+        except OSError as error:
+            msg = f"{_failed(method)}: {describe_os_error(error)}"
+            raise CkstoreError(
+                msg, hint="the cause above is the system's; nothing that was in the store is lost"
+            ) from error
+        except MemoryError as error:
+            msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
+            raise CkstoreError(msg, hint="nothing that was in the store is lost") from error
+        finally:
+            _under_way.pop(mine, None)
+
+    return call
+
+
+def places_of(root: Path) -> tuple[object, ...]:
+    """Return what tells the store at a path from others, by whatever path: the path, and device and inode."""
+    try:
+        status = os.stat(root)
+    except OSError:  # there is none yet, or the act says what is wrong with it
+        return (root,)
+    return root, (status.st_dev, status.st_ino)
+
+
+def _begin(mine: _Act) -> None:
+    if sys.is_finalizing():
+        msg = f"{_failed(mine.method)}: the interpreter is ending, and takes its modules apart"
+        raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
+    first: Any = mine.args[0]
+    mine.places = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `Placed`
+    for other in tuple(_under_way):
+        if other.thread == mine.thread and not set(mine.places).isdisjoint(other.places):
+            msg = f"{_failed(mine.method)}: {other} is under way in this very thread"
+            raise InUse(msg, hint=_HINT)
+    _under_way[mine] = None
+
+
+def _name(method: Callable[..., Any]) -> str:
+    name = method.__name__.strip("_").replace("_", " ")
+    return {"open": "opening the store", "create": "making the store", "getitem": "reading a tensor"}.get(name, name)
+
+
+def _failed(method: Callable[..., Any]) -> str:
+    return f"{_name(method)} failed"

@@ -1,0 +1,418 @@
+"""A thread is in one act of a store at a time: what a handler or a callback begins in the middle is refused at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import InUse
+from ckstore.fs import locks
+from ckstore.objects import publish
+from tests.support.meanwhile import elsewhere
+from tests.support.stores import check_store
+
+_ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 60.0
+
+STATE = {"w": np.arange(300_000, dtype=np.float32)}
+
+NESTED: dict[str, Callable[[Store], object]] = {
+    "save": lambda store: store.save({"x": 1}),
+    "commit": lambda store: store.commit(__file__, step=9),
+    "load": lambda store: store.load(1),
+    "load_into": lambda store: store.load_into({}, 1),
+    "info": lambda store: store.info(1),
+    "latest": lambda store: store.latest(),
+    "checkpoints": lambda store: store.checkpoints(),
+    "open_checkpoint": lambda store: store.open_checkpoint(1),
+    "leaves": lambda store: store.leaves(1),
+    "files": lambda store: store.files(1),
+    "directory_of": lambda store: store.directory_of(1),
+    "delete": lambda store: store.delete(1),
+    "verify": lambda store: store.verify(),
+    "reindex": lambda store: store.reindex(),
+    "diff": lambda store: store.diff(1, 1),
+    "du": lambda store: store.du(),
+    "why": lambda store: store.why("abcdef"),
+    "plan_gc": lambda store: store.plan_gc(),
+    "gc": lambda store: store.gc(),
+    "check_alone": lambda store: store.check_alone(),
+    "leaks": lambda store: store.leaks(),
+    "doctor": lambda store: store.doctor(),
+    "tag": lambda store: store.tag("best", 1),
+    "untag": lambda store: store.untag("best"),
+    "tags": lambda store: store.tags(),
+    "pin": lambda store: store.pin(1, "kept"),
+    "unpin": lambda store: store.unpin(1),
+    "pins": lambda store: store.pins(),
+    "annotate": lambda store: store.annotate(1, note="a note"),
+    "retention": lambda store: store.retention,
+    "set_retention": lambda store: store.set_retention(None),
+    "make_room": lambda store: store.make_room,
+    "set_make_room": lambda store: store.set_make_room(None),
+    "read_back": lambda store: store.read_back,
+    "set_read_back": lambda store: store.set_read_back(False),
+    "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
+    "checkout": lambda store: store.checkout(1, "out"),
+    "export_safetensors": lambda store: store.export_safetensors(1, "out"),
+    "opening": lambda store: Store(store.path),
+    "opening for reading": lambda store: Store(store.path, readonly=True),
+    "init": lambda store: Store.init(store.path),
+    "open_or_init": lambda store: Store.open_or_init(store.path),
+    "another handle": lambda store: _OTHER[0].save({"x": 1}),
+}
+_OTHER: list[Store] = []
+
+
+def interrupted(patch: pytest.MonkeyPatch, handler: Callable[[], object]) -> list[BaseException | None]:
+    """Have saves call `handler` before they publish, in their own thread; return what each call of it will raise."""
+    raised: list[BaseException | None] = []
+    original: Callable[..., Any] = publish.publish
+
+    def publishing(*args: Any, **kwargs: Any) -> Any:
+        raised.append(None)
+        try:
+            handler()
+        except BaseException as error:
+            raised[-1] = error
+        return original(*args, **kwargs)
+
+    patch.setattr(publish, "publish", publishing)
+    return raised
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
+    store: Store, nested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(STATE, step=1)
+    _OTHER[:] = [Store(store.path)]
+    raised = interrupted(monkeypatch, lambda: NESTED[nested](store))
+
+    info = store.save({**STATE, "more": 1}, step=2)
+
+    (error,) = raised
+    assert isinstance(error, InUse)
+    assert "a save of main@2 is under way in this very thread" in error.message
+    assert "set a flag" in error.hint
+    assert info.step == 2
+    assert store.latest() == store.info(2)
+
+
+def test_every_public_method_is_an_act() -> None:
+    without = {"close", "init", "open", "open_or_init"}  # nothing, or the acts of opening and making
+    methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
+    quick = {"warnings", "settings"}
+
+    for name, method in methods.items():
+        function = method.fget if isinstance(method, property) else method
+        if name not in without | quick:
+            assert getattr(function, "__wrapped__", None) is not None, name
+    assert NESTED.keys() >= methods.keys() - without - quick - {"apply"}
+
+
+def test_acts_of_another_thread_and_of_another_store_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(STATE, step=1)
+    other = Store.init(store.path.parent / "other")
+    inner = iter([True])
+
+    def handler() -> None:
+        if next(inner, False):
+            elsewhere(lambda: store.save({"x": 1}, step=3))
+            elsewhere(lambda: store.load(1))
+            other.save({"x": 1}, step=1)
+
+    raised = interrupted(monkeypatch, handler)
+
+    store.save({**STATE, "more": 1}, step=2)
+
+    assert raised == [None] * 3
+    assert {info.step for info in store.checkpoints()} == {1, 2, 3}
+    check_store(other.path)
+
+
+def test_an_act_that_a_handler_ended_is_not_under_way_any_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HandlerError(Exception):
+        pass
+
+    def raising(*_: Any) -> Any:
+        raise HandlerError
+
+    monkeypatch.setattr(publish, "publish", raising)
+    with pytest.raises(HandlerError) as caught:
+        store.save(STATE, step=1)
+    monkeypatch.undo()
+    store.save(STATE, step=2)
+
+    assert caught.value.__traceback__ is not None  # it keeps the frames of the save
+    assert [info.step for info in store.checkpoints()] == [2]
+
+
+def test_a_lock_of_this_very_thread_is_not_waited_for(store: Store) -> None:
+    with locks.lock_exclusive(store.path, timeout_s=0.0):
+        begun_s = time.thread_time(), time.monotonic()
+        with pytest.raises(InUse, match="another call of this very thread"):
+            locks.lock_exclusive(store.path, timeout_s=_TIMEOUT_S)
+        with pytest.raises(InUse, match="by another process"):
+            elsewhere(lambda: locks.lock_exclusive(store.path, timeout_s=0.0))
+
+    assert time.monotonic() - begun_s[1] < _TIMEOUT_S
+
+
+PROGRAM = """
+import atexit, gc, os, signal, sys, threading, time, weakref
+import numpy as np
+from ckstore import Store
+from ckstore.errors import CkstoreError, InUse
+
+store = Store.open_or_init("store")
+STATE = {f"w{i}": np.arange(400_000, dtype=np.float32) + i for i in range(8)}
+"""
+
+
+def run_program(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that has a store; a deadlock ends in `subprocess.TimeoutExpired`."""
+    return subprocess.run(
+        [sys.executable, *options, "-c", PROGRAM + text],
+        cwd=folder,
+        env={"PYTHONPATH": f"{_ROOT}:{_ROOT}/migrations", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+
+
+def opened(folder: Path) -> Store:
+    """Open the store that a program has left, after a look at the invariants."""
+    opened = Store.open(folder / "store")
+    opened.gc()
+    check_store(opened.path)
+    return opened
+
+
+HELD = {
+    "executors": "concurrent.futures.thread._global_shutdown_lock",
+    "threads that start": "threading._active_limbo_lock",
+    "threads that end": "threading._shutdown_locks_lock",
+}
+
+
+@pytest.mark.skipif(not hasattr(__import__("threading"), "_shutdown_locks_lock"), reason="Python 3.13 has none of them")
+@pytest.mark.parametrize("lock", HELD)
+def test_a_handler_saves_while_its_thread_holds_a_lock_of_the_interpreter(tmp_path: Path, lock: str) -> None:
+    text = f"""
+import concurrent.futures.thread
+signal.signal(signal.SIGUSR1, lambda *_: print(store.save(STATE, step=1).name))
+with {HELD[lock]}:
+    signal.raise_signal(signal.SIGUSR1)
+store.verify()
+"""
+    done = run_program(tmp_path, text)
+
+    assert (done.stdout, done.stderr) == ("main@1\n", "")
+
+
+def test_what_is_freed_or_finalized_in_an_act_cannot_save_and_outside_of_one_can(tmp_path: Path) -> None:
+    text = """
+class Saving:
+    def __init__(self, step):
+        self.step = step
+        weakref.finalize(self, self.saved, "callback", step + 10).atexit = False
+
+    @staticmethod
+    def saved(how, step):
+        try:
+            print(how, store.save(STATE, step=step).step)
+        except InUse as error:
+            print(how, "refused", "save of main@5" in str(error))
+
+    def __del__(self):
+        self.saved("del", self.step)
+
+
+class Stateful:
+    def state_dict(self):
+        Saving(2)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+Saving(1)
+store.save({**STATE, "object": Stateful()}, step=5)
+"""
+    done = run_program(tmp_path, text)
+
+    lines = ["del 1", "callback 11", "del refused True", "callback refused True"]
+    assert (sorted(done.stdout.splitlines()), done.stderr) == (sorted(lines), "")
+    assert [info.step for info in opened(tmp_path).checkpoints()] == [1, 11, 5]
+
+
+def test_everything_works_in_an_atexit_handler(tmp_path: Path) -> None:
+    text = """
+@atexit.register
+def last():
+    store.save(STATE, step=1)
+    with store.open_checkpoint(1) as checkpoint:
+        print(float(checkpoint.slice("w1")[0:1][0]), len(checkpoint.load()))
+    print(len(store.load(1, mmap=True)), store.verify().ok, store.gc().freed_count, store.info().durable)
+"""
+    done = run_program(tmp_path, text)
+
+    assert (done.stdout.splitlines()[0], done.stderr, done.returncode) == ("1.0 8", "", 0)
+    assert done.stdout.splitlines()[1].startswith("8 True 0 ")
+    assert opened(tmp_path).latest() is not None
+
+
+def test_when_the_interpreter_takes_itself_apart_the_error_says_so(tmp_path: Path) -> None:
+    text = """
+store.save(STATE, step=1)
+
+class Late:
+    def __del__(self, store=store, STATE=STATE, CkstoreError=CkstoreError, print=print):
+        for act in (lambda: store.save(STATE, step=2), lambda: store.load(1), lambda: store.verify()):
+            try:
+                act()
+            except CkstoreError as error:
+                print(error.message)
+
+sys.modules["late"] = Late()
+"""
+    done = run_program(tmp_path, text)
+
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "save failed",
+        "load failed",
+        "verify failed",
+    ]
+    assert "the interpreter is ending" in done.stdout
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_thread_that_saves_while_the_interpreter_ends_leaves_a_whole_store(tmp_path: Path, daemon: bool) -> None:
+    text = f"""
+store.save(STATE, step=0)
+begun = threading.Event()
+
+def go_on():
+    for step in range(1, 6):
+        store.save({{**STATE, "n": step, "w0": STATE["w0"] + step}}, step=step)
+        begun.set()
+
+threading.Thread(target=go_on, daemon={daemon}).start()
+begun.wait()
+"""
+    done = run_program(tmp_path, text)
+
+    steps = [info.step for info in opened(tmp_path).checkpoints()]
+    assert done.returncode == 0, done.stderr
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= 2 if daemon else len(steps) == 6
+
+
+def test_a_handler_saves_while_other_threads_save(tmp_path: Path) -> None:
+    text = """
+saved = []
+
+def handler(*_):
+    try:
+        saved.append(store.save(STATE, run="handler").step)
+    except InUse:  # the handler itself was interrupted
+        pass
+
+signal.signal(signal.SIGUSR1, handler)
+
+def go_on(run):
+    for step in range(4):
+        store.save({**STATE, "n": step}, step=step, run=run)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+threads = [threading.Thread(target=go_on, args=(run,)) for run in ("a", "b")]
+for thread in threads:
+    thread.start()
+while any(thread.is_alive() for thread in threads):
+    time.sleep(0.001)
+os.kill(os.getpid(), signal.SIGUSR1)
+print(saved == list(range(len(saved))) and len(saved) > 0)
+"""
+    done = run_program(tmp_path, text)
+
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+    assert {info.run for info in opened(tmp_path).checkpoints()} == {"a", "b", "handler"}
+
+
+def test_a_child_that_is_forked_while_another_thread_saves_can_save(tmp_path: Path) -> None:
+    text = """
+done = threading.Event()
+
+def go_on():
+    step = 0
+    while not done.is_set():
+        store.save({**STATE, "n": step}, step=step, run="parent")
+        step += 1
+
+store.save(STATE)  # a module that another thread is importing is never imported in a child
+thread = threading.Thread(target=go_on)
+thread.start()
+for step in range(20):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(20)  # a deadlock ends the child
+            store.save({**STATE, "n": step}, step=step, run="child")
+            status = 0
+        finally:
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+
+    assert (done.stdout.split(), done.stderr) == (["0"] * 20, "")
+    store = opened(tmp_path)
+    assert [info.step for info in store.checkpoints("child")] == list(range(20))
+    assert store.latest("parent") is not None
+
+
+def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(tmp_path: Path) -> None:
+    text = """
+from ckstore.ops import write
+children = []
+
+def handler(*_):
+    child = os.fork()
+    if child:
+        children.append(child)
+        return
+    signal.alarm(20)
+    try:
+        store.save(STATE, step=9)
+    except InUse:
+        sys.exit(7)  # through all frames of the save
+
+signal.signal(signal.SIGUSR1, handler)
+original = write._records
+write._records = lambda *args: (signal.raise_signal(signal.SIGUSR1), original(*args))[1]
+try:
+    print(store.save(STATE, step=1).step, flush=True)
+finally:
+    for child in children:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+
+    assert (done.stdout.split(), done.stderr) == (["1", "7"], "")
+    assert [info.step for info in opened(tmp_path).checkpoints()] == [1]
