@@ -39,7 +39,8 @@ class CheckpointInfo:
         tags: Tags that name it when this was read.
         durable: False if it lies on a filesystem that cannot keep it through a power cut.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
-        warnings: From the save that returned this: what went wrong after the checkpoint was durable.
+        warnings: From the call that returned this: what went wrong after the checkpoint was durable (a tag or the
+            catalog that could not be written, retention), or which newer checkpoints ``latest-valid`` passed over.
     """
 
     id: str

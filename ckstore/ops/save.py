@@ -112,10 +112,10 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         context.directories_seen.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     try:
         if outcome.existing is None:  # locked by its staging
-            tags = _write_tags(context, manifest, request.tags)
+            tags = _write_tags(context, manifest, request.tags, notes)
         else:
-            tags = _tag_existing(context, outcome.existing, request.tags)
-        catalogued = _catalogue(context, manifest.run, manifest.step, mine)
+            tags = _tag_existing(context, outcome.existing, request.tags, notes)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine)
     finally:
         if outcome.existing is not None:
             reclaim.discard(context, staging)
@@ -125,7 +125,11 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     context.continued[manifest.run] = manifest_id
     info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
     notes += retain.after_save(context, manifest.run)
-    return replace(info, durable=context.durable, catalogued=catalogued, warnings=tuple(notes))
+    if why_not_catalogued:
+        notes.append(
+            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next opening enters it"
+        )
+    return replace(info, durable=context.durable, catalogued=not why_not_catalogued, warnings=tuple(notes))
 
 
 def _reads_back(context: Context) -> bool:
@@ -198,37 +202,47 @@ def _draft(context: Context, captured: Captured, stored: Stored, request: Reques
     )
 
 
-def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...]) -> tuple[str, ...]:
+def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
     """Point the tags to the committed checkpoint as far as that works; return those that it has.
 
-    The caller holds its directory locked. A tag that could not be made durable is not among those returned.
+    The caller holds its directory locked. A tag that could not be made durable is not among those returned, and in
+    `notes` with the reason.
     """
     failed = set()
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
-        except OSError:  # the returned info says which tags there are
+        except OSError as error:
             failed.add(tag)
+            notes.append(_untagged(manifest, tag, describe_os_error(error)))
     try:
         there = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
-    except OSError:  # they cannot be read now
-        return ()
+    except OSError as error:
+        notes.append(f"the tags of {manifest.run}@{manifest.step} cannot be read: {describe_os_error(error)}")
+        return tuple(sorted(set(tags) - failed))
     return tuple(tag for tag in there if tag not in failed)
 
 
-def _tag_existing(context: Context, there: Published, tags: tuple[str, ...]) -> tuple[str, ...]:
+def _tag_existing(context: Context, there: Published, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
     """As `_write_tags`, for a checkpoint that was there before: it is locked, so that nobody drops it meanwhile."""
     if not tags:
-        return _write_tags(context, there.manifest, ())
+        return _write_tags(context, there.manifest, (), notes)
     try:
         with held(context, CheckpointInfo.of(there.manifest, there.manifest_id)):
-            return _write_tags(context, there.manifest, tags)
-    except (CkstoreError, OSError):  # it is being dropped at this moment: a tag would name nothing
+            return _write_tags(context, there.manifest, tags, notes)
+    except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
+        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+        notes.extend(_untagged(there.manifest, tag, why) for tag in tags)
         return ()
 
 
-def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> bool:
-    """Bring the catalog up to date within a deadline; False if that did not work, then the next opening does it."""
+def _untagged(manifest: Manifest, tag: str, why: str) -> str:
+    name = f"{manifest.run}@{manifest.step}"
+    return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
+
+
+def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> str:
+    """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
         if mine is not None and context.layout.inode(name, number) == mine.dir_inode:
@@ -238,9 +252,9 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
     try:
         with python_gc_paused():
             context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
-    except (CkstoreError, OSError):  # the next opening catches up, and says so if it cannot
-        return False
-    return True
+    except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
+        return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+    return ""
 
 
 @contextmanager

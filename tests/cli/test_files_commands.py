@@ -167,3 +167,21 @@ def test_show_counts_the_files(run: Run, store: Path, files: Path) -> None:
 
     assert "in 2 files with 1 leaf" in run("show", "500", "--store", store).stdout
     assert json.loads(run("show", "500", "--store", store, "--json").stdout)["file_count"] == 2
+
+
+def test_files_that_are_committed_without_their_tag_end_with_a_status_that_says_so(
+    run: Run, store: Path, files: Path
+) -> None:
+    (store / "refs" / "best").mkdir()
+
+    done = run("commit", files, "--tag", "best", "--tag", "first", "--store", store)
+
+    assert done.exit_code == 1
+    assert done.stdout.startswith("committed main@500 ")
+    assert "warning: main@500 is saved, but its tag 'best' is not: Is a directory" in done.stderr
+    assert "error: main@500 is committed and durable, but not tagged: best\n" in done.stderr
+    assert "hint: ckstore tag best main@500 tries again" in done.stderr
+    with Store.open(store) as opened:
+        assert opened.info(500).tags == ("first",)
+    (store / "refs" / "best").rmdir()
+    assert run("tag", "best", "main@500", "--store", store).exit_code == 0

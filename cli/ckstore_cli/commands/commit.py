@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.errors import CkstoreError
 from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._format import printable, share_text, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
@@ -76,7 +77,8 @@ def commit(
     \b
     Exit status:
       0  done: the files survive a power cut now
-      1  the step exists, a file was changed meanwhile, or cannot be stored
+      1  the step exists, a file was changed meanwhile, or cannot be stored;
+         or the files are committed, and a tag could not be written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
       6  the disk is full
@@ -98,6 +100,10 @@ def commit(
         out.warning(warning)
     out.document({**checkpoint_document(info), "warnings": list(info.warnings)})
     out.line(_line(info))
+    untagged = sorted(set(tags) - set(info.tags))
+    if untagged:
+        msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
+        raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")
 
 
 def _line(info: CheckpointInfo) -> str:

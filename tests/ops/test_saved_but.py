@@ -1,0 +1,53 @@
+"""A save that is durable returns; what could not be done after it, tags and catalog, is in the warnings of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from ckstore.fs import locks
+from tests.support.meanwhile import elsewhere
+
+
+@pytest.fixture
+def in_the_way(store: Store) -> Iterator[Path]:
+    """A directory that has the name of a tag, so that none can be written there."""
+    path = store.path / "refs" / "best"
+    path.mkdir()
+    yield path
+    path.rmdir()
+
+
+@pytest.mark.usefixtures("in_the_way")
+@pytest.mark.parametrize("before", [False, True], ids=["new", "the same content is there"])
+@pytest.mark.parametrize("how", ["save", "commit"])
+def test_a_tag_that_could_not_be_written_is_in_the_warnings(
+    store: Store, tmp_path: Path, how: str, before: bool
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    what = {"w": 1} if how == "save" else tmp_path / "file"
+    if before:
+        getattr(store, how)(what, 3)
+
+    info = getattr(store, how)(what, 3, tags=["best", "other"])
+
+    assert info.tags == store.info(3).tags == ("other",)
+    (warning,) = info.warnings
+    assert warning.startswith("main@3 is saved, but its tag 'best' is not: ")
+    assert "Is a directory" in warning
+    assert "ckstore tag best main@3" in warning
+
+
+def test_why_the_catalog_does_not_know_a_save_is_in_the_warnings(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    with locks.lock_exclusive(store.path, timeout_s=0.0):
+        info = elsewhere(lambda: store.save({"w": 1}))
+
+    assert not info.catalogued
+    (warning,) = info.warnings
+    assert warning.startswith("main@0 is saved, but not in the catalog yet: ")
+    assert "is locked by another process" in warning
+    assert store.save({"w": 2}).warnings == ()
