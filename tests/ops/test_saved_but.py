@@ -1,4 +1,4 @@
-"""A save that is durable returns; what could not be done after it, tags and catalog, is in the warnings of its result."""
+"""A save that is durable returns; its warnings say which tag could not be written, and why the catalog lacks it."""
 
 from __future__ import annotations
 
