@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.containers.torch_pickle import MAX_TEXT, read_pickle
 from ckstore.containers.torch_values import TensorView
-from ckstore.containers.values import MAX_ELEMENTS, MAX_TENSORS, FileTensor, RandomAccess, Refused, elements, refuse
+from ckstore.containers.values import MAX_SIZE, MAX_TENSORS, FileTensor, RandomAccess, Refused, elements, refuse
 from ckstore.model.document import shown
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest import MAX_DEPTH
@@ -116,7 +116,7 @@ class _Naming:
 def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | None:
     """Return the tensor, or None if it does not lie in the record."""
     count = elements(view.shape)
-    if count is None or max(view.strides, default=0) >= MAX_ELEMENTS:
+    if count is None or max(view.strides, default=0) > MAX_SIZE:
         return None
     if count == 0:
         return FileTensor(name, view.dtype, view.shape, 0)

@@ -9,7 +9,8 @@ MAX_TENSORS = 1_000_000
 """Entries of a header, records of an archive, names of tensors; what holds them takes some hundred bytes each."""
 MAX_DIMENSIONS = 64
 MAX_ELEMENTS = 2**63
-"""What manifests end at."""
+MAX_SIZE = 2**53
+"""What manifests end at: elements of a tensor, and each size or stride of it."""
 
 
 class Refused(ValueError):
@@ -81,6 +82,6 @@ def elements(shape: tuple[int, ...]) -> int | None:
     for size in shape:
         count *= size
         bound *= max(size, 1)
-        if bound >= MAX_ELEMENTS:
+        if bound >= MAX_ELEMENTS or size > MAX_SIZE:
             return None
     return count

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SAFE_INT = 2**53
+PART_DIGITS = 4000
+"""Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -46,3 +48,15 @@ def fits_json(text: str) -> bool:
     Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
     """
     return text.isascii() or _PAIR.search(text) is None
+
+
+def decimal_of_int(value: int) -> str:
+    """Return an integer of any size in decimal; str() refuses more than 4300 digits."""
+    if value < 0:
+        return "-" + decimal_of_int(-value)
+    parts = []
+    part = 10**PART_DIGITS
+    while value >= part:
+        value, rest = divmod(value, part)
+        parts.append(str(rest).rjust(PART_DIGITS, "0"))
+    return str(value) + "".join(reversed(parts))

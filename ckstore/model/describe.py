@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import SAFE_INT, fits_json
+from ckstore.model.canonical import SAFE_INT, decimal_of_int, fits_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import decimal_of_int, int_of_decimal, is_big_decimal, refuse, shown
+from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 
 if TYPE_CHECKING:
     from ckstore.model.manifest import Description

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
-from ckstore.model.canonical import SAFE_INT
+from ckstore.model.canonical import PART_DIGITS, SAFE_INT
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
@@ -24,8 +24,6 @@ _BEFORE_NUMBER = b"[,:- \t\r\n"
 _KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
 """For each byte whether it is a digit, may stand before a number, or neither."""
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
-_PART_DIGITS = 4000
-"""Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
 
@@ -83,24 +81,12 @@ def is_big_decimal(text: object) -> bool:
     return len(text) > _MAX_DIGITS + 1 or abs(int(text)) > SAFE_INT
 
 
-def decimal_of_int(value: int) -> str:
-    """Return an integer of any size in decimal; str() refuses more than 4300 digits."""
-    if value < 0:
-        return "-" + decimal_of_int(-value)
-    parts = []
-    part = 10**_PART_DIGITS
-    while value >= part:
-        value, rest = divmod(value, part)
-        parts.append(str(rest).rjust(_PART_DIGITS, "0"))
-    return str(value) + "".join(reversed(parts))
-
-
 def int_of_decimal(text: str) -> int:
     """Return the integer of any size that `decimal_of_int` or `is_big_decimal` approved."""
     digits = text.removeprefix("-")
     value = 0
-    for i in range(0, len(digits), _PART_DIGITS):
-        part = digits[i : i + _PART_DIGITS]
+    for i in range(0, len(digits), PART_DIGITS):
+        part = digits[i : i + PART_DIGITS]
         value = value * 10 ** len(part) + int(part)
     return -value if text.startswith("-") else value
 

@@ -12,7 +12,9 @@ from ckstore.model.paths import check_path, parent_of
 
 _KINDS: dict[str, FileKind] = {"file": "file", "directory": "directory", "symlink": "symlink"}
 _TARGET_MOST = 4096
-_NANOSECONDS = re.compile(r"(?:0|-?[1-9][0-9]{0,18})\Z")
+_NANOSECONDS = re.compile(r"(?:0|-?[1-9][0-9]{0,27})\Z")
+_TIME_MOST_NS = 2**63 * 10**9
+"""Linux counts seconds in 64 bits."""
 
 
 def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecord, ...]:
@@ -71,6 +73,6 @@ def _record(item: Any, i: int, storage_count: int, where: str) -> FileRecord:
 def _mtime_ns(text: object, path: str, where: str) -> int | None:
     if text is None:
         return None
-    if not isinstance(text, str) or _NANOSECONDS.match(text) is None:
+    if not isinstance(text, str) or _NANOSECONDS.match(text) is None or not -_TIME_MOST_NS <= int(text) < _TIME_MOST_NS:
         refuse(where, f"mtime of {shown(path)}", "nanoseconds since 1970 as decimal digits", text)
     return int(text)

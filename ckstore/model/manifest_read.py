@@ -24,6 +24,7 @@ from ckstore.model.files_read import read_files
 from ckstore.model.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
+    MAX_ELEMENTS,
     BlobRecord,
     Description,
     Extent,
@@ -38,9 +39,6 @@ from ckstore.model.state_read import check_state
 
 EXTENT_GRAIN_BYTES = 2**20
 """All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
-
-MAX_ELEMENTS = 2**63
-"""What torch and NumPy count elements in; the product of the sizes that are not 0 stays below."""
 
 NUMPY_MAX_DIMENSIONS = 64
 
@@ -316,7 +314,7 @@ class _Reader:
         item_bytes = itemsize(kind, dtype) if isinstance(dtype, str) else None
         if not isinstance(dtype, str) or item_bytes is None:
             refuse(self.where, f"dtype of leaf {shown(name)}", f"a dtype of kind {kind}", dtype)
-        shape = self.sizes_of(item.get("shape"), name, kind)
+        shape = self.sizes_of(item.get("shape"), name, kind, item_bytes)
         if strides is not None:
             strides = self.strides_of(strides, name, kind, len(shape))
         low, high = _span_bytes(shape, strides, item_bytes)
@@ -326,10 +324,10 @@ class _Reader:
             refuse(self.where, f"leaf {shown(name)}", wanted, found, words=True)
         return dtype, shape, strides
 
-    def sizes_of(self, shape: Any, name: str, kind: str) -> tuple[int, ...]:
+    def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
         if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
             refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-        count = 1
+        count = item_bytes if kind == "numpy" else 1  # which counts bytes, even of an array without elements
         for size in shape:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import canonical_json
+from ckstore.model.canonical import canonical_json, fits_json, quoted
+from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_object
 
 MARK_VERSION = 1
@@ -14,11 +16,13 @@ MARK_MAX_BYTES = 4 * 2**20
 _FORMAT = "ckstore-damaged"
 _NAMES_MOST = 100
 _ENTRIES_MOST = 1000
+_NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
+"""Of the names of an entry, and of its sentence, as JSON: so a mark of 1000 entries can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkEntry:
-    """One thing that was found damaged.
+    """One thing that was found damaged; of names and words it keeps as many as a mark has room for.
 
     Attributes:
         blob: Digest of the blob; empty for the manifest or the directory itself.
@@ -29,6 +33,29 @@ class MarkEntry:
     blob: str
     names: tuple[str, ...]
     what: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _first_names(self.names))
+        object.__setattr__(self, "what", _cut(self.what))
+
+
+def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    room = _NAMES_MAX_BYTES
+    kept = []
+    for name in names[:_NAMES_MOST]:
+        room -= len(quoted(name)) + 1
+        if room < 0:
+            break
+        if fits_json(name):
+            kept.append(name)
+    return tuple(kept)
+
+
+def _cut(text: str) -> str:
+    while len(as_json := quoted(text)) > _WHAT_MAX_BYTES:
+        text = text[: min(_WHAT_MAX_BYTES, len(text) * 3 // 4)]
+    cut: str = json.loads(as_json)  # two surrogates that JSON makes one character of
+    return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +70,13 @@ class Mark:
     found: str
     entries: tuple[MarkEntry, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])
+
     def joined(self, other: Mark) -> Mark:
         """Return a mark with the entries of both; `other` is the newer one."""
         mine = [entry for entry in self.entries if entry not in other.entries]
-        return Mark(other.found, (*mine, *other.entries)[:_ENTRIES_MOST])
+        return Mark(other.found, (*mine, *other.entries))
 
     def without(self, blob: str) -> Mark:
         """Return the mark after the blob was healed."""
@@ -54,10 +84,7 @@ class Mark:
 
     def render(self) -> bytes:
         """Return the content of ``damaged.json``."""
-        damage = [
-            {"blob": entry.blob, "names": list(entry.names[:_NAMES_MOST]), "what": entry.what}
-            for entry in self.entries[:_ENTRIES_MOST]
-        ]
+        damage = [{"blob": entry.blob, "names": list(entry.names), "what": entry.what} for entry in self.entries]
         document = {"format": _FORMAT, "version": MARK_VERSION, "found": self.found, "damage": damage}
         return canonical_json(document) + b"\n"
 
@@ -79,5 +106,7 @@ def _entry(item: Any) -> MarkEntry | None:
         return None
     blob, names, what = item.get("blob"), item.get("names"), item.get("what")
     if not isinstance(blob, str) or not isinstance(names, list) or not isinstance(what, str):
+        return None
+    if blob and not is_digest(blob):
         return None
     return MarkEntry(blob, tuple(name for name in names if isinstance(name, str)), what)

@@ -9,6 +9,7 @@ import operator
 import re
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import decimal_of_int
 
 _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
@@ -31,7 +32,10 @@ def plain(name: str) -> str:
 
 def join_index(path: str, index: int) -> str:
     """Return the name of the value at `index` of the list, tuple or int-keyed dict named `path`."""
-    return f"{path}[{index}]"
+    try:
+        return f"{path}[{index}]"
+    except ValueError:  # of more digits than str() takes at once
+        return f"{path}[{decimal_of_int(index)}]"
 
 
 def check_run(run: object) -> str:

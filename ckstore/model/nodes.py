@@ -11,8 +11,8 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from ckstore.model.canonical import SAFE_INT
-from ckstore.model.document import decimal_of_int, int_of_decimal
+from ckstore.model.canonical import SAFE_INT, decimal_of_int
+from ckstore.model.document import int_of_decimal
 
 if TYPE_CHECKING:
     from ckstore.model.manifest import Node

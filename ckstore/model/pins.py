@@ -14,6 +14,7 @@ from ckstore.model.names import RUN_PATTERN, check_run, check_step
 from ckstore.model.times import time_of_text
 
 PIN_VERSION = 1
+PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 

@@ -2,19 +2,75 @@
 
 Settings, pins and annotations are not covered by the id of a checkpoint, so a flipped bit in one would read as another
 metric or another policy. Without the member a file is taken as it is: of an older ckstore, or written by hand.
+
+What is written is read first, by the reader and within its limits: a file that cannot be read again would take all that
+was in it along.
 """
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MEMBER = "digest"
 _ALGORITHM = ALGORITHMS["xxh3_128"]  # it finds accidents; whoever may write to the store can write a digest, too
+
+
+class Document(Protocol):
+    """The content of a small file."""
+
+    def render(self) -> bytes:
+        """Return it as a JSON object."""
+
+
+D = TypeVar("D", bound=Document)
+
+
+def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
+    """Return the bytes of a small file with the digest of themselves, after its reader has read them.
+
+    Args:
+        document: What it is to say.
+        parse: Its reader.
+        most_bytes: What its reader takes at most.
+        where: Its path, for messages.
+
+    Raises:
+        BadInput: The file could not be read again.
+    """
+    plain = document.render()
+    data = seal(plain)
+    if len(data) > most_bytes:
+        msg = f"{where} would have {len(data)} bytes, at most {most_bytes} are read; it is as it was"
+        raise BadInput(msg, hint="write less into it")
+    try:
+        found = read(data, parse, where)
+    except CkstoreError as error:
+        msg = f"this could not be read again, so {where} is as it was: {error.message}"
+        raise BadInput(msg, hint=error.hint) from error
+    if found.render() != plain:
+        raise BadInput(f"this would come back as something else, so {where} is as it was")
+    return data
+
+
+def read(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
+    """Return what a small file says, after comparing it with the digest that it carries, if it carries one.
+
+    Raises:
+        DamagedBlob: They differ.
+        CkstoreError: What `parse` raises.
+    """
+    document = parse(data, where)
+    check_seal(data, where)
+    return document
 
 
 def seal(data: bytes) -> bytes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckstore.model.annotations import Annotations
     from ckstore.objects.layout import Layout
 
-_MAX_BYTES = 16 * 2**20
+ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
 def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotations | None:
@@ -27,15 +27,13 @@ def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotatio
     """
     path = directory / ANNOTATIONS
     try:
-        data = files.read_file(path if dir_fd is None else ANNOTATIONS, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
+        data = files.read_file(path if dir_fd is None else ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=dir_fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
     from ckstore.model.annotations import parse_annotations
-    from ckstore.model.seal import check_seal
+    from ckstore.model.seal import read
 
-    annotations = parse_annotations(data, str(path))
-    check_seal(data, str(path))
-    return annotations
+    return read(data, parse_annotations, str(path))
 
 
 def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: Annotations) -> Annotations:
@@ -44,13 +42,17 @@ def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: 
     Of two who do so at once, both are kept.
 
     Raises:
+        BadInput: All of it together could not be read again; nothing was added.
         CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
         OSError: It could not be written.
     """
-    from ckstore.model.seal import seal
+    from ckstore.model.annotations import parse_annotations
+    from ckstore.model.seal import to_write
 
+    where = str(directory / ANNOTATIONS)
     with small.changing(layout):
         present = read_annotations(directory, dir_fd=lock.fd)
         together = more if present is None else present.with_more(more)
-        small.replace_file(layout, lock.fd, ANNOTATIONS, seal(together.render()))
+        data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)
+        small.replace_file(layout, lock.fd, ANNOTATIONS, data)
     return together

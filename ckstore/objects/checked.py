@@ -40,7 +40,10 @@ def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[C
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)
-            small.replace_file(layout, fd, CHECKED, CheckedTimes(kept).render())
+            data = CheckedTimes(kept).render()
+            if len(data) > CHECKED_MAX_BYTES:
+                return False
+            small.replace_file(layout, fd, CHECKED, data)
     except (OSError, CkstoreError):
         return False
     return True

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob
 from ckstore.fs import files, links
-from ckstore.model.pins import Pin, file_name, parse_pin, pin_name
-from ckstore.model.seal import check_seal, seal
+from ckstore.model.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
+from ckstore.model.seal import read, to_write
 from ckstore.objects import small
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
-
-_PIN_MAX_BYTES = 2**20
 
 
 def read_pins(layout: Layout) -> list[Pin]:
@@ -33,9 +32,8 @@ def read_pins(layout: Layout) -> list[Pin]:
 def _read(layout: Layout, name: str) -> Pin | None:
     path = layout.pins / file_name(name)
     try:
-        data = files.read_file(path, most_bytes=_PIN_MAX_BYTES)
-        pin = parse_pin(data, name, str(path))
-        check_seal(data, str(path))
+        data = files.read_file(path, most_bytes=PIN_MAX_BYTES)
+        pin = read(data, partial(_parse, name), str(path))
     except FileNotFoundError:  # unpinned meanwhile
         return None
     except CkstoreError as error:
@@ -45,16 +43,24 @@ def _read(layout: Layout, name: str) -> Pin | None:
     return pin
 
 
+def _parse(name: str, data: bytes, where: str) -> Pin:
+    return parse_pin(data, name, where)
+
+
 def write_pin(layout: Layout, pin: Pin) -> None:
     """Write the file of a new pin, durably. The caller holds what is pinned locked for use.
 
     Raises:
+        BadInput: The file could not be read again; nothing was pinned.
         InUse: Others write to the store all the time.
         OSError: It is not pinned or, if only the directory could not be made durable, perhaps it is.
     """
+    name = file_name(pin.name)
+    where = str(layout.pins / name)
+    data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     links.make_directory(layout.pins)
     with small.changing(layout), files.opened(layout.pins, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        small.replace_file(layout, fd, file_name(pin.name), seal(pin.render()))
+        small.replace_file(layout, fd, name, data)
 
 
 def remove_pin(layout: Layout, name: str) -> bool:

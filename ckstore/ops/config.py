@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.fs import files
 from ckstore.model.document import refuse
 from ckstore.model.retention import RetentionPolicy
-from ckstore.model.seal import MEMBER, check_seal, seal
+from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings import parse_config, render_config
 from ckstore.objects import small
 
@@ -20,6 +21,22 @@ RETENTION = "retention"
 MAKE_ROOM = "make_room"
 READ_BACK = "read_back"
 _CONFIG_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The content of ``config.json``."""
+
+    settings: dict[str, Any]
+
+    def render(self) -> bytes:
+        return render_config(self.settings)
+
+
+def _parse(data: bytes, where: str) -> _Config:
+    settings = parse_config(data, where)
+    settings.pop(MEMBER, None)
+    return _Config(settings)
 
 
 def read_config(layout: Layout) -> dict[str, Any]:
@@ -34,10 +51,7 @@ def read_config(layout: Layout) -> dict[str, Any]:
         data = files.read_file(layout.config, most_bytes=_CONFIG_MAX_BYTES)
     except FileNotFoundError:
         return {}
-    config = parse_config(data, str(layout.config))
-    check_seal(data, str(layout.config))
-    config.pop(MEMBER, None)
-    return config
+    return read(data, _parse, str(layout.config)).settings
 
 
 def retention_of(context: Context) -> RetentionPolicy | None:
@@ -97,6 +111,7 @@ def _change(context: Context, member: str, value: object) -> None:
     """Give one setting a value, or remove it (None); other settings stay as they are.
 
     Raises:
+        BadInput: The new settings could not be read again; nothing was changed.
         CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
         OSError: The system refused.
     """
@@ -107,4 +122,5 @@ def _change(context: Context, member: str, value: object) -> None:
         config.pop(member, None)
         if value is not None:
             config[member] = value
-        small.replace_file(context.layout, fd, layout.config.name, seal(render_config(config)))
+        data = to_write(_Config(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
+        small.replace_file(context.layout, fd, layout.config.name, data)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks, place
-from ckstore.model.seal import check_seal, seal
+from ckstore.model.seal import read, to_write
 from ckstore.model.settings import StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
 
@@ -70,7 +70,9 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     place.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
-        files.create_file(fresh, seal(settings.render()), mode=0o444)
+        where = str(layout.settings)
+        data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        files.create_file(fresh, data, mode=0o444)
         links.rename_new(fresh, layout.settings)
     except BaseException:
         with suppress(OSError):  # the first error is the one to tell; a name that stays is removed at opening
@@ -115,6 +117,4 @@ def read_settings(root: Path) -> StoreSettings:
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"there is no store at {root}"
         raise StoreNotFound(msg, hint="ckstore init makes one, Store.init(path) in Python") from error
-    settings = parse_settings(data, where=str(path))
-    check_seal(data, str(path))
-    return settings
+    return read(data, parse_settings, str(path))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, StateTexts, content_digest, render
+from ckstore.model.manifest_read import parse_manifest
 from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
 from ckstore.model.python_gc import python_gc_paused
@@ -159,6 +160,8 @@ def _stage_and_publish(
         if len(data) > MANIFEST_MAX_BYTES:
             why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
             raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
+        if captured.files:  # what their containers say was chosen by others
+            parse_manifest(data, where=f"the manifest of {request.run}@{step}")
         staging.seal(data)
         context.manifests_seen.remember(staging.lock.fd, manifest, manifest_id)
         try:

@@ -11,6 +11,7 @@ from ckstore.errors import CannotStore
 from ckstore.model.dtypes import numpy_itemsize
 from ckstore.model.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, row_major
+from ckstore.tensors.refusals import check_numbers
 
 if TYPE_CHECKING:
     from ckstore.model.manifest import LeafRecord, Node
@@ -75,6 +76,8 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     """
     dtype = _check_dtype(array.dtype, path)
     plain = array.view(np.ndarray)
+    if not plain.size:
+        check_numbers(path, plain.shape)
     strides = None
     if plain.flags.c_contiguous:
         flat = plain.reshape(-1)

@@ -6,13 +6,17 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import math
 import pathlib
 import random
 import types
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ckstore.errors import CannotStore
+from ckstore.model.canonical import SAFE_INT
+from ckstore.model.manifest import MAX_ELEMENTS
 
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (enum.Enum, "store value.value or value.name"),
@@ -53,6 +57,21 @@ _TORCH_HINTS = {
     "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
 }
+
+
+def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
+    """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones.
+
+    Raises:
+        CannotStore: It may not.
+    """
+    most = max((*shape, *strides), default=0)
+    if most > SAFE_INT:
+        why = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
+        raise CannotStore(path, why, hint="store a smaller tensor, and expand it again after loading")
+    if math.prod(size or 1 for size in shape) >= MAX_ELEMENTS:
+        why = f"sizes other than 0 give less than 2^63 elements, found the shape {tuple(shape)}: it cannot be stored"
+        raise CannotStore(path, why, hint="store a smaller tensor, and its shape beside it")
 
 
 def refuse_value(value: object, path: str) -> NoReturn:

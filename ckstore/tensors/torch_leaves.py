@@ -15,6 +15,7 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest import LeafRecord
 from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_refusals import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
 
@@ -54,9 +55,12 @@ class Admitted:
         self.memory: Hashable = None
         self.start = self.stop = 0
         elements = tensor.numel()
+        contiguous = tensor.is_contiguous()
+        if not (elements and contiguous):  # else it has no more elements than bytes
+            check_numbers(name, tensor.shape, tensor.stride())
         if elements:
             self.start = int(tensor.storage_offset()) * self.itemsize
-            span = elements if tensor.is_contiguous() else span_elements(tensor.shape, tensor.stride())
+            span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"

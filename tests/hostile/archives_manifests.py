@@ -325,7 +325,9 @@ CASES: dict[str, Builder] = {
             [{"path": "/".join(["d"] * i), "kind": "directory", "mode": 493} for i in range(1, 2001)],
         )
     ),
-    "files with times that no clock has": forged(_of_files([_a_file("a", mtime="9" * 19)])),
+    "files with times that no clock has": forged(_of_files([_a_file("a", mtime="9" * 28)])),
+    "files with the latest of times": forged(_of_files([_a_file("a", mtime=str(2**63 * 10**9 - 1))])),
+    "files with the earliest of times": forged(_of_files([_a_file("a", mtime=str(-(2**63) * 10**9))])),
     "annotations of a hundred thousand metrics": _annotations(metrics={f"m{i}": i for i in range(100_000)}),
     "annotations of a hundred thousand notes": _annotations(
         notes=[{"created": "2026-11-22T10:00:00.000000Z", "text": "x"}] * 100_000

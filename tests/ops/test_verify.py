@@ -342,7 +342,8 @@ def test_a_rotten_disk_below_the_page_cache_is_found(
     assert [found.names for found in report.damage] == [("w",)]
 
 
-ENTRIES = st.builds(MarkEntry, st.text(max_size=5), st.lists(st.text(max_size=5), max_size=3).map(tuple), st.text())
+BLOBS = st.sampled_from(["", *(f"xxh3-{i:032x}" for i in range(3))])
+ENTRIES = st.builds(MarkEntry, BLOBS, st.lists(st.text(max_size=5), max_size=3).map(tuple), st.text())
 MARKS = st.builds(Mark, st.text(max_size=30), st.lists(ENTRIES, max_size=4).map(tuple))
 
 
