@@ -443,7 +443,7 @@ class Store:
     def directory_of(self, ref: RefLike = "latest") -> Path:
         """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
         info = self._found(ref)
-        return self._context.layout.checkpoint(info.run, info.step)
+        return self._context.layout.checkpoint(info.run, info.step).path
 
     @act
     def delete(self, ref: RefLike) -> None:

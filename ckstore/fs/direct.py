@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from ckstore.fs import files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.fs.inside import Where
 
 BUFFER_BYTES = 4 * 2**20
 """How much is read at once where nothing else asks for another size."""
@@ -72,7 +73,7 @@ class UncachedFile:
 
 
 @contextmanager
-def opened_uncached(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> Iterator[UncachedFile]:
+def opened_uncached(path: Where, *, dir_fd: int | None = None) -> Iterator[UncachedFile]:
     """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed.
 
     Raises:
@@ -91,7 +92,7 @@ def opened_uncached(path: str | os.PathLike[str], *, dir_fd: int | None = None) 
     os.close(fd)
 
 
-def _open(path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int, bool]:
+def _open(path: Where, dir_fd: int | None) -> tuple[int, bool]:
     try:
         return files.open_to_read(path, dir_fd=dir_fd, flags=os.O_DIRECT), True
     except OSError as error:
@@ -100,7 +101,7 @@ def _open(path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int, bool]:
     return files.open_to_read(path, dir_fd=dir_fd), False
 
 
-def read_range(path: str | os.PathLike[str], start: int, stop: int) -> bytearray:
+def read_range(path: Where, start: int, stop: int) -> bytearray:
     """Return bytes of a regular file from the disk; fewer where it ends before `stop`.
 
     Raises:

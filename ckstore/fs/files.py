@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 from ckstore.fs.descriptors import open_descriptor
+from ckstore.fs.inside import Where, at, open_at, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +37,9 @@ _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 @contextmanager
-def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened(path: Where, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
     """Open a descriptor for the time of a `with` block; an error of `close` is raised too."""
-    fd = open_descriptor(path, flags, mode, dir_fd=dir_fd)
+    fd = open_at(path, flags, mode, dir_fd=dir_fd)
     try:
         yield fd
     except BaseException:
@@ -47,7 +48,7 @@ def opened(path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | Non
     os.close(fd)
 
 
-def open_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, flags: int = 0) -> int:
+def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor for reading; a symlink is not followed, a pipe not waited for.
 
     A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
@@ -58,13 +59,13 @@ def open_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, fla
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
-        return open_descriptor(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
+        return open_at(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
     except BlockingIOError:  # there is a lease on it, so it is a regular file
-        return open_descriptor(path, flags, dir_fd=dir_fd)
+        return open_at(path, flags, dir_fd=dir_fd)
 
 
 @contextmanager
-def opened_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, flags: int = 0) -> Iterator[int]:
+def opened_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> Iterator[int]:
     """As `open_to_read`, for the time of a `with` block."""
     fd = open_to_read(path, dir_fd=dir_fd, flags=flags)
     try:
@@ -73,7 +74,7 @@ def opened_to_read(path: str | os.PathLike[str], *, dir_fd: int | None = None, f
         _close_quietly(fd)
 
 
-def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
+def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for.
 
     Raises:
@@ -84,7 +85,7 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> int:
     return open_with_status(path, dir_fd=dir_fd)[0]
 
 
-def open_with_status(path: str | Path, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
+def open_with_status(path: Where, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
     """As `open_regular`, with the status that it had to ask for."""
     try:
         fd = open_to_read(path, dir_fd=dir_fd)
@@ -105,7 +106,7 @@ def open_with_status(path: str | Path, *, dir_fd: int | None = None) -> tuple[in
 
 
 @contextmanager
-def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
     """As `open_regular`, for the time of a `with` block."""
     fd = open_regular(path, dir_fd=dir_fd)
     try:
@@ -114,7 +115,7 @@ def opened_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[i
         _close_quietly(fd)
 
 
-def _no_regular_file(path: str | Path) -> DamagedBlob:
+def _no_regular_file(path: Where) -> DamagedBlob:
     msg = f"{path} is no regular file: a symlink, a directory, a pipe or the like"
     return DamagedBlob(msg, hint="the store never makes such a thing there: move it away")
 
@@ -156,7 +157,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
         done += written
 
 
-def create_blob(path: Path, data: memoryview) -> None:
+def create_blob(path: Where, data: memoryview) -> None:
     """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
 
     The name is durable after `sync_directory` of its parent.
@@ -201,7 +202,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     return done
 
 
-def create_file(path: str | Path, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
+def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
     """Create the file `path` and make its content durable; the name is durable after `sync_directory`.
 
     Its permissions are `mode`, whatever the umask is.
@@ -216,31 +217,47 @@ def create_file(path: str | Path, data: bytes, *, mode: int, dir_fd: int | None 
         os.fsync(fd)
 
 
-def allocate(path: Path, nbytes: int) -> None:
+def allocate(path: Where, nbytes: int) -> None:
     """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable.
 
     Raises:
         OSError: There is no room; a file that was there has its size, one that was not is not.
     """
-    before = os.stat(path, follow_symlinks=False).st_size if os.path.lexists(path) else None
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as fd:
+    with at(path) as (parent, name):
         try:
-            os.posix_fallocate(fd, 0, nbytes)
-        except OSError:
-            if before is None:
-                os.unlink(path)
-            else:
-                os.ftruncate(fd, before)
-            raise
+            before = os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            before = None
+        with opened(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, dir_fd=parent) as fd:
+            try:
+                os.posix_fallocate(fd, 0, nbytes)
+            except OSError:
+                if before is None:
+                    os.unlink(name, dir_fd=parent)
+                else:
+                    os.ftruncate(fd, before)
+                raise
 
 
-def sync_directory(path: str | Path) -> None:
+@contextmanager
+def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
+    """As `inside.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
+    fd = open_directory(path, dir_fd=dir_fd)
+    try:
+        yield fd
+    except BaseException:
+        _close_quietly(fd)
+        raise
+    os.close(fd)
+
+
+def sync_directory(path: Where) -> None:
     """Make the names in the directory `path` durable.
 
     Raises:
         OSError: Unknown which of the latest changes of names survive a power cut.
     """
-    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with opened_directory(path) as fd:
         _sync_names(fd)
 
 
@@ -296,7 +313,7 @@ def _sync_names(fd: int) -> None:
             raise
 
 
-def read_file(path: str | Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
+def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
     """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
 
     Raises:

@@ -12,12 +12,8 @@ import fcntl
 import os
 import signal
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from ckstore.fs.descriptors import open_descriptor
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ckstore.fs.inside import Where, open_at
 
 
 class Holding(Enum):
@@ -28,7 +24,7 @@ class Holding(Enum):
     UNKNOWN = "unknown"  # not the owner, or no leases here: to be treated as held
 
 
-def ask(path: Path) -> Holding:
+def ask(path: Where) -> Holding:
     """Return whether somebody has the regular file `path` open or mapped at this moment.
 
     A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
@@ -37,7 +33,7 @@ def ask(path: Path) -> Holding:
         FileNotFoundError: There is no such file.
     """
     try:
-        fd = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except BlockingIOError:  # somebody else is asking at this moment
         return Holding.HELD
     except PermissionError:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ckstore.errors import UnsafePlace
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ckstore.fs.inside import Where, at, open_directory
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -22,7 +21,7 @@ CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
-def link(source: str | Path, target: str | Path) -> None:
+def link(source: Where, target: Where) -> None:
     """Give the file `source` the further name `target`.
 
     Raises:
@@ -30,15 +29,17 @@ def link(source: str | Path, target: str | Path) -> None:
         FileNotFoundError: `source` or the parent of `target` does not.
         OSError: With an errno of `CANNOT_LINK`: this pair can have no link.
     """
-    os.link(source, target, follow_symlinks=False)
+    with at(source) as (from_fd, old), at(target) as (to_fd, new), _naming_both(source, target):
+        os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
 
 
-def rename(source: str | Path, target: str | Path, *, dir_fd: int | None = None) -> None:
+def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
     """Rename; durable after `files.sync_directory` of both parents, the target's first."""
-    os.rename(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new), _naming_both(source, target):
+        os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
 
 
-def rename_new(source: Path, target: Path) -> None:
+def rename_new(source: Where, target: Where) -> None:
     """Rename, but never over something else (``renameat2`` with ``RENAME_NOREPLACE``); durable as after `rename`.
 
     Raises:
@@ -49,7 +50,7 @@ def rename_new(source: Path, target: Path) -> None:
     _renameat2(source, target, _RENAME_NOREPLACE, "rename without overwriting", "making a store")
 
 
-def exchange(one: Path, other: Path) -> None:
+def exchange(one: Where, other: Where) -> None:
     """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``).
 
     Raises:
@@ -59,7 +60,7 @@ def exchange(one: Path, other: Path) -> None:
     _renameat2(one, other, _RENAME_EXCHANGE, "exchange two names", "replacing a checkpoint")
 
 
-def _renameat2(one: Path, other: Path, flag: int, what: str, who: str) -> None:
+def _renameat2(one: Where, other: Where, flag: int, what: str, who: str) -> None:
     import ctypes  # readers do without it, and it takes as long to import as all else here
 
     try:
@@ -67,47 +68,72 @@ def _renameat2(one: Path, other: Path, flag: int, what: str, who: str) -> None:
     except AttributeError as error:
         msg = f"the C library has no renameat2, which {who} needs"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), flag) == 0:
-        return
-    code = ctypes.get_errno()
+    with at(one) as (from_fd, old), at(other) as (to_fd, new):
+        here = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
+        there = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
+        if renameat2(*here, *there, flag) == 0:
+            return
+        code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
         msg = f"the filesystem of {other} cannot {what}, which {who} needs"
         raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
-def symlink(pointing_to: str, path: Path) -> None:
+@contextmanager
+def _naming_both(source: Where, target: Where) -> Iterator[None]:
+    """Have an error of a call with two names say both whole paths."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(source), str(target)
+        raise
+
+
+def symlink(pointing_to: str, path: Where) -> None:
     """Create the symlink `path` with this content."""
-    os.symlink(pointing_to, path)
+    with at(path) as (fd, name):
+        os.symlink(pointing_to, name, dir_fd=fd)
 
 
-def make_directory(path: Path, *, mode: int | None = None) -> bool:
+def make_directory(path: Where, *, mode: int | None = None) -> bool:
     """Create one directory; return False if there is one.
 
     Args:
         path: Its parent exists.
-        mode: Its permissions, whatever the umask is; None: those of its parent, so that a store is as private or as
-            shared as its root.
+        mode: Its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
+            private or as shared as its root.
     """
-    if mode is None:
-        mode = stat.S_IMODE(os.stat(path.parent).st_mode) | _OWNER
-    try:
-        os.mkdir(path, mode & _OWNER)  # nobody else gets in before the mode is as it should be
-    except FileExistsError:
-        return False
-    try:
-        if stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) != mode:
-            os.chmod(path, mode)
-    except FileNotFoundError:  # swept away meanwhile; whoever uses it next is told
-        return True
+    with at(path) as (fd, name):
+        if mode is None:
+            above = os.stat(os.path.dirname(name) or ".") if fd is None else os.fstat(fd)
+            mode = stat.S_IMODE(above.st_mode) | _OWNER
+        try:
+            os.mkdir(name, mode & _OWNER, dir_fd=fd)  # nobody else gets in before the mode is as it should be
+        except FileExistsError:
+            return False
+    with suppress(FileNotFoundError):  # swept away meanwhile; whoever uses it next is told
+        _give_mode(path, mode)
     return True
 
 
-def unlink(path: str | Path, *, dir_fd: int | None = None) -> None:
+def _give_mode(path: Where, mode: int) -> None:
+    """Give a directory that was just made its permissions, by a descriptor: a symlink in its place is not followed."""
+    made = open_directory(path, flags=os.O_NOFOLLOW)
+    try:
+        if stat.S_IMODE(os.fstat(made).st_mode) != mode:
+            os.fchmod(made, mode)
+    finally:
+        os.close(made)
+
+
+def unlink(path: Where, *, dir_fd: int | None = None) -> None:
     """Remove one name of a file."""
-    os.unlink(path, dir_fd=dir_fd)
+    with at(path, dir_fd) as (fd, name):
+        os.unlink(name, dir_fd=fd)
 
 
-def remove_directory(path: str | Path) -> None:
+def remove_directory(path: Where, *, dir_fd: int | None = None) -> None:
     """Remove an empty directory."""
-    os.rmdir(path)
+    with at(path, dir_fd) as (fd, name):
+        os.rmdir(name, dir_fd=fd)

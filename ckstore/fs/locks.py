@@ -21,10 +21,9 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
-from ckstore.fs.descriptors import open_descriptor
+from ckstore.fs.inside import Held, Inside, Where, at, open_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
 _POLL_FIRST_S = 0.001
@@ -39,14 +38,17 @@ class DirectoryLock:
 
     Attributes:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
+        path: Under which it was locked.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_thread", "fd")
+    __slots__ = ("__weakref__", "_kept", "_owner", "_thread", "fd", "path")
 
-    def __init__(self) -> None:
+    def __init__(self, path: Where) -> None:
         self.fd = -1
+        self.path = str(path)
         self._owner = os.getpid()
         self._thread = get_ident()
+        self._kept: list[Held] = []
         _held.add(self)
 
     def release(self) -> None:
@@ -63,6 +65,8 @@ class DirectoryLock:
                 fd, self.fd = self.fd, -1
                 if fd >= 0:  # no handler of a signal runs between these lines
                     os.close(fd)
+        while self._kept:
+            self._kept.pop().close()
         _held.discard(self)
 
     def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
@@ -75,10 +79,26 @@ class DirectoryLock:
             return False
         return (mine.st_dev, mine.st_ino) == inode
 
-    def names(self, path: Path) -> bool:
+    @property
+    def inside(self) -> Inside:
+        """The directory as it is held, wherever it is renamed to."""
+        return Inside(self.path, (), self)
+
+    def keep(self, directory: Inside) -> Held:
+        """Open a directory that stays open as long as the lock is held, for those who go to many names in it.
+
+        Raises:
+            NotInStore, FileNotFoundError, OSError: As `inside.at`.
+        """
+        kept = Held(directory)
+        self._kept.append(kept)
+        return kept
+
+    def names(self, path: Where) -> bool:
         """Whether `path` still gives the directory that is locked."""
         try:
-            there = os.stat(path, follow_symlinks=False)
+            with at(path) as (parent, name):
+                there = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
         mine = os.fstat(self.fd)
@@ -106,7 +126,7 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def lock_shared(path: Path, *, timeout_s: float = 10.0) -> DirectoryLock:
+def lock_shared(path: Where, *, timeout_s: float = 10.0) -> DirectoryLock:
     """Lock the directory `path` for use; wait while somebody takes it apart, at most `timeout_s`.
 
     Raises:
@@ -116,7 +136,7 @@ def lock_shared(path: Path, *, timeout_s: float = 10.0) -> DirectoryLock:
     return _lock(path, fcntl.LOCK_SH, timeout_s)
 
 
-def lock_exclusive(path: Path, *, timeout_s: float) -> DirectoryLock:
+def lock_exclusive(path: Where, *, timeout_s: float) -> DirectoryLock:
     """Lock the directory `path` against all others; wait at most `timeout_s` seconds.
 
     Raises:
@@ -126,7 +146,7 @@ def lock_exclusive(path: Path, *, timeout_s: float) -> DirectoryLock:
     return _lock(path, fcntl.LOCK_EX, timeout_s)
 
 
-def try_exclusive(path: Path) -> DirectoryLock | None:
+def try_exclusive(path: Where) -> DirectoryLock | None:
     """Lock the directory `path` for taking it apart, without waiting; None if it is used, gone, or not ours to open."""
     try:
         return _lock(path, fcntl.LOCK_EX, 0.0)
@@ -134,12 +154,12 @@ def try_exclusive(path: Path) -> DirectoryLock | None:
         return None
 
 
-def _lock(path: Path, kind: int, timeout_s: float) -> DirectoryLock:
+def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:
     deadline = time.monotonic() + timeout_s
     for _ in range(_LOCK_TRIES):
-        lock = DirectoryLock()
+        lock = DirectoryLock(path)
         try:
-            lock.fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock.fd = open_directory(path, flags=os.O_NOFOLLOW)
             _wait_for(lock.fd, kind, deadline, path)
             if lock.names(path):
                 return lock
@@ -151,7 +171,7 @@ def _lock(path: Path, kind: int, timeout_s: float) -> DirectoryLock:
     raise InUse(msg)
 
 
-def _wait_for(fd: int, kind: int, deadline: float, path: Path) -> None:
+def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
     pause_s = _POLL_FIRST_S
     while True:
         try:
@@ -170,7 +190,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Path) -> None:
         pause_s = min(2 * pause_s, _POLL_MOST_S)
 
 
-def _refuse_own(fd: int, path: Path) -> None:
+def _refuse_own(fd: int, path: Where) -> None:
     """Raise if the lock that is waited for is held by this very thread, as when a signal handler interrupted it.
 
     Raises:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ckstore.fs import files, lease, reflink
+from ckstore.fs.inside import Where
 from ckstore.model.doctor.space import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
@@ -61,16 +62,19 @@ def open_files_limit() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
-def lease_support(path: Path) -> str:
+def lease_support(path: Where) -> str:
     """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
     return {lease.Holding.FREE: "yes", lease.Holding.HELD: "held", lease.Holding.UNKNOWN: "no"}[lease.ask(path)]
 
 
-def can_reflink(directory: Path) -> bool | None:
+def can_reflink(directory: Where) -> bool | None:
     """Try whether two files in `directory` can share blocks; they never have names. None: it could not be tried."""
     with ExitStack() as opened:
         try:
-            one, other = (opened.enter_context(files.opened(directory, os.O_TMPFILE | os.O_RDWR)) for _ in range(2))
+            one, other = (
+                opened.enter_context(files.opened(directory, os.O_TMPFILE | os.O_RDWR | os.O_NOFOLLOW))
+                for _ in range(2)
+            )
             files.write_all(one, memoryview(bytes(reflink.BLOCK_BYTES)))
             return reflink.try_share(one, 0, reflink.BLOCK_BYTES, other, 0)
         except OSError:  # no room, no right to write, or no files without names here

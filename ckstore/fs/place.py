@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from ckstore.errors import UnsafePlace
-from ckstore.fs import links, locks
+from ckstore.fs import links, locks, peek
 from ckstore.fs.descriptors import open_descriptor
+from ckstore.fs.inside import Inside, open_at
 from ckstore.model.doctor.place import PlaceFacts
 
 _TRY_PREFIX = ".try-"
@@ -98,13 +99,13 @@ def _has_journal(device: str) -> bool | None:
     return task != "<none>"
 
 
-def misplaced(root: Path, directories: Sequence[Path]) -> tuple[str, ...]:
+def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
     """Return which directories of a store are none, or lie on another filesystem than its root, one phrase each."""
-    device = os.stat(root).st_dev
+    device = os.stat(root.path).st_dev
     found = []
     for directory in directories:
         try:
-            status = os.stat(directory, follow_symlinks=False)
+            status = peek.status(directory)
         except FileNotFoundError:
             continue
         if stat.S_ISLNK(status.st_mode):
@@ -116,7 +117,7 @@ def misplaced(root: Path, directories: Sequence[Path]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_able(root: Path, directories: Sequence[Path], staging: Path, linked: Sequence[Path]) -> None:
+def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, linked: Sequence[Inside]) -> None:
     """Raise unless the store can work here; links are tried once for each store and mount in the life of this process.
 
     Args:
@@ -134,14 +135,14 @@ def check_able(root: Path, directories: Sequence[Path], staging: Path, linked: S
         raise UnsafePlace(
             msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
         )
-    status = os.stat(root)
-    key = (status.st_dev, status.st_ino, _mount_id(root) or 0)
+    status = os.stat(root.path)
+    key = (status.st_dev, status.st_ino, _mount_id(root.path) or 0)
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)
 
 
-def try_links(staging: Path, others: Sequence[Path]) -> None:
+def try_links(staging: Inside, others: Sequence[Inside]) -> None:
     """Try what a store needs between its directories: hardlinks, renames, also without overwriting, and exchanges.
 
     It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
@@ -151,14 +152,15 @@ def try_links(staging: Path, others: Sequence[Path]) -> None:
         UnsafePlace: Something does not work; the message says what.
         OSError: It could not be tried: no room, no permission, a broken disk.
     """
-    own, lock = _own_directory(staging)
-    made: list[Path] = []
+    name, lock = _own_directory(staging)
+    own = lock.inside
+    made: list[Inside] = []
     try:
         first, second = own / "one", own / "two"
         for path in (first, second):
-            os.close(open_descriptor(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
             made.append(path)
-        _try_between(staging.parent, own, others, made)
+        _try_between(staging, name, own, others, made)
         _try("exchange two names in", staging, partial(links.exchange, first, second))
         made.append(own / "three")
         _try("rename without overwriting in", staging, partial(links.rename_new, second, own / "three"))
@@ -168,39 +170,39 @@ def try_links(staging: Path, others: Sequence[Path]) -> None:
                 with suppress(FileNotFoundError):  # gc takes what lies in trash
                     links.unlink(path)
             with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
-                links.remove_directory(own)
+                links.remove_directory(staging / name)
         finally:
             lock.release()
 
 
-def _own_directory(staging: Path) -> tuple[Path, locks.DirectoryLock]:
+def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
     for _ in range(_TRIES):
-        own = staging / f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
-        links.make_directory(own)
+        name = f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
+        links.make_directory(staging / name)
         with suppress(FileNotFoundError):  # somebody who sweeps took it for dead: make another
-            return own, locks.lock_shared(own)
+            return name, locks.lock_shared(staging / name)
     msg = f"{_TRIES} directories in {staging} were swept away as soon as they were made"
     raise OSError(errno.EAGAIN, msg)
 
 
-def _try_between(root: Path, own: Path, others: Sequence[Path], made: list[Path]) -> None:
+def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Inside], made: list[Inside]) -> None:
     first = own / "one"
     for directory in others:
-        there = directory / f".{own.name}"
-        _try(f"link from {own.parent.name}/ into", directory, partial(links.link, first, there))
+        there = directory / f".{name}"
+        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
         made.append(there)
-        if os.stat(first, follow_symlinks=False).st_nlink < 2:
-            msg = f"{root}: hardlinks are not counted there"
+        if peek.status(first).st_nlink < 2:
+            msg = f"{staging.top}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
         back = own / directory.name
         try:
-            _try(f"rename from {directory.name}/ into", own.parent, partial(links.rename, there, back))
+            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, there, back))
         except FileNotFoundError:  # gc took it from trash
             continue
         made.append(back)
 
 
-def _try(what: str, where: Path, do: Callable[[], None]) -> None:
+def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
     try:
         do()
     except UnsafePlace:
@@ -208,21 +210,21 @@ def _try(what: str, where: Path, do: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
-        msg = f"{where.parent}: it is not possible to {what} {where.name}/: {error.strerror}"
+        msg = f"{where.top}: it is not possible to {what} {where.name}/: {error.strerror}"
         raise UnsafePlace(
             msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         ) from error
 
 
-def remove_leftovers(staging: Path, others: Sequence[Path]) -> None:
+def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
     """Remove names that killed processes left while they tried links; those of living ones stay.
 
     Raises:
         OSError: One could not be removed.
     """
     for directory in others:
-        for name in os.listdir(directory):
+        for name in peek.names(directory):
             # Its owner removes it before his own directory, which only he does while he lives.
-            if name.startswith(_TRY_PREFIX) and not os.path.lexists(staging / name[1:]):
+            if name.startswith(_TRY_PREFIX) and not peek.exists(staging / name[1:]):
                 with suppress(FileNotFoundError):
                     links.unlink(directory / name)

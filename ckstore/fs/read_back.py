@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import buffers, direct
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ckstore.fs.inside import Where
 
 
-def check_on_disk(path: Path, data: memoryview) -> None:
+def check_on_disk(path: Where, data: memoryview) -> None:
     """Compare the file, which was made durable, with what was written to it.
 
     Raises:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from ckstore.fs.inside import Where, at
 
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
@@ -20,15 +18,17 @@ _ALIGN_AT = 152
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def direct_io_bytes(path: Path) -> int | None:
+def direct_io_bytes(path: Where) -> int | None:
     """Return the alignment of direct I/O on a regular file; 0: there is none; None: not told (before Linux 6.1)."""
     try:
         call = _libc.statx
     except AttributeError:  # an old C library
         return None
     buffer = ctypes.create_string_buffer(_SIZE)
-    if call(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, ctypes.c_uint(_DIOALIGN), buffer) != 0:
-        return None
+    with at(path) as (parent, name):
+        here = (_AT_FDCWD if parent is None else parent, os.fsencode(name))
+        if call(*here, _AT_SYMLINK_NOFOLLOW, ctypes.c_uint(_DIOALIGN), buffer) != 0:
+            return None
     (mask,) = struct.unpack_from("I", buffer)
     if not mask & _DIOALIGN:
         return None

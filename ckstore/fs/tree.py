@@ -13,6 +13,9 @@ from typing import Literal
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
 
+MOST_LEVELS = 256
+"""How deep directories that are committed may be nested."""
+
 Kind = Literal["file", "directory", "symlink"]
 
 _SPECIAL = {
@@ -114,14 +117,45 @@ def walk(where: Path, path: str = "") -> Iterator[Entry]:
     """Return everything below the directory `where`, each directory before what is in it, in the order of names.
 
     Raises:
-        CannotStore: There is something that is neither a file, nor a directory, nor a symlink.
+        CannotStore: There is something that is neither a file, nor a directory, nor a symlink; or directories are
+            nested too deep.
         OSError: Something cannot be read.
     """
-    for name in sorted(os.listdir(where)):
-        entry = look_at(where / name, f"{path}/{name}" if path else name)
+    waiting = _entries_of(where, path)
+    while waiting:
+        entry = waiting.pop()
         yield entry
         if entry.kind == "directory":
-            yield from walk(entry.where, entry.path)
+            if entry.path.count("/") >= MOST_LEVELS:
+                why = f"directories are nested more than {MOST_LEVELS} deep there"
+                raise CannotStore(entry.path, why, hint="commit what is in it by itself, or as an archive")
+            waiting += _entries_of(entry.where, entry.path)
+
+
+def _entries_of(where: Path, path: str) -> list[Entry]:
+    """Return what is in a directory, the last name first."""
+    names = sorted(os.listdir(where), reverse=True)
+    return [look_at(where / name, f"{path}/{name}" if path else name) for name in names]
+
+
+def files_below(top: Path) -> Iterator[Path]:
+    """Yield everything below a directory that is none; what cannot be listed is left out, and no symlink is followed.
+
+    Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
+    """
+    waiting = [os.fspath(top)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except OSError:
+            continue
+        for name, is_directory in sorted(listed):
+            if is_directory:
+                waiting.append(f"{folder}/{name}")
+            else:
+                yield Path(folder, name)
 
 
 def _same(entry: Entry, status: os.stat_result) -> bool:

@@ -44,10 +44,15 @@ def check_run(run: object) -> str:
     Raises:
         BadInput: It is not a run name.
     """
-    if not isinstance(run, str) or RUN_PATTERN.match(run) is None or run in (".", ".."):
+    if not isinstance(run, str) or not is_run(run):
         msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
         raise BadInput(msg)
     return run
+
+
+def is_run(name: str) -> bool:
+    """Whether `name` can be a run."""
+    return RUN_PATTERN.match(name) is not None and name not in (".", "..")
 
 
 def check_step(step: object) -> int:

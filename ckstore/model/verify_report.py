@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["full", "sampled", "quick"]
-FindingKind = Literal["touched", "links", "outside", "name", "unused", "catalog", "settings", "tag", "pin", "notes"]
+FindingKind = Literal[
+    "touched", "links", "outside", "name", "unused", "catalog", "settings", "tag", "pin", "notes", "deep"
+]
 
 
 @dataclass(frozen=True, slots=True)

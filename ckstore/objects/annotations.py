@@ -9,8 +9,7 @@ from ckstore.objects import small
 from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.fs.locks import DirectoryLock
     from ckstore.model.annotations import Annotations
     from ckstore.objects.layout import Layout
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
-def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotations | None:
-    """Return what was added to the checkpoint in `directory`, or in the open directory `dir_fd`; None if nothing was.
+def read_annotations(directory: Inside) -> Annotations | None:
+    """Return what was added to the checkpoint in `directory`; None if nothing was.
 
     Raises:
         CkstoreError: The file is damaged, or a newer ckstore wrote it.
@@ -27,7 +26,7 @@ def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotatio
     """
     path = directory / ANNOTATIONS
     try:
-        data = files.read_file(path if dir_fd is None else ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=dir_fd)
+        data = files.read_file(path, most_bytes=ANNOTATIONS_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     from ckstore.model.annotations import parse_annotations
@@ -36,7 +35,7 @@ def read_annotations(directory: Path, *, dir_fd: int | None = None) -> Annotatio
     return read(data, parse_annotations, str(path))
 
 
-def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: Annotations) -> Annotations:
+def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> Annotations:
     """Add to what the locked checkpoint has, durably and in one step; return all of it.
 
     Of two who do so at once, both are kept.
@@ -49,9 +48,9 @@ def add_annotations(layout: Layout, directory: Path, lock: DirectoryLock, more: 
     from ckstore.model.annotations import parse_annotations
     from ckstore.model.seal import to_write
 
-    where = str(directory / ANNOTATIONS)
+    where = str(lock.inside / ANNOTATIONS)
     with small.changing(layout):
-        present = read_annotations(directory, dir_fd=lock.fd)
+        present = read_annotations(lock.inside)
         together = more if present is None else present.with_more(more)
         data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)
         small.replace_file(layout, lock.fd, ANNOTATIONS, data)

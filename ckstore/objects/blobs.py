@@ -8,11 +8,12 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import direct, files
+from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import at
 from ckstore.model.digest import algorithm_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ckstore.fs.inside import Inside, Where
 
 _READ_BYTES = 4 * 2**20
 SUSPECT_NS = 0
@@ -29,7 +30,7 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
     return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS
 
 
-def is_sound(path: str | Path, digest: str, nbytes: int) -> bool:
+def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
     A file that somebody touched but whose bytes are right gets the fixed time back, see `verified`.
@@ -37,7 +38,7 @@ def is_sound(path: str | Path, digest: str, nbytes: int) -> bool:
     Raises:
         FileNotFoundError: There is no such file.
     """
-    status = os.stat(path, follow_symlinks=False)
+    status = peek.status(path)
     if looks_untouched(status, nbytes):
         return True
     if not has_size(status, nbytes):
@@ -74,7 +75,7 @@ def clear(fd: int) -> bool:
     return True
 
 
-def verified(path: str | Path, digest: str, nbytes: int) -> os.stat_result | None:
+def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
 
     What is right is durable then, read-only, and has the fixed time; what is wrong loses that time, so that no save
@@ -115,7 +116,7 @@ def _digest_or_unreadable(fd: int, like: str) -> str:
         return f"unreadable: {error.strerror}"
 
 
-def has_bytes(path: Path, data: memoryview) -> bool:
+def has_bytes(path: Where, data: memoryview) -> bool:
     """Whether the content of the file is `data`, byte by byte."""
     buffer = bytearray(_READ_BYTES)
     at = 0
@@ -128,16 +129,16 @@ def has_bytes(path: Path, data: memoryview) -> bool:
     return at == len(data)
 
 
-def distrust(name: str, *, dir_fd: int) -> None:
+def distrust(path: Inside) -> None:
     """Give a blob that was found damaged another time, so that the next save that would use it reads it again.
 
     Whoever then finds its bytes right gives it the fixed time back.
     """
-    with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's: he sees to it
-        os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=dir_fd, follow_symlinks=False)
+    with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
+        os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=parent, follow_symlinks=False)
 
 
-def digest_of_file(path: Path, like: str) -> str:
+def digest_of_file(path: Where, like: str) -> str:
     """Return the digest of a file's content, with the algorithm of the digest `like`."""
     with files.opened_regular(path) as fd:
         return _digest_of(fd, like)

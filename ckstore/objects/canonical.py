@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
-from ckstore.fs import links, locks
+from ckstore.fs import links, locks, peek
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, Layout
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ckstore.fs.inside import Inside
 
 
-def restore_name(layout: Layout, checkpoint: Path, digest: str, nbytes: int) -> bool:
+def restore_name(layout: Layout, checkpoint: Inside, digest: str, nbytes: int) -> bool:
     """Link the copy of a blob that a published checkpoint has to its canonical name; True if it has that name now.
 
     Only what nobody touched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
@@ -27,7 +26,7 @@ def restore_name(layout: Layout, checkpoint: Path, digest: str, nbytes: int) -> 
     try:
         with locks.lock_shared(checkpoint):
             name = checkpoint / BLOBS / digest
-            if not blobs.looks_untouched(os.stat(name, follow_symlinks=False), nbytes):
+            if not blobs.looks_untouched(peek.status(name), nbytes):
                 return False
             links.make_directory(canonical.parent)
             links.link(name, canonical)

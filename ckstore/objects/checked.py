@@ -5,7 +5,6 @@ It lies in the store and not in the catalog: losing the catalog must not make ev
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
@@ -36,7 +35,7 @@ def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[C
     It is a hint about what to read first: that it cannot be written must not fail a verification.
     """
     try:
-        with small.changing(layout), files.opened(layout.root, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        with small.changing(layout), files.opened_directory(layout.root) as fd:
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ckstore.fs import direct
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.objects import blobs
-from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest import BlobRecord
+    from ckstore.objects.checkpoints import CheckpointDirectory
 
 READ_BYTES = 4 * 2**20
 
@@ -65,14 +64,16 @@ class How:
     by_size: bool = False
 
 
-def check_blob(dir_fd: int, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True) -> Checked:
-    """Check a blob of the checkpoint whose directory is `dir_fd`.
+def check_blob(
+    directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
+) -> Checked:
+    """Check a blob of an open checkpoint.
 
     The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
     right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
 
     Args:
-        dir_fd: The directory, open.
+        directory: The checkpoint.
         blob: As the manifest says.
         pieces: The pieces of it that are to be compared.
         how: Buffer, pace, and what may be changed.
@@ -81,19 +82,22 @@ def check_blob(dir_fd: int, blob: BlobRecord, pieces: Iterable[Piece], how: How,
     Raises:
         OSError: The system refused to open it.
     """
-    return _check(f"{BLOBS}/{blob.digest}", dir_fd, blob, list(pieces), how, whole=whole)
-
-
-def check_file(path: Path, blob: BlobRecord, how: How) -> Checked:
-    """Check a blob by the path of the file, as `check_blob` does."""
-    return _check(path, None, blob, [], how, whole=True)
-
-
-def _check(
-    name: str | Path, dir_fd: int | None, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool
-) -> Checked:
+    pieces = list(pieces)
     try:
-        with direct.opened_uncached(name, dir_fd=dir_fd) as file:
+        place = directory.blobs.inside / blob.digest
+    except (FileNotFoundError, NotADirectoryError):
+        return _all_bad(f"blob {blob.digest} is missing", pieces)
+    return _check(place, blob, pieces, how, whole=whole)
+
+
+def check_file(path: Inside, blob: BlobRecord, how: How) -> Checked:
+    """Check a blob by its place in the store, as `check_blob` does."""
+    return _check(path, blob, [], how, whole=True)
+
+
+def _check(path: Inside, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+    try:
+        with direct.opened_uncached(path) as file:
             return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(f"blob {blob.digest} is missing", pieces)

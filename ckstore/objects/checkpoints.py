@@ -20,8 +20,9 @@ from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from types import TracebackType
+
+    from ckstore.fs.inside import Held, Inside, Where
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
 _HEAD_BYTES = 256
@@ -74,7 +75,7 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
     for blob in manifest.blobs:
         try:
             status = directory.stat_blob(blob.digest)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return Found(None, f"{directory.path}: blob {blob.digest} is missing")
         if not blobs.has_size(status, blob.nbytes):
             return Found(None, f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}")
@@ -82,7 +83,7 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
     return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, dir_inode=inode))
 
 
-def id_at(path: Path) -> str | None:
+def id_at(path: Inside) -> str | None:
     """Return the id that a directory's manifest claims, without reading the rest; None if there is none."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
@@ -95,12 +96,15 @@ def id_at(path: Path) -> str | None:
 def why_not_own(dir_fd: int) -> str:
     """Return why the blobs of the checkpoint in an open directory would be looked for elsewhere; empty if not so."""
     try:
-        mode = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        found = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:  # then each blob is missing, if it has any
         return ""
-    if stat.S_ISDIR(mode):
-        return ""
-    return f"{BLOBS}/ is {'a symlink' if stat.S_ISLNK(mode) else 'no directory'}, and a checkpoint owns its blobs"
+    if stat.S_ISDIR(found.st_mode):
+        if found.st_dev == os.fstat(dir_fd).st_dev:
+            return ""
+        return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
+    what = "a symlink" if stat.S_ISLNK(found.st_mode) else "no directory"
+    return f"{BLOBS}/ is {what}, and a checkpoint owns its blobs"
 
 
 class CheckpointDirectory:
@@ -118,14 +122,15 @@ class CheckpointDirectory:
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
 
-    def __init__(self, path: Path, lock: locks.DirectoryLock, manifest: Manifest, manifest_id: str) -> None:
+    def __init__(self, path: Where, lock: locks.DirectoryLock, manifest: Manifest, manifest_id: str) -> None:
         self.path = path
+        self._blobs: Held | None = None
         self.lock = lock
         self.manifest = manifest
         self.manifest_id = manifest_id
 
     @classmethod
-    def at(cls, path: Path) -> CheckpointDirectory:
+    def at(cls, path: Where) -> CheckpointDirectory:
         """Open the checkpoint in the directory `path`.
 
         Raises:
@@ -141,7 +146,7 @@ class CheckpointDirectory:
             raise
 
     @classmethod
-    def locked(cls, path: Path, lock: locks.DirectoryLock) -> CheckpointDirectory:
+    def locked(cls, path: Where, lock: locks.DirectoryLock) -> CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises.
 
         Raises:
@@ -163,8 +168,23 @@ class CheckpointDirectory:
         return cls(path, lock, manifest, manifest_id)
 
     def stat_blob(self, digest: str) -> os.stat_result:
-        """Return the status of one of its blobs."""
-        return os.stat(f"{BLOBS}/{digest}", dir_fd=self.lock.fd, follow_symlinks=False)
+        """Return the status of one of its blobs.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: It is missing, or `BLOBS` is.
+        """
+        return os.stat(digest, dir_fd=self.blobs.fd, follow_symlinks=False)
+
+    @property
+    def blobs(self) -> Held:
+        """Its directory of blobs, which is opened once.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: It is missing, or none of this checkpoint.
+        """
+        if self._blobs is None:
+            self._blobs = self.lock.keep(self.lock.inside / BLOBS)
+        return self._blobs
 
     @contextmanager
     def open_blob(self, digest: str) -> Iterator[int]:
@@ -205,7 +225,7 @@ class CheckpointDirectory:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
-            return files.open_with_status(f"{BLOBS}/{digest}", dir_fd=self.lock.fd)
+            return files.open_with_status(self.blobs.inside / digest)
         except DamagedBlob as error:
             error.blob = digest
             raise

@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import os
 import stat
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, holders, lease, links, locks
+from ckstore.fs import files, holders, lease, links, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.gc_report import HeldBlob
 from ckstore.objects import trash
-from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
+
+    from ckstore.fs.inside import Inside
 
 EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None]
 """Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
@@ -65,16 +67,12 @@ class _Last:
     """The last name of a blob, about to go."""
 
     digest: str
-    path: Path
+    path: Inside
     status: os.stat_result
 
     @property
     def inode(self) -> holders.Inode:
         return self.status.st_dev, self.status.st_ino
-
-
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 class Collector:
@@ -89,6 +87,7 @@ class Collector:
         self._leases = leases
         self._layout = layout
         self._lock = lock
+        self._trash = lock.inside
         self._catalogue = enter
         self._refused: CkstoreError | None = None
 
@@ -132,20 +131,20 @@ class Collector:
             raise failed
 
     def _empty_one(self, name: str) -> None:
-        path = self._layout.trash / name
-        if _is_directory(path):
+        path = self._trash / name
+        if peek.is_directory(path):
             self._take_apart(path)
         elif is_digest(digest := name.partition(".")[0]):
             self._finish(digest, path)
         else:
             self._unlink_unless_open(path)
 
-    def _take_apart(self, path: Path) -> None:
+    def _take_apart(self, path: Inside) -> None:
         lock = locks.try_exclusive(path)
         if lock is None:  # a reader or a saver is still in it
             return
         with lock:
-            entries, folders = _contents(path)
+            entries, folders = _contents(lock)
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
             lasts, others = _split(entries)
             self._free(lasts)
@@ -154,8 +153,8 @@ class Collector:
             for entry in others:
                 self._unlink_unless_open(entry)
             for folder in folders:
-                if not trash.names_in(folder):
-                    links.remove_directory(folder)
+                _remove_if_empty(folder)
+            _remove_if_empty(path)
 
     def _enter(self, blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
         """Tell the catalog; once it refused it is not asked again, since each time may take as long as its lock."""
@@ -167,15 +166,15 @@ class Collector:
             self._refused = error
             raise
 
-    def _enter_all(self, entries: list[Path]) -> None:
+    def _enter_all(self, entries: list[Inside]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
         for start in range(0, len(known), _ENTER_BATCH):  # a saver may write to the catalog between two of these
             batch = known[start : start + _ENTER_BATCH]
-            self._enter([(entry.name, os.stat(entry, follow_symlinks=False).st_size) for entry in batch], None)
+            self._enter([(entry.name, peek.status(entry).st_size) for entry in batch], None)
 
-    def _finish(self, digest: str, path: Path) -> None:
+    def _finish(self, digest: str, path: Inside) -> None:
         """Go on with a condemned blob that a collector left when it died."""
-        status = os.stat(path, follow_symlinks=False)
+        status = peek.status(path)
         self._enter([(digest, status.st_size)], None)
         if status.st_nlink == 1 and self._free([_Last(digest, path, status)]):
             return
@@ -198,7 +197,7 @@ class Collector:
         for digest, nbytes in blobs:
             canonical = self._layout.blob(digest)
             try:
-                status = os.stat(canonical, follow_symlinks=False)
+                status = peek.status(canonical)
                 if status.st_nlink > 1:
                     self.collected.linked[digest] = nbytes
                 elif self._may_be_open(canonical):
@@ -222,7 +221,7 @@ class Collector:
 
     def _free(self, lasts: list[_Last], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
-        lasts = [last for last in lasts if os.stat(last.path, follow_symlinks=False).st_nlink == 1]
+        lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]
         seen = seen or self._look_for(lasts)
         freed: set[str] = set()
         held: list[_Last] = []
@@ -251,23 +250,23 @@ class Collector:
         self.collected.unseen_count = max(self.collected.unseen_count, seen.unseen_count)
         return seen
 
-    def _may_be_open(self, path: Path) -> bool:
+    def _may_be_open(self, path: Inside) -> bool:
         """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
         return self._leases and lease.ask(path) is not lease.Holding.FREE
 
-    def _is_open(self, path: Path, status: os.stat_result) -> bool:
+    def _is_open(self, path: Inside, status: os.stat_result) -> bool:
         if self._leases:
             return self._may_be_open(path)
         return bool(holders.find_holders([(status.st_dev, status.st_ino)]).holders)
 
-    def _unlink_unless_last(self, path: Path) -> None:
+    def _unlink_unless_last(self, path: Inside) -> None:
         """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
-        if os.stat(path, follow_symlinks=False).st_nlink > 1:
+        if peek.status(path).st_nlink > 1:
             links.unlink(path)
 
-    def _unlink_unless_open(self, path: Path) -> bool:
+    def _unlink_unless_open(self, path: Inside) -> bool:
         """Unlink one name; False if it is the last one of a file that somebody has open (rule K)."""
-        status = os.stat(path, follow_symlinks=False)
+        status = peek.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._is_open(path, status):
             return False
@@ -277,26 +276,51 @@ class Collector:
         return True
 
 
-def _contents(path: Path) -> tuple[list[Path], list[Path]]:
-    """Return everything below a directory that is none, and all directories, the innermost first."""
-    entries: list[Path] = []
-    folders: list[Path] = []
-    for name in trash.names_in(path):
-        entry = path / name
-        if entry.is_dir() and not entry.is_symlink():
-            inner, further = _contents(entry)
-            entries += inner
-            folders += further
-        else:
-            entries.append(entry)
-    return entries, [*folders, path]
+def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
+    """Return everything below a locked directory that is none, and the directories in it.
+
+    However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
+    nothing here recurses, and two directories are open at once.
+    """
+    top = lock.inside
+    entries: list[Inside] = []
+    folders: list[Inside] = []
+    here, waiting = _sorted_names(top)
+    entries += [top / name for name in here]
+    while waiting:
+        name = waiting.pop()
+        folder = top / name
+        here, below = _sorted_names(folder)
+        inside = lock.keep(folder).inside if name == BLOBS else folder  # that of a checkpoint may have thousands
+        entries += [inside / entry for entry in here]
+        for deep in below:
+            up = f"deep-{uuid.uuid4().hex[:12]}"
+            links.rename(folder / deep, top / up)
+            waiting.append(up)
+        folders.append(folder)
+    return entries, folders
 
 
-def _split(entries: list[Path]) -> tuple[list[_Last], list[Path]]:
+def _sorted_names(folder: Inside) -> tuple[list[str], list[str]]:
+    """Return the names in a directory: of what is no directory, and of directories; none if it is gone."""
+    try:
+        with peek.entries(folder) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except FileNotFoundError:
+        return [], []
+    return sorted(name for name, inner in found if not inner), sorted(name for name, inner in found if inner)
+
+
+def _remove_if_empty(folder: Inside) -> None:
+    if not trash.names_in(folder):
+        links.remove_directory(folder)
+
+
+def _split(entries: list[Inside]) -> tuple[list[_Last], list[Inside]]:
     """Return the last names of blobs, and all others."""
     lasts, others = [], []
     for entry in entries:
-        status = os.stat(entry, follow_symlinks=False)
+        status = peek.status(entry)
         if status.st_nlink == 1 and is_digest(entry.name) and stat.S_ISREG(status.st_mode):
             lasts.append(_Last(entry.name, entry, status))
         else:
@@ -304,7 +328,7 @@ def _split(entries: list[Path]) -> tuple[list[_Last], list[Path]]:
     return lasts, others
 
 
-def why_unasked(path: Path) -> str:
+def why_unasked(path: Inside) -> str:
     """Return why the kernel does not say who has a file open; empty if it does."""
     try:
         return _CANNOT_ASK if lease.ask(path) is lease.Holding.UNKNOWN else ""

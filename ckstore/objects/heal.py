@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links, locks, peek
 from ckstore.model.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from pathlib import Path
+
+    from ckstore.fs.inside import Inside
 
 _WAIT_S = 2.0
 
 
 def relink_everywhere(
-    layout: Layout, digest: str, good: Path, temporary: Callable[[], Path], spare: Collection[int] = ()
+    layout: Layout, digest: str, good: Inside, temporary: Callable[[], Inside], spare: Collection[int] = ()
 ) -> int:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many changed.
 
@@ -37,7 +37,7 @@ def relink_everywhere(
     Raises:
         OSError: A name could not be changed; those before it were.
     """
-    inode = os.stat(good, follow_symlinks=False).st_ino
+    inode = peek.status(good).st_ino
     changed = 0
     for run, step, _ in layout.published():
         path = layout.checkpoint(run, step)
@@ -60,14 +60,12 @@ def relink_everywhere(
     return changed
 
 
-def _inode_of(name: Path) -> int | None:
-    try:
-        return os.stat(name, follow_symlinks=False).st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _inode_of(name: Inside) -> int | None:
+    found = peek.find(name)
+    return None if found is None else found.st_ino
 
 
-def _has_lost(path: Path, digest: str) -> bool:
+def _has_lost(path: Inside, digest: str) -> bool:
     """Whether a checkpoint without this name needs it; only one that somebody found damaged is asked."""
     if not marks.is_marked(path):
         return False
@@ -77,13 +75,13 @@ def _has_lost(path: Path, digest: str) -> bool:
         return False
 
 
-def _replace(name: Path, good: Path, temporary: Path) -> None:
+def _replace(name: Inside, good: Inside, temporary: Inside) -> None:
     try:
         links.link(good, temporary)
     except OSError as error:
         if error.errno not in links.CANNOT_LINK:
             raise
-        files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=os.stat(good).st_size)))
+        files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size)))
     links.rename(temporary, name)
-    if os.path.lexists(temporary):
+    if peek.exists(temporary):
         links.unlink(temporary)

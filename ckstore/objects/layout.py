@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import stat
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+from ckstore.fs import peek
+from ckstore.fs.inside import Held, Inside
 from ckstore.model.digest import fan_out
-from ckstore.model.names import MAX_STEP, RUN_PATTERN, STEP_PATTERN, is_tag
+from ckstore.model.names import MAX_STEP, STEP_PATTERN, is_run, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from types import TracebackType
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
+_RUNS_OPEN = 32
+"""How many directories of runs are open at once, where many are looked into."""
 
 
 class RunStamp(NamedTuple):
@@ -37,94 +42,91 @@ class RunChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of the store at `root`.
+    """The places of the store at `path`; what they are for is in docs/format/v1.md.
 
     Attributes:
+        path: The root, absolute.
         shared: Whether other hosts may be at work in it, whose locks are not seen from here.
+        root: The root, as a place.
     """
 
-    root: Path
+    path: Path
     shared: bool = False
-    settings: Path = field(init=False)
-    config: Path = field(init=False)
-    blobs: Path = field(init=False)
-    checkpoints: Path = field(init=False)
-    refs: Path = field(init=False)
-    pins: Path = field(init=False)
-    staging: Path = field(init=False)
-    trash: Path = field(init=False)
+    root: Inside = field(init=False)
+    settings: Inside = field(init=False)
+    config: Inside = field(init=False)
+    blobs: Inside = field(init=False)
+    checkpoints: Inside = field(init=False)
+    refs: Inside = field(init=False)
+    pins: Inside = field(init=False)
+    staging: Inside = field(init=False)
+    trash: Inside = field(init=False)
+    quarantine: Inside = field(init=False)
+    reserve: Inside = field(init=False)
 
     def __post_init__(self) -> None:
+        root = Inside(str(self.path))
+        object.__setattr__(self, "root", root)
         for name, file in (("settings", "store.json"), ("config", "config.json")):
-            object.__setattr__(self, name, self.root / file)
-        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash"):
-            object.__setattr__(self, name, self.root / name)
+            object.__setattr__(self, name, root / file)
+        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash", "quarantine", "reserve"):
+            object.__setattr__(self, name, root / name)
 
     @property
-    def directories(self) -> tuple[Path, ...]:
+    def directories(self) -> tuple[Inside, ...]:
         """Every directory that a store has from the start."""
-        extra = (self.root / name for name in ("quarantine", "reserve"))
+        extra = self.quarantine, self.reserve
         return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, self.pins, *extra)
 
     @property
-    def linked(self) -> tuple[Path, ...]:
+    def linked(self) -> tuple[Inside, ...]:
         """The directories that files are linked and renamed into from ``staging/``, and back."""
         return self.blobs, self.checkpoints, self.trash
 
-    def blob(self, digest: str) -> Path:
+    def blob(self, digest: str) -> Inside:
         """Return the canonical name of a blob."""
         return self.blobs / fan_out(digest) / digest
 
-    def blob_name(self, digest: str) -> str:
-        """As `blob`, as text, which costs less to make."""
-        return f"{self.blobs}/{fan_out(digest)}/{digest}"
-
-    def checkpoint(self, run: str, step: int) -> Path:
+    def checkpoint(self, run: str, step: int) -> Inside:
         """Return the directory of a checkpoint."""
         return self.checkpoints / run / str(step)
 
     def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
         """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
         for name in self.runs() if run is None else [run]:
-            for entry in _entries(self.checkpoints / name):
+            for entry in _listed(self.checkpoints / name):
                 step = step_of(entry.name)
-                if step is not None and entry.is_dir(follow_symlinks=False):
-                    yield name, step, entry.inode()
+                if step is not None and entry.is_directory:
+                    yield name, step, entry.inode
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        names = (e.name for e in _entries(self.checkpoints) if e.is_dir(follow_symlinks=False))
-        return sorted(name for name in names if RUN_PATTERN.match(name))
+        return sorted(e.name for e in _listed(self.checkpoints) if e.is_directory and is_run(e.name))
 
     def names(self, run: str) -> dict[str, int]:
         """Return every name in the directory of a run, whatever it is, with its inode number."""
-        return {entry.name: entry.inode() for entry in _entries(self.checkpoints / run)}
+        return {entry.name: entry.inode for entry in _listed(self.checkpoints / run)}
+
+    def open_runs(self) -> OpenRuns:
+        """Return who looks into the directories of many checkpoints."""
+        return OpenRuns(self)
 
     def inode(self, run: str, step: int) -> int | None:
         """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
-        found = None
-        for path in (self.checkpoints / run, self.checkpoint(run, step)):
-            try:
-                found = os.stat(path, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            if not stat.S_ISDIR(found.st_mode):
-                return None
-        return None if found is None else found.st_ino
+        found = peek.find(self.checkpoint(run, step))
+        return found.st_ino if found is not None and stat.S_ISDIR(found.st_mode) else None
 
     def subdirectory_count(self, run: str) -> int:
         """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""
-        try:
-            return max(0, os.stat(self.checkpoints / run, follow_symlinks=False).st_nlink - 2)
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
+        found = peek.find(self.checkpoints / run)
+        return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
         """Return when and how a run last changed; None: that is not to be had, or may be old, as from other hosts."""
         if self.shared:
             return None
         try:
-            found = os.stat(self.checkpoints / run, follow_symlinks=False)
+            found = peek.status(self.checkpoints / run)
         except OSError:  # whoever lists it says what is wrong
             return None
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
@@ -132,17 +134,58 @@ class Layout:
     def tags(self) -> dict[str, tuple[str, int]]:
         """Return what every tag points to; symlinks of another form are left aside."""
         found = {}
-        for entry in _entries(self.refs):
-            if not entry.is_symlink() or not is_tag(entry.name):
+        for entry in _listed(self.refs):
+            if entry.is_directory or not is_tag(entry.name):
                 continue
             try:
-                up, _, rest = os.readlink(entry.path).partition("/checkpoints/")
-            except FileNotFoundError:  # it was taken away meanwhile
-                continue
+                up, _, rest = peek.symlink_text(self.refs / entry.name).partition("/checkpoints/")
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EINVAL):  # it was taken away meanwhile, or is no symlink
+                    continue
+                raise
             run, _, step = rest.partition("/")
-            if up == ".." and RUN_PATTERN.match(run) and STEP_PATTERN.match(step):
+            if up == ".." and is_run(run) and STEP_PATTERN.match(step):
                 found[entry.name] = (run, int(step))
         return found
+
+
+class OpenRuns:
+    """Looks into the directories of many checkpoints, and keeps those of their runs open; a context manager."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._open: dict[str, Held | None] = {}
+
+    def has(self, run: str, step: int, name: str) -> bool:
+        """Whether there is a checkpoint and its directory has that name.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        if run not in self._open:
+            if len(self._open) >= _RUNS_OPEN:
+                self.close()
+            try:
+                self._open[run] = Held(self._layout.checkpoints / run)
+            except (FileNotFoundError, NotADirectoryError):
+                self._open[run] = None
+        folder = self._open[run]
+        return folder is not None and folder.has(str(step), name)
+
+    def close(self) -> None:
+        """Close all of them; harmless when done before."""
+        while self._open:
+            _, folder = self._open.popitem()
+            if folder is not None:
+                folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def step_of(name: str) -> int | None:
@@ -150,9 +193,16 @@ def step_of(name: str) -> int | None:
     return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
+class _Listed(NamedTuple):
+    name: str
+    inode: int
+    is_directory: bool
+
+
+def _listed(directory: Inside) -> list[_Listed]:
+    """Return what is in a directory; nothing if there is none."""
     try:
-        with os.scandir(directory) as entries:
-            return list(entries)
+        with peek.entries(directory) as entries:
+            return [_Listed(e.name, e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
     except (FileNotFoundError, NotADirectoryError):
         return []

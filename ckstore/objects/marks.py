@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
-from ckstore.fs import files, links
+from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Held, Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.names import STEP_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ckstore.fs.locks import DirectoryLock
     from ckstore.objects.layout import Layout
@@ -59,12 +59,12 @@ def identity(dir_fd: int) -> Identity | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def is_marked(path: str | Path) -> bool:
+def is_marked(path: Inside) -> bool:
     """Whether the checkpoint in the directory `path` is marked."""
-    return os.access(f"{path}/{MARK}", os.F_OK, follow_symlinks=False)
+    return peek.find(path / MARK) is not None
 
 
-def marked(layout: Layout) -> Iterator[Path]:
+def marked(layout: Layout) -> Iterator[Inside]:
     """Yield the directory of every published checkpoint that is marked.
 
     Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few that
@@ -73,12 +73,8 @@ def marked(layout: Layout) -> Iterator[Path]:
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
-            with files.opened(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
-                names = [
-                    name
-                    for name in os.listdir(fd)
-                    if os.access(f"{name}/{MARK}", os.F_OK, dir_fd=fd, follow_symlinks=False)
-                ]
+            with Held(folder) as run_directory:
+                names = [name for name in os.listdir(run_directory.fd) if run_directory.has(name, MARK)]
         except (FileNotFoundError, NotADirectoryError):
             continue
         if names:
@@ -86,10 +82,10 @@ def marked(layout: Layout) -> Iterator[Path]:
             yield from (folder / name for name in names if STEP_PATTERN.match(name) and int(name) in published)
 
 
-def blobs_of(path: Path) -> list[str]:
+def blobs_of(path: Inside) -> list[str]:
     """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
     try:
-        with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+        with files.opened_directory(path) as fd:
             mark = read_mark(fd)
     except (FileNotFoundError, NotADirectoryError):
         return []

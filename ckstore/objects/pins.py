@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob
-from ckstore.fs import files, links
+from ckstore.fs import files, links, peek
 from ckstore.model.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
 from ckstore.model.seal import read, to_write
 from ckstore.objects import small
@@ -23,7 +22,7 @@ def read_pins(layout: Layout) -> list[Pin]:
         CkstoreError: One cannot be read: nobody knows what it protects.
     """
     try:
-        names = sorted(name for entry in os.listdir(layout.pins) if (name := pin_name(entry)) is not None)
+        names = sorted(name for entry in peek.names(layout.pins) if (name := pin_name(entry)) is not None)
     except FileNotFoundError:
         return []
     return [pin for name in names if (pin := _read(layout, name)) is not None]
@@ -59,7 +58,7 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     where = str(layout.pins / name)
     data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     links.make_directory(layout.pins)
-    with small.changing(layout), files.opened(layout.pins, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with small.changing(layout), files.opened_directory(layout.pins) as fd:
         small.replace_file(layout, fd, name, data)
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists
 from ckstore.fs import files, links, locks
+from ckstore.fs.inside import Held, NotInStore
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS, RunChange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest import Manifest
     from ckstore.model.published import Published
     from ckstore.objects.layout import Layout
@@ -44,7 +45,7 @@ class Outcome:
     """
 
     existing: Published | None = None
-    old: Path | None = None
+    old: Inside | None = None
     change: RunChange | None = None
 
 
@@ -61,11 +62,13 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rul
     """
     target = layout.checkpoint(manifest.run, manifest.step)
     links.make_directory(target.parent)
-    if target.parent.is_symlink():
-        msg = f"{target.parent} is a symlink, and the checkpoints of a run lie in the store itself"
-        raise SaveFailed(msg, hint="move them back, or choose another name for the run")
     # Opened before the rename: after it, only the sync itself may fail.
-    with _opened((target.parent, layout.checkpoints, layout.staging)) as parents:
+    with ExitStack() as opened:
+        try:
+            parents = [opened.enter_context(Held(path)) for path in (target.parent, layout.checkpoints, layout.staging)]
+        except NotInStore as error:
+            msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
+            raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         outcome = _publish(layout, staging, manifest, if_exists)
         _sync(parents)
         return outcome
@@ -94,7 +97,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Ru
     raise SaveFailed(msg)
 
 
-def _renamed(staging: Staging, target: Path) -> bool:
+def _renamed(staging: Staging, target: Inside) -> bool:
     """Rename `staging` to `target`; False if there is something already."""
     try:
         links.rename(staging.path, target)
@@ -144,15 +147,7 @@ def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     raise StepExists(msg, hint="choose another step, or if_exists='replace' or 'keep'")
 
 
-@contextmanager
-def _opened(paths: Sequence[Path]) -> Iterator[list[tuple[Path, int]]]:
-    with (
-        ExitStack() as closing
-    ):  # closing them raises nothing: nothing was written through them, and what was synced is
-        yield [(path, closing.enter_context(files.opened_to_read(path, flags=os.O_DIRECTORY))) for path in paths]
-
-
-def _sync(parents: Sequence[tuple[Path, int]]) -> None:
+def _sync(parents: Sequence[Held]) -> None:
     """Make every rename into and out of the directories durable; the new parent comes first.
 
     It is done also for a rename that somebody else did: nobody acknowledges what he has not made durable himself
@@ -161,11 +156,11 @@ def _sync(parents: Sequence[tuple[Path, int]]) -> None:
     Raises:
         UnknownOutcome: A directory could not be made durable.
     """
-    for path, fd in parents:
+    for directory in parents:
         try:
-            files.sync_open_directory(fd)
+            files.sync_open_directory(directory.fd)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            msg = f"the checkpoint was published, but {path} could not be made durable: {reason}"
+            msg = f"the checkpoint was published, but {directory.inside} could not be made durable: {reason}"
             hint = "the step may or may not be there after a restart of the machine; open the store anew"
             raise UnknownOutcome(msg, hint=hint) from error

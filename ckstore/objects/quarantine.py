@@ -5,20 +5,19 @@ Nothing there is ever used, and nothing but its owner removes it. Source: docs/f
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links
+from ckstore.fs import files, links, peek
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
 
-def put_aside(layout: Layout, digest: str, names: Iterable[Path]) -> list[Path]:
+def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Inside]:
     """Give each damaged copy of a blob a name in quarantine; the canonical name is taken from it.
 
     Args:
@@ -36,17 +35,17 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Path]) -> list[Path]:
     made = []
     for name in names:
         try:
-            status = os.stat(name, follow_symlinks=False)
+            status = peek.status(name)
         except FileNotFoundError:
             continue
-        aside = layout.root / "quarantine" / f"{digest}.{status.st_ino}"
+        aside = layout.quarantine / f"{digest}.{status.st_ino}"
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
         elif name == canonical:
-            if os.path.lexists(aside):  # of the same inode: renaming one name over the other would do nothing
+            if peek.exists(aside):  # of the same inode: renaming one name over the other would do nothing
                 links.unlink(aside)
             links.rename(canonical, aside)
-        elif not os.path.lexists(aside):
+        elif not peek.exists(aside):
             try:
                 links.link(name, aside)
             except OSError as error:
@@ -55,7 +54,7 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Path]) -> list[Path]:
                 continue
         made.append(aside)
     if made:
-        files.sync_directory(layout.root / "quarantine")
-        if canonical.parent.is_dir():
+        files.sync_directory(layout.quarantine)
+        if peek.is_directory(canonical.parent):
             files.sync_directory(canonical.parent)
     return made

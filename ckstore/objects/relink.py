@@ -10,20 +10,20 @@ leaves every name with one of its files.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import files, links
+from ckstore.fs import files, links, peek
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest import BlobRecord
     from ckstore.objects.layout import Layout
 
@@ -57,7 +57,7 @@ class Relinker:
         report: Called with the bytes that were read so far.
     """
 
-    def __init__(self, layout: Layout, staging: Path, report: Callable[[int], None]) -> None:
+    def __init__(self, layout: Layout, staging: Inside, report: Callable[[int], None]) -> None:
         self.done = Relinked()
         self._layout = layout
         self._staging = staging
@@ -87,7 +87,9 @@ class Relinker:
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):
-                files.sync_directory(path / BLOBS)  # before the old files go, and the new parent first (rule F)
+                files.sync_directory(
+                    directory.lock.inside / BLOBS
+                )  # before the old files go, and the new parent first (rule F)
                 files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
                 for digest in changed:
@@ -95,12 +97,12 @@ class Relinker:
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
         """Make one blob of a checkpoint the canonical one; True if it was another file."""
-        name = directory.path / BLOBS / blob.digest
+        name = directory.lock.inside / BLOBS / blob.digest
         try:
             mine = directory.stat_blob(blob.digest)
         except (FileNotFoundError, NotADirectoryError):  # whoever looks at the whole checkpoint says so
             return False
-        canonical = _stat(self._layout.blob(blob.digest))
+        canonical = peek.find(self._layout.blob(blob.digest))
         right = self._right.get(blob.digest)
         if right is None:
             one = canonical is not None and _inode(canonical) == _inode(mine)
@@ -113,7 +115,7 @@ class Relinker:
         self.done.damaged.discard(blob.digest)
         return _inode(mine) != right and self._exchange(name, blob.digest, right)
 
-    def _find_right(self, blob: BlobRecord, name: Path) -> Inode | None:
+    def _find_right(self, blob: BlobRecord, name: Inside) -> Inode | None:
         """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
         canonical = self._layout.blob(blob.digest)
         found = self._verify(canonical, blob)
@@ -124,8 +126,8 @@ class Relinker:
         self._right[blob.digest] = found
         return found
 
-    def _verify(self, path: Path, blob: BlobRecord) -> Inode | None:
-        status = _stat(path)
+    def _verify(self, path: Inside, blob: BlobRecord) -> Inode | None:
+        status = peek.find(path)
         if status is None or _inode(status) in self._wrong:
             return None
         try:
@@ -140,7 +142,7 @@ class Relinker:
             return None
         return _inode(right)
 
-    def _make_canonical(self, name: Path, digest: str, right: Inode) -> bool:
+    def _make_canonical(self, name: Inside, digest: str, right: Inode) -> bool:
         """Give the right file the canonical name; False if that cannot be."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
@@ -166,7 +168,7 @@ class Relinker:
             return True
         return False
 
-    def _exchange(self, name: Path, digest: str, right: Inode) -> bool:
+    def _exchange(self, name: Inside, digest: str, right: Inode) -> bool:
         """Put the canonical file in the place of another one; False if that cannot be."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
@@ -175,12 +177,12 @@ class Relinker:
             links.exchange(fresh, name)
         except FileNotFoundError:
             return False
-        old = os.stat(fresh, follow_symlinks=False)
+        old = peek.status(fresh)
         self.done.relinked_count += 1
         self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
         return True
 
-    def _link_of(self, path: Path, right: Inode) -> Path | None:
+    def _link_of(self, path: Inside, right: Inode) -> Inside | None:
         """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
@@ -191,18 +193,11 @@ class Relinker:
             if error.errno in links.CANNOT_LINK:
                 return None
             raise
-        found = os.stat(fresh, follow_symlinks=False)
+        found = peek.status(fresh)
         # A number alone may be that of another file by now; what was found right has the fixed time.
         if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:
             return fresh
         links.unlink(fresh)
-        return None
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
         return None
 
 

@@ -12,13 +12,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links
+from ckstore.fs import files, links, peek
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
 LEAST_BYTES = 2**20
@@ -34,7 +34,7 @@ _PROBE = "probe"
 def wanted_bytes(layout: Layout) -> int:
     """Return how large the reserve is to be: one transaction may write as much as the catalog holds."""
     try:
-        catalog_bytes = os.stat(layout.root / "catalog.db").st_size
+        catalog_bytes = peek.status(layout.root / "catalog.db").st_size
     except OSError:  # none here: it lies on another filesystem, or will be made anew
         catalog_bytes = 0
     wanted = LEAST_BYTES
@@ -49,7 +49,7 @@ def fill(layout: Layout) -> None:
     try:
         if all(_has_size(path, wanted // INODES) for path in _paths(layout)):
             return
-        status = os.statvfs(layout.root)
+        status = os.statvfs(layout.path)
         if status.f_bavail * status.f_frsize >= _PLENTY * wanted and not 0 < status.f_favail < _PLENTY * INODES:
             _make(layout, wanted)
     except OSError:  # no room after all, or no right to write: then gc on a full disk may need help
@@ -63,9 +63,9 @@ def kept_bytes(layout: Layout) -> int:
         OSError: It cannot be looked at.
     """
     total = 0
-    for name in names_in(_folder(layout)):
+    for name in names_in(layout.reserve):
         try:
-            total += os.stat(_folder(layout) / name, follow_symlinks=False).st_size
+            total += peek.status(layout.reserve / name).st_size
         except FileNotFoundError:  # given up meanwhile
             continue
     return total
@@ -94,22 +94,22 @@ def is_full(layout: Layout) -> bool:
     Raises:
         OSError: The system refused.
     """
-    status = os.statvfs(layout.root)
+    status = os.statvfs(layout.path)
     return status.f_bavail * status.f_frsize <= LEAST_BYTES or (status.f_files > 0 and status.f_favail <= INODES)
 
 
 def _give_up(layout: Layout) -> bool:
     """Remove the reserve; return whether there was one."""
-    before = os.statvfs(layout.root)
+    before = os.statvfs(layout.path)
     removed = 0
-    for name in names_in(_folder(layout)):
+    for name in names_in(layout.reserve):
         try:
-            links.unlink(_folder(layout) / name)
+            links.unlink(layout.reserve / name)
             removed += 1
         except FileNotFoundError:  # another process frees space, too
             continue
     if removed:
-        files.sync_directory(_folder(layout))
+        files.sync_directory(layout.reserve)
         _wait_until_free(layout, before)
     return removed > 0
 
@@ -121,13 +121,13 @@ def _wait_until_free(layout: Layout, before: os.statvfs_result) -> None:
     """
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
-        if os.statvfs(layout.root).f_bfree > before.f_bfree and _can_make_a_file(layout):
+        if os.statvfs(layout.path).f_bfree > before.f_bfree and _can_make_a_file(layout):
             return
         time.sleep(_PAUSE_S)
 
 
 def _can_make_a_file(layout: Layout) -> bool:
-    probe = _folder(layout) / _PROBE
+    probe = layout.reserve / _PROBE
     try:
         files.allocate(probe, 1)
         links.unlink(probe)
@@ -149,16 +149,12 @@ def _make(layout: Layout, nbytes: int) -> None:
             files.allocate(path, nbytes // INODES)
 
 
-def _has_size(path: Path, nbytes: int) -> bool:
+def _has_size(path: Inside, nbytes: int) -> bool:
     try:
-        return os.stat(path, follow_symlinks=False).st_size >= nbytes
+        return peek.status(path).st_size >= nbytes
     except FileNotFoundError:
         return False
 
 
-def _paths(layout: Layout) -> list[Path]:
-    return [_folder(layout) / f"space-{number}" for number in range(INODES)]
-
-
-def _folder(layout: Layout) -> Path:
-    return layout.root / "reserve"
+def _paths(layout: Layout) -> list[Inside]:
+    return [layout.reserve / f"space-{number}" for number in range(INODES)]

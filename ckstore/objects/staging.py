@@ -15,15 +15,17 @@ import uuid
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links, locks, peek
 from ckstore.fs.read_back import check_on_disk
+from ckstore.model.digest import fan_out
 from ckstore.objects import blobs, marks
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from pathlib import Path
+
+    from ckstore.fs.inside import Inside
 
 _OFFER_TRIES = 20
 _CREATE_TRIES = 20
@@ -39,14 +41,16 @@ class Staging:
         written: Digest and size of every blob that this save wrote.
     """
 
-    def __init__(self, layout: Layout, path: Path, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
+    def __init__(self, layout: Layout, path: Inside, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
         self.path = path
         self.lock = lock
         self.inode = os.fstat(lock.fd).st_ino
         self.written: dict[str, int] = {}
         self._read_back = read_back
-        self._blobs = path / BLOBS
+        self._own = lock.inside
+        self._blobs = lock.keep(self._own / BLOBS).inside
+        self._canonical_blobs = lock.keep(layout.blobs).inside
         self._serial = itertools.count()
         self._mutex = threading.Lock()
 
@@ -71,7 +75,7 @@ class Staging:
             except FileNotFoundError:  # between these two lines somebody who sweeps took it for dead: make another
                 continue
             try:
-                links.make_directory(path / BLOBS)
+                links.make_directory(lock.inside / BLOBS)
                 return cls(layout, path, lock, read_back=read_back)
             except BaseException:
                 with contextlib.suppress(OSError):  # the first error is the news; the next opener sweeps it
@@ -86,9 +90,9 @@ class Staging:
 
         False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
         """
-        mine = f"{self._blobs}/{digest}"  # as text: a save claims thousands, and paths cost as much as the links
+        mine = self._blobs / digest
         try:
-            links.link(self.layout.blob_name(digest), mine)
+            links.link(self._canonical(digest), mine)
         except FileNotFoundError:
             return False
         except FileExistsError:  # claimed or written before
@@ -106,13 +110,17 @@ class Staging:
         except FileNotFoundError:
             return False
 
-    def path_of(self, digest: str) -> Path:
+    def path_of(self, digest: str) -> Inside:
         """Return the name of a blob in the staging directory."""
         return self._blobs / digest
 
+    def _canonical(self, digest: str) -> Inside:
+        """Return the canonical name of a blob; a save claims thousands, so ``blobs/`` stays open."""
+        return self._canonical_blobs / fan_out(digest) / digest
+
     def is_damaged(self, digest: str) -> bool:
         """Whether the last `claim` of the blob was a miss because the canonical blob is damaged."""
-        return os.path.lexists(self._blobs / digest)
+        return peek.exists(self._blobs / digest)
 
     def unclaim(self, digest: str) -> None:
         """Give a claim up again; harmless when there is none."""
@@ -131,7 +139,7 @@ class Staging:
             SaveFailed: It does not read back as it was written, or others replaced the canonical name again and again.
         """
         mine = self._blobs / digest
-        damaged = os.path.lexists(mine)
+        damaged = peek.exists(mine)
         fresh = self._temporary() if damaged else mine
         files.create_blob(fresh, data)
         if self._read_back:
@@ -158,7 +166,7 @@ class Staging:
         self._take_over(digest, mine)
         return changed
 
-    def heal_marked(self, checkpoints: Iterable[Path]) -> None:
+    def heal_marked(self, checkpoints: Iterable[Inside]) -> None:
         """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost.
 
         A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
@@ -172,17 +180,17 @@ class Staging:
             try:
                 self._heal_marked(marks.blobs_of(checkpoint))
             except OSError:  # as said above; the next save, or a repair, tries again
-                for name in os.listdir(self.path):
+                for name in os.listdir(self.lock.fd):
                     if name.startswith(_TEMPORARY):
-                        links.unlink(self.path / name)
+                        links.unlink(self._own / name)
 
     def _heal_marked(self, digests: Iterable[str]) -> None:
         for digest in digests:
             mine = self._blobs / digest
-            if os.path.lexists(mine) and blobs.digest_of_file(mine, digest) == digest:
+            if peek.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
-    def take(self, digest: str, good: Path) -> None:
+    def take(self, digest: str, good: Inside) -> None:
         """Stage a copy that is known to be good, by a link or, where there can be none, by copying it.
 
         Raises:
@@ -194,7 +202,7 @@ class Staging:
         except OSError as error:
             if error.errno not in links.CANNOT_LINK:
                 raise
-            self.write(digest, memoryview(files.read_file(good, most_bytes=os.stat(good).st_size)))
+            self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size)))
 
     def write(self, digest: str, data: memoryview) -> None:
         """Stage a new copy, durably, without offering it to others.
@@ -206,9 +214,9 @@ class Staging:
         with self._mutex:
             self.written[digest] = len(data)
 
-    def _offer(self, digest: str, mine: Path, nbytes: int) -> bool:
+    def _offer(self, digest: str, mine: Inside, nbytes: int) -> bool:
         """Give the new blob its canonical name, or take the one that somebody else offered meanwhile."""
-        canonical = self.layout.blob(digest)
+        canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
                 links.link(mine, canonical)
@@ -236,7 +244,7 @@ class Staging:
         msg = f"{canonical} was replaced by others {_OFFER_TRIES} times while it was being offered"
         raise SaveFailed(msg)
 
-    def _link_of(self, canonical: Path) -> Path | None:
+    def _link_of(self, canonical: Inside) -> Inside | None:
         """Return a new name for the canonical blob; None if it is gone, `canonical` if it can have no more names."""
         theirs = self._temporary()
         try:
@@ -249,14 +257,14 @@ class Staging:
             raise
         return theirs
 
-    def _adopt(self, theirs: Path, mine: Path, digest: str) -> None:
+    def _adopt(self, theirs: Inside, mine: Inside, digest: str) -> None:
         links.rename(theirs, mine)
-        if os.path.lexists(theirs):  # rename between two names of one inode does nothing
+        if peek.exists(theirs):  # rename between two names of one inode does nothing
             links.unlink(theirs)
         with self._mutex:
             self.written.pop(digest, None)
 
-    def _take_over(self, digest: str, mine: Path) -> None:
+    def _take_over(self, digest: str, mine: Inside) -> None:
         """Put our copy in the place of the canonical name: the old one is damaged, or at its limit of links."""
         temporary = self._temporary()
         try:
@@ -265,29 +273,29 @@ class Staging:
             if error.errno in links.CANNOT_LINK:
                 return
             raise
-        canonical = self.layout.blob(digest)
+        canonical = self._canonical(digest)
         try:
             links.rename(temporary, canonical)
         except FileNotFoundError:
             links.make_directory(canonical.parent)
             links.rename(temporary, canonical)
-        if os.path.lexists(temporary):
+        if peek.exists(temporary):
             links.unlink(temporary)
 
-    def _temporary(self) -> Path:
+    def _temporary(self) -> Inside:
         """Return a name that nobody uses, outside ``blobs/`` so that it is never taken for one."""
-        return self.path / f"{_TEMPORARY}{next(self._serial)}"
+        return self._own / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
-        for name in os.listdir(self._blobs):
+        for name in peek.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
         return [digest for digest, nbytes in wanted.items() if not self._is_whole(digest, nbytes)]
 
     def _is_whole(self, digest: str, nbytes: int) -> bool:
         try:
-            return blobs.looks_untouched(os.stat(f"{self._blobs}/{digest}", follow_symlinks=False), nbytes)
+            return blobs.looks_untouched(peek.status(self._blobs / digest), nbytes)
         except FileNotFoundError:
             return False
 
@@ -296,10 +304,10 @@ class Staging:
 
         A manifest from an earlier `seal` is replaced.
         """
-        fresh = self.path / "manifest-new"
+        fresh = self._own / "manifest-new"
         files.create_file(fresh, manifest, mode=0o444)
         if self._read_back:
             check_on_disk(fresh, memoryview(manifest))
-        links.rename(fresh, self.path / MANIFEST)
+        links.rename(fresh, self._own / MANIFEST)
         files.sync_directory(self._blobs)
-        files.sync_directory(self.path)
+        files.sync_directory(self._own)

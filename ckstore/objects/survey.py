@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
 from ckstore.objects import marks, trash
 from ckstore.objects.layout import BLOBS, MANIFEST
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
 
@@ -45,7 +45,7 @@ def survey(layout: Layout) -> Survey:
         OSError: Something cannot be looked at.
     """
     done = Survey()
-    owner = os.stat(layout.root).st_uid
+    owner = peek.status(layout.root).st_uid
     for path, status in _everything(layout):
         if stat.S_ISLNK(status.st_mode):  # a tag; its permissions mean nothing
             continue
@@ -68,24 +68,24 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
         path = layout.checkpoint(run, step)
         for inner in (path, path / MANIFEST, path / BLOBS):
             try:
-                yield str(inner), os.stat(inner, follow_symlinks=False)
+                yield str(inner), peek.status(inner)
             except FileNotFoundError:
                 continue
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+def _entries(folder: Inside) -> Iterator[tuple[str, os.stat_result]]:
     try:
-        with os.scandir(folder) as entries:
+        with peek.entries(folder) as entries:
             for entry in entries:
                 try:
-                    yield entry.path, entry.stat(follow_symlinks=False)
+                    yield f"{folder}/{entry.name}", entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
     except (FileNotFoundError, NotADirectoryError):
         return
 
 
-def leftovers(folder: Path, dead: frozenset[str] | None = None) -> list[Leftover]:
+def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftover]:
     """Return what lies in ``staging/`` or ``trash/``, by name.
 
     Args:
@@ -100,7 +100,7 @@ def leftovers(folder: Path, dead: frozenset[str] | None = None) -> list[Leftover
             Leftover(
                 name=name,
                 age_s=max(now_s - status.st_ctime, 0.0),
-                nbytes=_own_bytes(path, status),
+                nbytes=_own_bytes(folder / name, status),
                 owner=user_name(status.st_uid),
                 alive=dead is not None and name not in dead,
             )
@@ -108,19 +108,11 @@ def leftovers(folder: Path, dead: frozenset[str] | None = None) -> list[Leftover
     return found
 
 
-def _own_bytes(path: str, status: os.stat_result) -> int:
-    """Return the sizes of the files that have no other name."""
+def _own_bytes(path: Inside, status: os.stat_result) -> int:
+    """Return the sizes of the files that have no other name, as deep as a store ever has them."""
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size if status.st_nlink == 1 else 0
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                inner = os.stat(os.path.join(folder, name), follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            total += inner.st_size if inner.st_nlink == 1 else 0
-    return total
+    return sum(inner.st_size for _, inner in peek.walk(path) if inner.st_nlink == 1)
 
 
 def marked(layout: Layout) -> list[str]:

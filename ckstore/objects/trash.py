@@ -5,23 +5,22 @@ What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import TYPE_CHECKING
 
-from ckstore.fs import links, locks
+from ckstore.fs import links, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.names import RUN_PATTERN
+from ckstore.model.names import is_run
 from ckstore.objects.layout import step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
 
-def move_to_trash(layout: Layout, path: Path, lock: locks.DirectoryLock | None = None) -> Path:
+def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None) -> Inside:
     """Rename the directory `path` into ``trash/``; return where it is now.
 
     It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
@@ -38,7 +37,7 @@ def move_to_trash(layout: Layout, path: Path, lock: locks.DirectoryLock | None =
     return target
 
 
-def former_parents(layout: Layout, names: Sequence[str]) -> list[Path]:
+def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
     """Return the directories from which what has these names in ``trash/`` may have been renamed.
 
     Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
@@ -47,17 +46,17 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Path]:
     runs: set[str] = set()
     for name in names:
         run, at, _ = name.partition("@")
-        if at:
+        if at and is_run(run):
             runs.add(run)
         elif not is_digest(name.partition(".")[0]):
             runs.update(layout.runs())
     if not runs:
         return []
     there = (layout.checkpoints / run for run in sorted(runs))
-    return [*(path for path in there if path.is_dir() and not path.is_symlink()), layout.staging]
+    return [*(path for path in there if peek.is_directory(path)), layout.staging]
 
 
-def name_in_trash(layout: Layout, name: str) -> Path:
+def name_in_trash(layout: Layout, name: str) -> Inside:
     """Return a free name in ``trash/`` that begins with `name` and a dot."""
     return layout.trash / f"{name}.{uuid.uuid4().hex[:12]}"
 
@@ -69,7 +68,7 @@ def former_place(name: str) -> tuple[str, int] | None:
     """
     run, at, rest = name.partition("@")
     step = step_of(rest.partition(".")[0])
-    return (run, step) if at and step is not None and RUN_PATTERN.match(run) else None
+    return (run, step) if at and step is not None and is_run(run) else None
 
 
 def dead_stagings(layout: Layout) -> list[str]:
@@ -103,11 +102,11 @@ def sweep_staging(layout: Layout) -> int:
     return swept
 
 
-def _try_directory(path: Path) -> locks.DirectoryLock | None:
-    return locks.try_exclusive(path) if path.is_dir() and not path.is_symlink() else None
+def _try_directory(path: Inside) -> locks.DirectoryLock | None:
+    return locks.try_exclusive(path) if peek.is_directory(path) else None
 
 
-def put_back(layout: Layout, digest: str, path: Path) -> bool:
+def put_back(layout: Layout, digest: str, path: Inside) -> bool:
     """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
@@ -120,17 +119,17 @@ def put_back(layout: Layout, digest: str, path: Path) -> bool:
     return True
 
 
-def _same_inode(one: Path, other: Path) -> bool:
+def _same_inode(one: Inside, other: Inside) -> bool:
     try:
-        first, second = os.stat(one, follow_symlinks=False), os.stat(other, follow_symlinks=False)
+        first, second = peek.status(one), peek.status(other)
     except FileNotFoundError:
         return False
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-def names_in(directory: Path) -> list[str]:
+def names_in(directory: Inside) -> list[str]:
     """Return the names in a directory, sorted; none if there is no such directory."""
     try:
-        return sorted(os.listdir(directory))
+        return sorted(peek.names(directory))
     except FileNotFoundError:
         return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.fs import peek
 from ckstore.model.digest import fan_out
 from ckstore.model.room import Amount, Need
 from ckstore.ops.packing import ALIGNMENT, PACK_BELOW_BYTES, PACK_BYTES, aligned, find_pieces
@@ -112,10 +113,10 @@ def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
 def _amount(context: Context, found: _Found, source_count: int) -> Amount:
     """Return what the save takes on this filesystem, whose files have whole blocks."""
     layout = context.layout
-    block = os.statvfs(layout.root).f_frsize
+    block = os.statvfs(layout.path).f_frsize
     blob_count = len(found.new) + len(found.claimed)
     pack_count = _packs(found.small_bytes)
-    folders = {fan_out(digest) for digest in found.new if not layout.blob(digest).parent.is_dir()}
+    folders = {fan_out(digest) for digest in found.new if not peek.is_directory(layout.blob(digest).parent)}
     own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
     data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))

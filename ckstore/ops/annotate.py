@@ -34,7 +34,7 @@ def annotate(
     path = context.layout.checkpoint(info.run, info.step)
     with held(context, info) as lock:
         try:
-            add_annotations(context.layout, path, lock, more)
+            add_annotations(context.layout, lock, more)
         except CkstoreError as error:
             if not error.hint:
                 error.hint = "repair or remove that file, then annotate again"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ckstore.fs import peek
 from ckstore.model.reindex_report import Incomplete
 from ckstore.objects.canonical import restore_name
 from ckstore.ops.relist import canonical_blobs
@@ -65,7 +65,7 @@ class Census:
         lost = set(self._uses)
         for path in canonical_blobs(self.layout):
             try:
-                status = os.stat(path, follow_symlinks=False)
+                status = peek.status(path)
             except FileNotFoundError:  # freed meanwhile
                 continue
             use = self._uses.get(path.name)

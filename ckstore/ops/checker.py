@@ -6,7 +6,6 @@ apart meanwhile; one that goes before that is left out.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import buffers, locks
+from ckstore.fs import buffers, locks, peek
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import BlobRecord
 from ckstore.model.mark import MarkEntry
@@ -27,8 +26,7 @@ from ckstore.ops.pace import Budget
 from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest import Manifest
     from ckstore.ops.context import Context
 
@@ -84,13 +82,13 @@ class Checker:
         """From now on read whatever is asked for."""
         self._budget = Budget(None)
 
-    def file(self, path: Path, digest: str, nbytes: int) -> str | None:
+    def file(self, path: Inside, digest: str, nbytes: int) -> str | None:
         """Check a file that should be a blob and is in no checkpoint; return what is wrong, empty if it is right.
 
         None: the budget does not allow to read it, or it is gone. A damaged one loses its time.
         """
         try:
-            status = os.stat(path, follow_symlinks=False)
+            status = peek.status(path)
         except FileNotFoundError:
             return None
         unit = (status.st_dev, status.st_ino, digest)
@@ -180,9 +178,7 @@ class Checker:
         blob = directory.manifest.blobs[index]
         unit = unit_of(directory, blob)
         if unit is None:
-            return index, check_blob(
-                directory.lock.fd, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick)
-            )
+            return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
         new = unit not in self._seen
         problem, known = self._seen.get(unit, ("", {}))
         unknown = pieces - known.keys()
@@ -190,7 +186,7 @@ class Checker:
         if not self._budget.begin(nbytes):
             return index, Checked()
         how = How(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
-        checked = check_blob(directory.lock.fd, blob, unknown, how, whole=new)
+        checked = check_blob(directory, blob, unknown, how, whole=new)
         self._budget.done(nbytes)
         if checked.absent:
             return index, checked

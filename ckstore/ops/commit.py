@@ -46,7 +46,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
     context.check_writable()
     try:
         entries = gather(paths)
-        check_apart(entries, paths, context.layout.root)
+        check_apart(entries, paths, context.layout.path)
         _check_complete(entries, paths, options)
         if not entries:
             msg = f"{paths[0]} is empty: there is nothing to commit"

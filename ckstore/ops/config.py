@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ def _change(context: Context, member: str, value: object) -> None:
     """
     context.check_writable()
     layout = context.layout
-    with small.changing(layout), files.opened(layout.root, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with small.changing(layout), files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         config.pop(member, None)
         if value is not None:

@@ -15,18 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError
-from ckstore.fs import direct, files
+from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import Inside
+from ckstore.fs.tree import files_below
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest_read import parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.checking import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
-Range = tuple[Path, int]
+File = Inside | Path
+"""A file of the store, or of a source, which may be anywhere."""
+Range = tuple[File, int]
 """A file and an offset in it."""
 
 
@@ -48,7 +53,7 @@ class Right:
     """Right bytes of a blob: a file of the store's own that has them, or the bytes; and where they are from."""
 
     source: str
-    path: Path | None = None
+    path: Inside | None = None
     data: bytearray | None = None
 
 
@@ -75,15 +80,18 @@ class Copies:
             if data is not None:  # what somebody wrote into may not be durable: it is written anew
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
-            for path in tree.may_be(wanted):
-                data = _read_if_right(path, wanted)
+            for file in tree.may_be(wanted):
+                data = _read_if_right(file, wanted)
                 if data is not None:
-                    return Right(str(path), data=data)
+                    return Right(str(file), data=data)
         return None
 
     def assembled(self, wanted: Wanted) -> Right | None:
         """Return a blob put together from pieces that are right; None if some are nowhere."""
-        same = [*names_of(self._layout, wanted.digest), *(p for tree in self._sources for p in tree.named(wanted))]
+        same: list[File] = [
+            *names_of(self._layout, wanted.digest),
+            *(p for tree in self._sources for p in tree.named(wanted)),
+        ]
         images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
         for manifest in (found for tree in self._sources for _, found in tree.manifests):
             add_pieces(manifest, {wanted.digest: wanted})
@@ -120,7 +128,7 @@ class Copies:
             data = _read(path, offset, offset + length)
             if data is not None and _is(data, digest):
                 whole[start:stop] = data
-                return str(path) if not path.is_relative_to(self._layout.root) else "other blobs of the store"
+                return "other blobs of the store" if isinstance(path, Inside) else str(path)
         return ""
 
     def _elsewhere(self, piece: Piece) -> Iterator[Range]:
@@ -177,15 +185,13 @@ class _Tree:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
         manifests: list[Path] = []
-        for folder, _, names in os.walk(self._root):
-            for name in names:
-                path = Path(folder, name)
-                if is_digest(name):
-                    by_name.setdefault(name, []).append(path)
-                elif name == MANIFEST:
-                    manifests.append(path)
-                elif (nbytes := _size(path)) is not None:
-                    by_size.setdefault(nbytes, []).append(path)
+        for path in files_below(self._root):
+            if is_digest(path.name):
+                by_name.setdefault(path.name, []).append(path)
+            elif path.name == MANIFEST:
+                manifests.append(path)
+            elif (nbytes := _size(path)) is not None:
+                by_size.setdefault(nbytes, []).append(path)
         return by_name, by_size, manifests
 
 
@@ -200,19 +206,16 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
                 indexes[extent.blob].pieces.add((extent.piece, extent.offset, extent.length))
 
 
-def names_of(layout: Layout, digest: str) -> Iterator[Path]:
+def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
     seen = set()
     held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
     for folder in (layout.trash, layout.staging):
-        held += [folder / name for name in sorted(os.listdir(folder))] if folder.is_dir() else []
+        held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
-        try:
-            inode = os.stat(path, follow_symlinks=False).st_ino
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if inode not in seen:
-            seen.add(inode)
+        found = peek.find(path)
+        if found is not None and found.st_ino not in seen:
+            seen.add(found.st_ino)
             yield path
 
 
@@ -231,7 +234,7 @@ class _ManifestFile(NamedTuple):
     data: bytes
 
 
-def _manifest_at(path: Path) -> _ManifestFile | None:
+def _manifest_at(path: File) -> _ManifestFile | None:
     try:
         data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
         return _ManifestFile(*parse_manifest(data, where=str(path)), data)
@@ -239,32 +242,32 @@ def _manifest_at(path: Path) -> _ManifestFile | None:
         return None
 
 
-def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Path) -> None:
+def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: File) -> None:
     for storage in manifest.storages:
         for extent in storage.extents:
             path = directory / BLOBS / manifest.blobs[extent.blob].digest
             found.setdefault(extent.piece, []).append((path, extent.offset))
 
 
-def is_right(path: Path, wanted: Wanted) -> bool:
+def is_right(path: File, wanted: Wanted) -> bool:
     """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
     return _read_if_right(path, wanted) is not None
 
 
-def is_untouched(path: Path, wanted: Wanted) -> bool:
+def is_untouched(path: File, wanted: Wanted) -> bool:
     """Whether nobody wrote into a blob, by its size and time; False also if it is gone."""
     try:
-        return blobs.looks_untouched(os.stat(path, follow_symlinks=False), wanted.nbytes)
+        return blobs.looks_untouched(peek.status(path), wanted.nbytes)
     except OSError:
         return False
 
 
-def _read_if_right(path: Path, wanted: Wanted) -> bytearray | None:
+def _read_if_right(path: File, wanted: Wanted) -> bytearray | None:
     data = _read(path, 0, wanted.nbytes + 1)
     return data if data is not None and len(data) == wanted.nbytes and _is(data, wanted.digest) else None
 
 
-def _read(path: Path, start: int, stop: int) -> bytearray | None:
+def _read(path: File, start: int, stop: int) -> bytearray | None:
     """Return what can be read of a regular file from `start`, at most up to `stop`."""
     try:
         return direct.read_range(path, start, stop) if _size(path) is not None else None
@@ -272,10 +275,10 @@ def _read(path: Path, start: int, stop: int) -> bytearray | None:
         return None
 
 
-def _size(path: Path) -> int | None:
+def _size(path: File) -> int | None:
     """Return the size of a regular file; None if it is something else, or gone."""
     try:
-        status = os.stat(path, follow_symlinks=False)
+        status = peek.status(path)
     except OSError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -5,7 +5,6 @@ Several may make one at once: nobody removes a name of another one, and ``store.
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from contextlib import suppress
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.fs import files, links, locks, place
+from ckstore.fs import files, links, locks, peek, place
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings import StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
@@ -40,8 +39,8 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
-    links.make_directory(root, mode=_DIRECTORY_MODE)
-    with locks.lock_exclusive(root, timeout_s=_LOCK_TIMEOUT_S):
+    links.make_directory(layout.root, mode=_DIRECTORY_MODE)
+    with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
         return _fill(layout, settings)
 
 
@@ -50,16 +49,16 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
     The root is locked, but on a shared filesystem not against other hosts.
     """
-    if layout.settings.exists():
+    if peek.exists(layout.settings):
         return False
     try:
         _make(layout, settings)
     except OSError:  # another host made it meanwhile, and may have filled the disk
-        if layout.settings.exists():
+        if peek.exists(layout.settings):
             return False  # who opens it makes its names durable, as the one who made it may have died
         raise
     files.sync_directory(layout.root)  # opening does so, too, but tells of a failure by a note; here it is an error
-    files.sync_name(layout.root)
+    files.sync_name(layout.path)
     return True
 
 
@@ -82,10 +81,10 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    there = os.listdir(layout.root)
+    there = peek.names(layout.root)
     foreign = sorted(name for name in there if name not in ours and not _FRESH.fullmatch(name))
     # What lies beside a store.json is of a store that another host made since we looked, and has opened.
-    if foreign and layout.settings.name not in there and not layout.settings.exists():
+    if foreign and layout.settings.name not in there and not peek.exists(layout.settings):
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
@@ -96,7 +95,7 @@ def remove_leftovers(layout: Layout) -> None:
     Raises:
         OSError: One could not be removed.
     """
-    for name in os.listdir(layout.root):
+    for name in peek.names(layout.root):
         if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
                 links.unlink(layout.root / name)

@@ -19,6 +19,6 @@ def outside_of_store(layout: Layout, destination: str | os.PathLike[str]) -> Pat
         BadInput: It is in the store.
     """
     path = Path(os.path.abspath(destination))
-    if path.parent.resolve().joinpath(path.name).is_relative_to(layout.root):
+    if path.parent.resolve().joinpath(path.name).is_relative_to(layout.path):
         raise BadInput(f"{path} is in the store {layout.root}", hint="name a destination outside of it")
     return path

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import machine, place, statx
 from ckstore.fs.holders import deleted_but_open
+from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorReport, Finding, ok
 from ckstore.model.doctor.place import check_place
@@ -39,11 +40,11 @@ def examine_all(context: Context) -> DoctorReport:
 
 
 def _place(context: Context) -> Findings:
-    yield from check_place(place.examine(context.layout.root))
+    yield from check_place(place.examine(context.layout.path))
 
 
 def _space(context: Context) -> Findings:
-    status = os.statvfs(context.layout.root)
+    status = os.statvfs(context.layout.path)
     newest = max(infos(context), key=lambda info: info.order, default=None)
     facts = space.SpaceFacts(
         total_bytes=status.f_blocks * status.f_frsize,
@@ -61,7 +62,7 @@ def _space(context: Context) -> Findings:
 
 def _machine(context: Context) -> Findings:
     facts = abilities.AbilityFacts(
-        read_ahead_kib=machine.read_ahead_kib(context.layout.root),
+        read_ahead_kib=machine.read_ahead_kib(context.layout.path),
         direct_io_bytes=statx.direct_io_bytes(context.layout.settings),
         open_files=machine.open_files_limit(),
     )
@@ -73,7 +74,7 @@ def _machine(context: Context) -> Findings:
 
 def _abilities(context: Context) -> Findings:
     layout = context.layout
-    may_write = os.access(layout.staging, os.W_OK)
+    may_write = may_write_in(layout.staging)
     facts = abilities.AbilityFacts(
         links=_try_links(context) if may_write else None,
         lease="shared" if context.shared else machine.lease_support(layout.settings),
@@ -110,7 +111,7 @@ def _catalog(context: Context) -> Findings:
 def _files(context: Context) -> Findings:
     layout = context.layout
     found = survey.survey(layout)
-    status = os.stat(layout.root)
+    status = os.stat(layout.path)
     facts = owners.OwnerFacts(
         path=str(layout.root),
         mode=stat.S_IMODE(status.st_mode),
@@ -124,7 +125,7 @@ def _files(context: Context) -> Findings:
     yield owners.check_owner(facts)
     yield owners.check_permissions(facts)
     yield owners.check_layout(place.misplaced(layout.root, layout.directories))
-    limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.root), link_most=found.link_most)
+    limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.path), link_most=found.link_most)
     yield abilities.check_headroom(limits)
 
 
@@ -153,12 +154,12 @@ def _pins(context: Context) -> Findings:
 
 
 def _damage(context: Context) -> Findings:
-    quarantined = trash.names_in(context.layout.root / "quarantine")
+    quarantined = trash.names_in(context.layout.quarantine)
     yield contents.check_damage(survey.marked(context.layout), quarantined)
 
 
 def _leaks(context: Context) -> Findings:
-    yield contents.check_leaks(deleted_but_open(os.stat(context.layout.root).st_dev))
+    yield contents.check_leaks(deleted_but_open(os.stat(context.layout.path).st_dev))
 
 
 _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (

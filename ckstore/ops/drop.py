@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import InUse
-from ckstore.fs import files, locks
+from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
@@ -21,8 +20,7 @@ from ckstore.ops.entering import enter_one
 from ckstore.ops.hold import gone
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.pins import Pin
 
@@ -71,7 +69,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         _check(context, info)
         if id_at(path) != info.id:
             raise gone(info)
-        digests = tuple(name for name in os.listdir(path / BLOBS) if is_digest(name))
+        digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
         try:
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
@@ -85,18 +83,18 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 
-def _run_locked(info: CheckpointInfo, run: Path) -> locks.DirectoryLock:
+def _run_locked(info: CheckpointInfo, run: Inside) -> locks.DirectoryLock:
     try:
         return locks.lock_exclusive(run, timeout_s=_RUN_TIMEOUT_S)
     except FileNotFoundError:
         raise gone(info) from None
 
 
-def _taken(info: CheckpointInfo, path: Path) -> locks.DirectoryLock:
+def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
     lock = locks.try_exclusive(path)
     if lock is not None:
         return lock
-    if not path.is_dir():
+    if not peek.is_directory(path):
         raise gone(info)
     msg = f"{info.name} is open for reading by somebody"
     raise InUse(msg, hint="close it there, then delete again")

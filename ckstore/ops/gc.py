@@ -206,5 +206,5 @@ def catalog_bytes(context: Context) -> int:
 
 
 def _free_bytes(context: Context) -> int:
-    status = os.statvfs(context.layout.root)
+    status = os.statvfs(context.layout.path)
     return status.f_bfree * status.f_frsize

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
-from ckstore.fs import holders, lease, locks
+from ckstore.fs import holders, lease, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.gc_report import GcPlan, HeldBlob, NextToFree, PlannedBlob, explain
 from ckstore.objects import trash
@@ -18,8 +17,9 @@ from ckstore.ops.context import tags_by_checkpoint
 from ckstore.ops.outside import Place, linked_elsewhere
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
 
+    from ckstore.fs.inside import Inside
     from ckstore.ops.context import Context
 
 
@@ -28,17 +28,17 @@ class _Going:
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
-        self.found: dict[int, tuple[str, Path, os.stat_result]] = {}
+        self.found: dict[int, tuple[str, Inside, os.stat_result]] = {}
 
-    def add(self, digest: str, path: Path) -> None:
+    def add(self, digest: str, path: Inside) -> None:
         try:
-            status = os.stat(path, follow_symlinks=False)
+            status = peek.status(path)
         except FileNotFoundError:
             return
         self.counts[status.st_ino] += 1
         self.found.setdefault(status.st_ino, (digest, path, status))
 
-    def add_directory(self, path: Path) -> list[str]:
+    def add_directory(self, path: Inside) -> list[str]:
         """Add all blobs of a directory of a checkpoint; return their digests."""
         digests = [name for name in trash.names_in(path / BLOBS) if is_digest(name)]
         for digest in digests:
@@ -59,7 +59,7 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
     in_trash = []
     for name in trash.names_in(layout.trash):
         path = layout.trash / name
-        if path.is_dir() and not path.is_symlink():
+        if peek.is_directory(path):
             if _is_free(path):
                 in_trash.append(name)
                 leaving.append(path)
@@ -97,7 +97,7 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
     )
 
 
-def _is_free(path: Path) -> bool:
+def _is_free(path: Inside) -> bool:
     lock = locks.try_exclusive(path)
     if lock is not None:
         lock.release()

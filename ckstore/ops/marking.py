@@ -14,13 +14,13 @@ from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.verify_report import Damage
     from ckstore.ops.context import Context
 
 
-def open_checked(context: Context, path: Path) -> CheckpointDirectory:
+def open_checked(context: Context, path: Inside) -> CheckpointDirectory:
     """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
 
     Raises:
@@ -61,7 +61,7 @@ def remember(
     try:
         for entry in entries:
             if entry.blob and distrust:
-                blobs.distrust(f"{BLOBS}/{entry.blob}", dir_fd=lock.fd)
+                blobs.distrust(lock.inside / BLOBS / entry.blob)
         marks.write_mark(lock, Mark(found, entries))
         context.marks_share.wake()  # the next save heals what it can
     except OSError:

@@ -232,7 +232,7 @@ def info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
     """Return what an open checkpoint says about itself, with what was added to it; warn if that cannot be read."""
     info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
     try:
-        found = read_annotations(directory.path, dir_fd=directory.lock.fd)
+        found = read_annotations(directory.lock.inside)
     except CkstoreError as error:
         warnings.warn(f"what was added to {info.name} is left aside: {error}", CkstoreWarning, stacklevel=4)
         return info

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.fs import peek
 from ckstore.fs.place import examine
 from ckstore.objects.layout import Layout
 from ckstore.ops.catalog_place import catalog_of, make_folder, refuse_foreign, why_shared
@@ -31,7 +32,7 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
     try:
         refuse_foreign(catalog)
     except BadInput:
-        if not Layout(root).settings.exists():  # else it is of a store that another process made here meanwhile
+        if not peek.exists(Layout(root).settings):  # else it is of a store that another process made here meanwhile
             raise
 
 

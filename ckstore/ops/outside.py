@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.gc_report import LinkedBlob
 from ckstore.objects import trash
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.ops.context import Context
 
 Place = tuple[str, int]
@@ -68,12 +67,12 @@ class _Names:
         )
 
     @cached_property
-    def _loose(self) -> list[Path]:
+    def _loose(self) -> list[Inside]:
         """Names of blobs beside ``blobs/``: temporary ones of saves at work, and condemned blobs in trash."""
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
-            if folder.is_dir():
+            if peek.is_directory(folder):
                 found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
         return found
 
@@ -85,14 +84,12 @@ class _Names:
         if inodes[0] is None:
             return 0
         try:
-            link_count = os.stat(canonical, follow_symlinks=False).st_nlink
+            link_count = peek.status(canonical).st_nlink
         except FileNotFoundError:
             return 0
         return max(0, link_count - inodes.count(inodes[0]))
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return os.stat(path, follow_symlinks=False).st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _inode(path: Inside) -> int | None:
+    found = peek.find(path)
+    return None if found is None else found.st_ino

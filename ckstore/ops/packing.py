@@ -8,7 +8,6 @@ pack of which no checkpoint, and neither this save, uses at least half: it is wr
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.catalog.values import PieceLocation
 from ckstore.errors import StateChanged
-from ckstore.fs import files
+from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.python_gc import python_gc_paused
 
@@ -310,7 +309,7 @@ def _healed(
     """Mend a damaged pack with the pieces that this save has; False if it is not damaged or other bytes of it are."""
     if not staging.is_damaged(blob):
         return False
-    there = files.read_file(staging.path_of(blob), most_bytes=max(size, os.stat(staging.path_of(blob)).st_size))
+    there = files.read_file(staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size))
     if context.algorithm.digest(there) == blob:  # it is whole, and holds other bytes than the catalog or the digest say
         return False
     data = memoryview(bytearray(there[:size].ljust(size, b"\0")))

@@ -12,8 +12,8 @@ from ckstore.ops.entering import enter_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
@@ -43,7 +43,7 @@ def discard(context: Context, staging: Staging) -> None:
         return
 
 
-def discard_path(context: Context, path: Path) -> None:
+def discard_path(context: Context, path: Inside) -> None:
     """Move a directory in ``staging/`` that nobody uses to trash and empty it; a used one stays for the next opener."""
     try:
         lock = locks.try_exclusive(path)

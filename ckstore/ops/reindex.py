@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
-from ckstore.fs import links
+from ckstore.fs import links, peek
 from ckstore.model.reindex_report import ReindexReport
 from ckstore.objects.annotations import read_annotations
-from ckstore.objects.layout import ANNOTATIONS, MANIFEST
+from ckstore.objects.layout import MANIFEST
 from ckstore.objects.pins import read_pins
 from ckstore.ops.census import Census
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
@@ -25,6 +25,7 @@ from ckstore.ops.relink import relink as relink_all
 from ckstore.ops.relist import CANDIDATES_BATCH, canonical_blobs, note_listed
 
 if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
     from ckstore.model.reindex_report import RelinkReport
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
@@ -93,8 +94,7 @@ class _Shown:
         self._blob_bytes = self._manifest_bytes = self._all_bytes = 0
         if progress is None:
             return
-        root = context.layout.checkpoints
-        self._sizes = {(run, step): _size(f"{root}/{run}/{step}/{MANIFEST}") for run, step in places}
+        self._sizes = {place: _size(context.layout.checkpoint(*place) / MANIFEST) for place in places}
         self._all_bytes = sum(self._sizes.values())
         if relink:  # at most: what is linked as it should be is not read
             self._all_bytes += sum(_size(path) for path in canonical_blobs(context.layout))
@@ -115,11 +115,9 @@ class _Shown:
             self._progress(done_bytes, max(self._all_bytes, done_bytes))
 
 
-def _size(path: str | os.PathLike[str]) -> int:
-    try:
-        return os.stat(path, follow_symlinks=False).st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+def _size(path: Inside) -> int:
+    found = peek.find(path)
+    return 0 if found is None else found.st_size
 
 
 def _report(
@@ -157,11 +155,9 @@ def _report(
 
 def _bad_annotations(context: Context, places: set[Place]) -> list[str]:
     problems = []
-    root = context.layout.checkpoints
     for run, step in sorted(places):
-        if os.path.lexists(f"{root}/{run}/{step}/{ANNOTATIONS}"):
-            try:
-                read_annotations(context.layout.checkpoint(run, step))
-            except (CkstoreError, OSError) as error:
-                problems.append(f"what was added to {run}@{step} cannot be read: {error}")
+        try:
+            read_annotations(context.layout.checkpoint(run, step))
+        except (CkstoreError, OSError) as error:
+            problems.append(f"what was added to {run}@{step} cannot be read: {error}")
     return problems

@@ -7,16 +7,15 @@ anew. What it costs grows with the store (about a second for 100,000 blobs), hen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.fs import machine
+from ckstore.fs import machine, peek
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
@@ -49,11 +48,11 @@ def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> Non
     )
 
 
-def canonical_blobs(layout: Layout) -> Iterator[Path]:
+def canonical_blobs(layout: Layout) -> Iterator[Inside]:
     """Yield everything in ``blobs/`` that has the name of a blob at its place."""
     for fan in names_in(layout.blobs):
         folder = layout.blobs / fan
-        if folder.is_dir() and not folder.is_symlink():
+        if peek.is_directory(folder):
             yield from (folder / name for name in names_in(folder) if is_digest(name) and fan_out(name) == fan)
 
 
@@ -64,7 +63,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
         CatalogUnavailable, InUse: The catalog cannot be used.
     """
     count = 0
-    batch: list[Path] = []
+    batch: list[Inside] = []
     for path in canonical_blobs(context.layout):
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
@@ -73,7 +72,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     return count + _enter(context, batch, timeout_s)
 
 
-def _enter(context: Context, paths: list[Path], timeout_s: float) -> int:
+def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
     if not paths:
         return 0
     without_use = context.catalog.without_use([path.name for path in paths])
@@ -81,7 +80,7 @@ def _enter(context: Context, paths: list[Path], timeout_s: float) -> int:
     for path in paths:
         if path.name in without_use:
             try:
-                unused.append((path.name, os.stat(path, follow_symlinks=False).st_size))
+                unused.append((path.name, peek.status(path).st_size))
             except FileNotFoundError:  # somebody freed it meanwhile
                 continue
     if unused:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, DamagedBlob, InUse
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links, locks, peek
 from ckstore.model.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects import marks
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
@@ -27,6 +27,7 @@ from ckstore.ops.failing import describe_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.ops.context import Context
 
 _NOWHERE = "no right copy was found"
@@ -41,10 +42,10 @@ class Repaired:
     unrepaired: list[Unrepaired] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
 
-    def put_aside(self, context: Context, digest: str, names: Iterable[Path]) -> None:
+    def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:
         """Put damaged copies into quarantine."""
         made = put_aside(context.layout, digest, names)
-        self.quarantined += [str(path.relative_to(context.layout.root)) for path in made]
+        self.quarantined += [path.inner for path in made]
 
 
 def repair(
@@ -116,7 +117,7 @@ def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
 def _size_of_right(context: Context, digest: str) -> int | None:
     for path in names_of(context.layout, digest):
         try:
-            nbytes = os.stat(path, follow_symlinks=False).st_size
+            nbytes = peek.status(path).st_size
         except FileNotFoundError:
             continue
         if is_right(path, Wanted(digest, nbytes)):
@@ -145,7 +146,7 @@ def _repair_blob(
         done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
         return
     _stage(staging, digest, right)
-    count = staging.heal(digest, spare={os.stat(path, follow_symlinks=False).st_ino for path in spare})
+    count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
 
 
@@ -156,8 +157,8 @@ def _stage(staging: Staging, digest: str, right: Right) -> None:
         staging.write(digest, memoryview(right.data))
 
 
-def _inode(path: Path) -> tuple[int, int]:
-    status = os.stat(path, follow_symlinks=False)
+def _inode(path: Inside) -> tuple[int, int]:
+    status = peek.status(path)
     return status.st_dev, status.st_ino
 
 
@@ -186,7 +187,7 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
     done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {why}"))
 
 
-def _ids_of(context: Context, run: str, step: int, path: Path) -> list[str]:
+def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
     """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
     ids: list[str] = []
     try:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
-from ckstore.fs import locks
+from ckstore.fs import locks, peek
 from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
 from ckstore.model.retention_report import RetentionReport, Skipped
 from ckstore.objects import reserve
@@ -118,7 +118,7 @@ def _in_use(context: Context, info: CheckpointInfo) -> bool:
     path = context.layout.checkpoint(info.run, info.step)
     lock = locks.try_exclusive(path)
     if lock is None:
-        return path.is_dir()
+        return peek.is_directory(path)
     lock.release()
     return False
 

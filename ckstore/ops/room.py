@@ -35,7 +35,7 @@ def measure(context: Context, new: Amount) -> Need:
     Raises:
         OSError: The system refused.
     """
-    status = os.statvfs(context.layout.root)
+    status = os.statvfs(context.layout.path)
     free_inodes = status.f_favail if status.f_files else None
     return Need(new, status.f_bavail * status.f_frsize, free_inodes)
 

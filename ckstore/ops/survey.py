@@ -6,16 +6,14 @@ directories.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files
-from ckstore.model.digest import is_digest
+from ckstore.fs import files, peek
+from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.verify_report import Finding, Mode
 from ckstore.objects.canonical import restore_name
 from ckstore.objects.layout import Layout
@@ -23,6 +21,9 @@ from ckstore.ops.relist import list_blobs
 from ckstore.ops.survey_files import catalog_findings, file_findings
 
 if TYPE_CHECKING:
+    import os
+
+    from ckstore.fs.inside import Inside
     from ckstore.ops.checker import Checker
     from ckstore.ops.context import Context
 
@@ -39,39 +40,32 @@ class Names:
         counts: Inode -> number of names, and the first of them.
         canonical: Digest -> status of what is at the canonical name.
         used: Digest -> a name in a checkpoint for each inode.
+        too_deep: Directories that were not looked into.
     """
 
-    counts: dict[Inode, tuple[int, str]] = field(default_factory=dict)
+    counts: dict[Inode, tuple[int, Inside]] = field(default_factory=dict)
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
-    used: dict[str, dict[Inode, str]] = field(default_factory=dict)
+    used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
+    too_deep: list[Inside] = field(default_factory=list)
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
         """List every directory that can have names of blobs."""
         made = cls()
-        for folder in (layout.blobs, layout.checkpoints, layout.staging, layout.trash, layout.root / "quarantine"):
-            for where, name, status in _files(folder):
-                inode = (status.st_dev, status.st_ino)
-                count, first = made.counts.get(inode, (0, f"{where}/{name}"))
+        for folder in (layout.blobs, layout.checkpoints, layout.staging, layout.trash, layout.quarantine):
+            for path, status in peek.walk(folder, made.too_deep):
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                inode, name = (status.st_dev, status.st_ino), path.name
+                count, first = made.counts.get(inode, (0, path))
                 made.counts[inode] = (count + 1, first)
                 if not is_digest(name):
                     continue
-                if folder == layout.blobs and where == str(layout.blob(name).parent):
+                if folder is layout.blobs and path.parts[1:] == (fan_out(name), name):
                     made.canonical[name] = status
-                elif folder == layout.checkpoints:
-                    made.used.setdefault(name, {}).setdefault(inode, f"{where}/{name}")
+                elif folder is layout.checkpoints:
+                    made.used.setdefault(name, {}).setdefault(inode, path)
         return made
-
-
-def _files(folder: Path) -> Iterator[tuple[str, str, os.stat_result]]:
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                status = os.stat(f"{where}/{name}", follow_symlinks=False)
-            except FileNotFoundError:  # renamed meanwhile
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield where, name, status
 
 
 def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
@@ -87,6 +81,9 @@ def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
     yield from _lost_names(context.layout, names, checker, may_write=may_write)
     yield from _wrong_names(context.layout, names, checker, mode)
     yield from _unused(context, names, may_write=may_write)
+    for path in names.too_deep:
+        what = f"{path.inner} is nested deeper than any directory of a store, and was not looked into"
+        yield Finding("deep", what, path.inner)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
 
@@ -95,7 +92,7 @@ def _touched(names: Names) -> Iterator[Finding]:
     """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
     for digest, paths in sorted(names.used.items()):
         for path in paths.values():
-            status = _status(path)
+            status = peek.find(path)
             if status is not None and status.st_mtime_ns != files.BLOB_MTIME_NS:
                 what = f"somebody wrote into blob {digest}, or copied it without its time; a full verification reads it"
                 yield Finding("touched", what, digest, harmful=True)
@@ -104,8 +101,8 @@ def _touched(names: Names) -> Iterator[Finding]:
 def _links(layout: Layout, names: Names) -> Iterator[Finding]:
     """Link counts against names. Others may be saving: only what stays so when looked at again counts."""
     for inode, (count, path) in names.counts.items():
-        digest = os.path.basename(path).partition(".")[0]
-        status = _status(path)
+        digest = path.name.partition(".")[0]
+        status = peek.find(path)
         if not is_digest(digest) or status is None or status.st_nlink == count:
             continue
         found = _count_again(layout, path, inode)
@@ -121,23 +118,16 @@ def _links(layout: Layout, names: Names) -> Iterator[Finding]:
             yield Finding("links", f"{what}: check the filesystem", digest, harmful=True)
 
 
-def _status(path: str | Path) -> os.stat_result | None:
-    try:
-        return os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _count_again(layout: Layout, path: str, inode: Inode) -> tuple[int, int] | None:
+def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] | None:
     """Return link count and number of names of an inode if they differ and stay; None if not, or if it is gone."""
     for _ in range(_LOOKS):
-        before = _status(path)
+        before = peek.find(path)
         if before is None or (before.st_dev, before.st_ino) != inode:
             return None
-        count, _ = Names.of(layout).counts.get(inode, (0, ""))
+        count, _ = Names.of(layout).counts.get(inode, (0, path))
         if count == before.st_nlink:
             return None
-        after = _status(path)
+        after = peek.find(path)
         if after is not None and after.st_nlink == before.st_nlink:
             return before.st_nlink, count
     return None
@@ -148,15 +138,15 @@ def _lost_names(layout: Layout, names: Names, checker: Checker, *, may_write: bo
     for digest, paths in sorted(names.used.items()):
         if digest in names.canonical:
             continue
-        good = [Path(path) for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
+        good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
         if good:
             what = f"blob {digest} had lost its canonical name, which only new saves need"
             yield Finding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
 
 
-def _give_name(layout: Layout, digest: str, names: Iterable[Path]) -> bool:
+def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
     for name in names:
-        status = _status(name)
+        status = peek.find(name)
         if status is not None and restore_name(layout, name.parent.parent, digest, status.st_size):
             return True
     return False
@@ -173,7 +163,7 @@ def _wrong_names(layout: Layout, names: Names, checker: Checker, mode: Mode) -> 
         if mode == "full":
             what = checker.file(path, digest, status.st_size) or ""
         elif used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
-            sizes = {there.st_size for name in used.values() if (there := _status(name)) is not None}
+            sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}
             if status.st_size not in sizes:
                 what = f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
         if what:

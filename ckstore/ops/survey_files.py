@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
@@ -18,10 +16,12 @@ from ckstore.model.settings import parse_config, parse_settings
 from ckstore.model.verify_report import Finding, FindingKind
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.trash import names_in
 from ckstore.ops.config import retention_of
 from ckstore.ops.recover import catch_up
 
 if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
     from ckstore.model.published import Published
     from ckstore.ops.checker import Checker
     from ckstore.ops.context import Context
@@ -103,16 +103,16 @@ def file_findings(context: Context) -> Iterator[Finding]:
         yield from _file(context, "notes", layout.checkpoint(run, step) / ANNOTATIONS)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Inside) -> bytes | None:
     try:
         return files.read_file(path, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _file(context: Context, kind: FindingKind, path: Path) -> Iterator[Finding]:
+def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[Finding]:
     """Read one file as whoever uses it does; a file that may be missing says nothing."""
-    subject = str(path.relative_to(context.layout.root))
+    subject = path.inner
     try:
         data = _read(path)
         if data is None:
@@ -139,13 +139,13 @@ def _tags(context: Context) -> Iterator[Finding]:
     """Everything in ``refs/`` is a tag that points to a checkpoint; writers begin their temporary names with a dot."""
     layout = context.layout
     targets = layout.tags()
-    for name in sorted(os.listdir(layout.refs)) if layout.refs.is_dir() else ():
+    for name in names_in(layout.refs):
         if name.startswith("."):
             continue
         if name not in targets:
             what = f"refs/{name} is no tag: wanted a relative symlink to a checkpoint"
             yield Finding("tag", what, f"refs/{name}", harmful=True)
-        elif not layout.checkpoint(*targets[name]).is_dir():
+        elif layout.inode(*targets[name]) is None:
             run, step = targets[name]
             what = f"the tag {name} points to {run}@{step}, which is not there"
             yield Finding("tag", what, f"refs/{name}", harmful=True)
@@ -153,7 +153,7 @@ def _tags(context: Context) -> Iterator[Finding]:
 
 def _pins(context: Context) -> Iterator[Finding]:
     layout = context.layout
-    for entry in sorted(os.listdir(layout.pins)) if layout.pins.is_dir() else ():
+    for entry in names_in(layout.pins):
         if pin_name(entry) is not None:
             yield from _file(context, "pin", layout.pins / entry)
         elif not entry.startswith("."):

@@ -5,22 +5,24 @@ How much of a pack is used is taken from the catalog where that is current, else
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.usage import CheckpointUsage, Usage, blob_uses
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS
+from ckstore.objects.trash import names_in
 from ckstore.ops.find import infos
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.info import CheckpointInfo
     from ckstore.ops.context import Context
 
@@ -91,27 +93,20 @@ def _files(context: Context) -> list[_File]:
     for run, step, _ in context.layout.published():
         for status in _blobs_in(context.layout.checkpoint(run, step) / BLOBS):
             note(status).holders.add((run, step))
-    for folder in _entries(context.layout.blobs):
-        for status in _blobs_in(context.layout.blobs / folder.name):
+    for name in names_in(context.layout.blobs):
+        for status in _blobs_in(context.layout.blobs / name):
             note(status)
     return list(found.values())
 
 
-def _blobs_in(directory: Path) -> Iterator[os.stat_result]:
-    for entry in _entries(directory):
-        if is_digest(entry.name):
-            try:
-                yield entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # freed meanwhile
-                continue
-
-
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _blobs_in(directory: Inside) -> list[os.stat_result]:
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError), peek.entries(directory) as entries:
+        for entry in entries:
+            if is_digest(entry.name):
+                with suppress(FileNotFoundError):  # freed meanwhile
+                    found.append(entry.stat(follow_symlinks=False))
+    return found
 
 
 class _PackUses:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
+from ckstore.fs.inside import Held
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest_read import parse_manifest
 from ckstore.objects import blobs, marks
@@ -18,8 +19,7 @@ from ckstore.objects.checkpoints import why_not_own
 from ckstore.objects.layout import BLOBS, MANIFEST
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.model.info import CheckpointInfo
     from ckstore.ops.context import Context
     from ckstore.ops.seen import ManifestsSeen
@@ -69,7 +69,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     return ""
 
 
-def glance(path: Path, run: str, step: int, seen: ManifestsSeen | None = None) -> Glance:
+def glance(path: Inside, run: str, step: int, seen: ManifestsSeen | None = None) -> Glance:
     """Look at the directory of a checkpoint without locking it and without reading data.
 
     With `seen`, a manifest that is the same file as before is not read again, and comes without its leaves.
@@ -79,14 +79,15 @@ def glance(path: Path, run: str, step: int, seen: ManifestsSeen | None = None) -
         NewerFormat: A newer ckstore wrote it.
         OSError: The system refused.
     """
-    with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+    with Held(path) as directory:
+        fd = directory.fd
         try:
             manifest, manifest_id = _manifest_in(fd, path, seen)
         except FileNotFoundError:
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
-        problem, touched = judge_blobs(fd, manifest)
+        problem, touched = judge_blobs(directory.inside, fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
             problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
         mark = marks.read_mark(fd)
@@ -95,7 +96,7 @@ def glance(path: Path, run: str, step: int, seen: ManifestsSeen | None = None) -
         return Glance(manifest, manifest_id, problem, touched)
 
 
-def _manifest_in(fd: int, path: Path, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
+def _manifest_in(fd: int, path: Inside, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
     known = None if seen is None else seen.recall(fd)
     if known is not None:
         return known
@@ -106,15 +107,23 @@ def _manifest_in(fd: int, path: Path, seen: ManifestsSeen | None) -> tuple[Manif
     return manifest, manifest_id
 
 
-def judge_blobs(fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
-    """Return what is wrong with the blobs in an open directory, and which of them were touched; no data is read."""
-    if why := why_not_own(fd):
-        return why, ()
+def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
+    if not manifest.blobs:
+        return why_not_own(fd), ()
+    try:
+        with Held(directory / BLOBS) as folder:
+            return _judge_blobs(folder, manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        return why_not_own(fd) or f"blob {manifest.blobs[0].digest} is missing", ()
+
+
+def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
     touched = []
     for blob in manifest.blobs:
         try:
-            status = os.stat(f"{BLOBS}/{blob.digest}", dir_fd=fd, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+            status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
             return f"blob {blob.digest} is missing", ()
         if not blobs.has_size(status, blob.nbytes):
             return f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Container, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.times import text_of_time
 from ckstore.model.verify_report import Damage, Finding, Mode, VerifyReport
@@ -98,7 +98,7 @@ class Inventory:
         made = cls()
         for index, (run, step) in enumerate(places):
             try:
-                with os.scandir(context.layout.checkpoint(run, step) / BLOBS) as entries:
+                with peek.entries(context.layout.checkpoint(run, step) / BLOBS) as entries:
                     for entry in entries:
                         if is_digest(entry.name) and entry.is_file(follow_symlinks=False):
                             status = entry.stat(follow_symlinks=False)

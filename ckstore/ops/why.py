@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
-from ckstore.fs import files
+from ckstore.fs import files, peek
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.usage import Use
@@ -72,7 +71,7 @@ def _places(context: Context, digest: str) -> list[tuple[str, int]]:
     The catalog answers for large blobs only: smaller ones can be pieces of packs, too.
     """
     try:
-        status = os.stat(context.layout.blob(digest), follow_symlinks=False)
+        status = peek.status(context.layout.blob(digest))
         published = {(run, step): inode for run, step, inode in context.layout.published()}
         if status.st_size >= PACK_BELOW_BYTES and context.catalog.listing() == published:
             return context.catalog.users_of(digest)
@@ -118,9 +117,9 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
 def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
     """Return the canonical blobs that fit."""
     if whole:
-        return {wanted} if os.path.lexists(context.layout.blob(wanted)) else set()
+        return {wanted} if peek.exists(context.layout.blob(wanted)) else set()
     try:
-        names = os.listdir(context.layout.blobs / short_id(wanted, 2))
+        names = peek.names(context.layout.blobs / short_id(wanted, 2))
     except FileNotFoundError:
         return set()
     return {name for name in names if is_digest(name) and name.startswith(wanted)}

@@ -20,13 +20,16 @@ from itertools import count
 from pathlib import Path
 from ckstore.catalog.upkeep import create_or_migrate
 from ckstore.errors import InUse
-from ckstore.fs import direct, files, lease, locks
+from ckstore.fs import direct, files, lease, links, locks, peek
+from ckstore.fs.inside import Held, Inside
 from ckstore.fs.place import _mount_id
-from ckstore.objects.publish import _opened
 from tests.faults.shim import Family, Fault, Preloaded
 
 folder = Path(sys.argv[2])
 (folder / "file").write_bytes(bytes(10))
+deep = Inside(str(folder)) / "a" / "b"
+deep.path.mkdir(parents=True)
+(deep / "file").path.write_bytes(bytes(10))
 
 
 class Raised(Exception):
@@ -59,7 +62,15 @@ WAYS = {
     "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
     "lease": lambda: lease.ask(folder / "file"),
     "mount": lambda: _mount_id(folder),
-    "parents": lambda: use(_opened((folder, folder))),
+    "held": lambda: use(Held(deep)),
+    "in a store, opened": lambda: use(files.opened(deep / "file", os.O_RDONLY)),
+    "in a store, read": lambda: files.read_file(deep / "file", most_bytes=99),
+    "in a store, sync": lambda: files.sync_directory(deep),
+    "in a store, shared": lambda: locked(locks.lock_shared(deep)),
+    "in a store, renamed": lambda: links.rename(deep / "file", deep / "file"),
+    "in a store, made": lambda: links.make_directory(deep / "new"),
+    "in a store, looked at": lambda: (peek.names(deep), peek.status(deep / "file"), list(peek.walk(deep.parent))),
+    "in a store, no directory": lambda: files.sync_directory(deep / "file" / "more"),
     "catalog": lambda: create_or_migrate(folder / "catalog.db", "", timeout_s=1.0),
 }
 signal.signal(signal.SIGUSR1, handler)
@@ -102,7 +113,15 @@ WAYS = (
     "exclusive",
     "lease",
     "mount",
-    "parents",
+    "held",
+    "in a store, opened",
+    "in a store, read",
+    "in a store, sync",
+    "in a store, shared",
+    "in a store, renamed",
+    "in a store, made",
+    "in a store, looked at",
+    "in a store, no directory",
     "catalog",
 )
 

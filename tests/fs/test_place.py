@@ -14,6 +14,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import links, locks, machine, place, statx
+from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
 from tests.support.loopfs import loop_filesystem
@@ -78,20 +79,20 @@ def test_options_are_those_of_the_mount_that_is_used(tmp_path: Path) -> None:
 def test_links_work_on_real_filesystems_and_a_trial_leaves_nothing(kind: str, tmp_path: Path) -> None:
     with loop_filesystem(kind, 64, tmp_path) as mount:  # type: ignore[arg-type]
         layout = made(mount / "store")
-        before = everything(layout.root)
+        before = everything(layout.path)
 
         place.try_links(layout.staging, layout.linked)
 
-        assert everything(layout.root) == before
+        assert everything(layout.path) == before
         assert machine.can_reflink(layout.staging) is (kind == "xfs")
-        assert machine.link_limit(layout.root) == (65000 if kind == "ext4" else 2**31 - 1)
+        assert machine.link_limit(layout.path) == (65000 if kind == "ext4" else 2**31 - 1)
         assert machine.lease_support(layout.settings) == "yes"
-        assert everything(layout.root) == before
+        assert everything(layout.path) == before
 
 
 @pytest.mark.parametrize("name", ["blobs", "checkpoints", "trash"])
 def test_a_part_of_the_store_on_another_mount_is_refused_for_writing_and_can_be_read(name: str, tmp_path: Path) -> None:
-    root = made(tmp_path / "store").root
+    root = made(tmp_path / "store").path
     with Store(root) as store:
         store.save({"a": 1}, step=1)
     (tmp_path / "other").mkdir()
@@ -108,7 +109,7 @@ def test_a_part_of_the_store_on_another_mount_is_refused_for_writing_and_can_be_
 
 
 def test_a_part_of_the_store_that_is_a_symlink_is_refused_for_writing(tmp_path: Path) -> None:
-    root = made(tmp_path / "store").root
+    root = made(tmp_path / "store").path
     (root / "blobs").rename(tmp_path / "blobs")
     (root / "blobs").symlink_to(tmp_path / "blobs")
 
@@ -129,7 +130,7 @@ def test_a_place_without_exchange_is_refused(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
 def test_a_place_without_links_is_refused(code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
-    before = everything(layout.root)
+    before = everything(layout.path)
 
     def refuse(source: Path, target: Path) -> None:
         raise OSError(code, os.strerror(code), str(source))
@@ -137,7 +138,7 @@ def test_a_place_without_links_is_refused(code: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(links, "link", refuse)
     with pytest.raises(UnsafePlace, match=os.strerror(code)):
         place.try_links(layout.staging, layout.linked)
-    assert everything(layout.root) == before
+    assert everything(layout.path) == before
 
 
 def test_a_broken_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,19 +154,19 @@ def test_a_broken_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_place_is_tried_once_in_the_life_of_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = made(tmp_path / "store").root
-    tried: list[Path] = []
+    root = made(tmp_path / "store").path
+    tried: list[Inside] = []
     monkeypatch.setattr(place, "try_links", lambda staging, others: tried.append(staging))
     place._able.clear()
 
     for _ in range(3):
         Store(root)
 
-    assert tried == [root / "staging"]
+    assert [str(staging) for staging in tried] == [str(root / "staging")]
 
 
 def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = made(tmp_path / "store").root
+    root = made(tmp_path / "store").path
     place._able.clear()
 
     def full(staging: Path, others: object) -> None:
@@ -178,28 +179,28 @@ def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_whoever_dies_while_he_tries_leaves_nothing_that_stays(tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
-    before = everything(layout.root)
+    before = everything(layout.path)
     at, died = 0, True
     while died:
         at += 1
         for before_it in (True, False):
             died = run_and_kill(lambda: place.try_links(layout.staging, layout.linked), at=at, before=before_it)
-            Store(layout.root)
-            assert everything(layout.root) == before, f"after a death at call {at}"
+            Store(layout.path)
+            assert everything(layout.path) == before, f"after a death at call {at}"
     assert at > 10
 
 
 def test_names_of_one_who_is_still_trying_stay(tmp_path: Path) -> None:
-    layout = made(tmp_path / "store")
-    (layout.staging / "try-1").mkdir()
-    (layout.blobs / ".try-1").touch()
-    (layout.blobs / ".try-2").touch()
-    with locks.lock_shared(layout.staging / "try-1"):
-        Store(layout.root)
-        assert sorted(name for name in os.listdir(layout.blobs) if "try" in name) == [".try-1"]
+    root = made(tmp_path / "store").path
+    (root / "staging" / "try-1").mkdir()
+    (root / "blobs" / ".try-1").touch()
+    (root / "blobs" / ".try-2").touch()
+    with locks.lock_shared(root / "staging" / "try-1"):
+        Store(root)
+        assert sorted(name for name in os.listdir(root / "blobs") if "try" in name) == [".try-1"]
 
-    Store(layout.root)
-    assert [name for name in os.listdir(layout.blobs) if "try" in name] == []
+    Store(root)
+    assert [name for name in os.listdir(root / "blobs") if "try" in name] == []
 
 
 def test_what_the_kernel_tells_of_the_machine_is_read(tmp_path: Path) -> None:

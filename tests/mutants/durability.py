@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, law
 
-_PARENTS = "    with _opened((target.parent, layout.checkpoints, layout.staging)) as parents:\n"
-_OPENED = "    with _opened(({})) as parents:\n"
+_PARENTS = "for path in (target.parent, layout.checkpoints, layout.staging)]"
+_OPENED = "for path in ({})]"
 _CREATE_BLOB = "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n        os.fsync(fd)\n"
 
 DURABILITY = [
@@ -79,7 +79,7 @@ DURABILITY = [
         "fsync of the staging directory",
         "staging-not-synced",
         "objects/staging.py",
-        "        files.sync_directory(self.path)\n",
+        "        files.sync_directory(self._own)\n",
         "",
         law("first_save"),
         "N1 (",
@@ -142,7 +142,7 @@ DURABILITY = [
         "init fails if the store's name cannot be made durable",
         "parent-not-synced-by-init",
         "ops/create.py",
-        "    files.sync_name(layout.root)\n",
+        "    files.sync_name(layout.path)\n",
         "",
         "tests/ops/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
         "DID NOT RAISE",
@@ -151,7 +151,7 @@ DURABILITY = [
         "fsync of the store's parent at opening",
         "parent-not-synced-at-opening",
         "ops/recover.py",
-        "        files.sync_name(context.layout.root)\n",
+        "        files.sync_name(context.layout.path)\n",
         "",
         law("save_after_half_an_init"),
         "N2 (",
@@ -259,7 +259,7 @@ DURABILITY = [
         "an old checkpoint goes only when the new one is durable",
         "exchanged-not-synced",
         "objects/trash.py",
-        "    return [*(path for path in there if path.is_dir() and not path.is_symlink()), layout.staging]\n",
+        "    return [*(path for path in there if peek.is_directory(path)), layout.staging]\n",
         "    return [layout.staging]\n",
         law("open_after_an_exchange"),
         "N1 (",

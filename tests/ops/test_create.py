@@ -65,7 +65,7 @@ def leave_half_made(root: Path) -> None:
     """Leave what killed processes left: a temporary store.json, and names of one who was just trying links."""
     for at in itertools.count(1):
         assert run_and_kill(lambda: create(root), at=at, before=False)
-        if any(name.startswith(".try-") for folder in Layout(root).linked for name in names(folder)):
+        if any(name.startswith(".try-") for folder in Layout(root).linked for name in names(folder.path)):
             break
     (root / "store.json.0123456789ab").touch()
 
@@ -82,8 +82,8 @@ def check_clean(root: Path) -> None:
     check_store(root)
     layout = Layout(root)
     assert settings_names(root) == ["store.json"]
-    assert [name for folder in layout.linked for name in os.listdir(folder) if "try-" in name] == []
-    assert os.listdir(layout.staging) == []
+    assert [name for folder in layout.linked for name in os.listdir(folder.path) if "try-" in name] == []
+    assert os.listdir(layout.staging.path) == []
 
 
 @pytest.mark.usefixtures("no_common_locks")

@@ -169,7 +169,7 @@ def test_a_limit_of_links_does_not_fail_a_save(tmp_path: Path, monkeypatch: pyte
     real = links.link
 
     def limited(source: Path, target: Path) -> None:
-        if os.stat(source).st_nlink >= 4:
+        if os.stat(str(source)).st_nlink >= 4:
             raise OSError(errno.EMLINK, "Too many links", str(source))
         real(source, target)
 

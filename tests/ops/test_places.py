@@ -12,6 +12,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import InUse, StepExists
 from ckstore.fs import files, links, locks
+from ckstore.fs.inside import Inside
 from ckstore.objects import publish, trash
 from ckstore.ops import reclaim
 from tests.support import crashing
@@ -64,7 +65,7 @@ def test_nobody_publishes_while_a_checkpoint_is_taken_from_its_place(
     alone: list[bool] = []
     move = trash.move_to_trash
 
-    def moving(*args: Any) -> Path:
+    def moving(*args: Any) -> Inside:
         alone.append(is_alone(store))
         return move(*args)
 
@@ -153,12 +154,12 @@ def test_what_replaced_a_dead_checkpoint_is_durable_before_that_is_taken_apart(
     store.save(state(0), step=1)
     layout = store._context.layout
     links.make_directory(layout.staging / "main@1.dead")
-    (layout.staging / "main@1.dead" / "manifest.json").write_text("of the checkpoint that was exchanged")
+    (layout.staging / "main@1.dead" / "manifest.json").path.write_text("of the checkpoint that was exchanged")
     calls: list[str] = []
     sync, unlink = files.sync_directory, os.unlink
 
-    def syncing(path: str | Path) -> None:
-        calls.append(f"sync {Path(path).name}")
+    def syncing(path: Inside) -> None:
+        calls.append(f"sync {path.name}")
         sync(path)
 
     def unlinking(path: Any, *, dir_fd: int | None = None) -> None:
@@ -170,5 +171,5 @@ def test_what_replaced_a_dead_checkpoint_is_durable_before_that_is_taken_apart(
     assert trash.sweep_staging(layout) == 1
     reclaim.give_back(store._context)
 
-    assert os.listdir(layout.trash) == []
+    assert os.listdir(layout.trash.path) == []
     assert {"sync main", "sync staging", "sync trash"} <= set(calls[: calls.index("unlink")])

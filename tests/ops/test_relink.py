@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.fs import links
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reindex_report import RelinkReport
 from ckstore.objects import blobs
@@ -211,8 +212,9 @@ def test_a_canonical_file_that_was_exchanged_after_it_was_read_is_not_used(
     verified = blobs.verified
     done: list[str] = []
 
-    def then_replaced(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
-        found = verified(path, digest, nbytes)
+    def then_replaced(place: Inside, digest: str, nbytes: int) -> os.stat_result | None:
+        found = verified(place, digest, nbytes)
+        path = place.path
         if not done and path.parent.parent == copy.path / "blobs":
             done.append(digest)
             path.unlink()

@@ -109,10 +109,10 @@ HERE = ("published here", "dropped here")
 
 def change_here(directories: seen.DirectoriesSeen, layout: Layout, place: tuple[str, int], what: str) -> int | None:
     """Do it as a save or a drop of this process does; return the inode number of what was published."""
-    path = layout.checkpoint(*place)
+    path = layout.checkpoint(*place).path
     if (what == "published here") == os.path.lexists(path) or (what == "dropped here" and not path.is_dir()):
         return None
-    made = layout.root / str(len(os.listdir(layout.root)))
+    made = layout.path / str(len(os.listdir(layout.path)))
     before = layout.run_stamp(place[0])
     if what == "dropped here":
         path.rename(made)
@@ -138,13 +138,13 @@ def test_what_is_listed_is_published(
 ) -> None:
     monkeypatch.setattr(seen, "_TICK_NS", 10_000_000)
     layout = Layout(tmp_path_factory.mktemp("listed"))
-    layout.checkpoints.mkdir()
+    layout.checkpoints.path.mkdir()
     directories = seen.DirectoriesSeen()
     ours = set()
     for run, name, what in changes:
         step = step_of(name)
         if what not in HERE:
-            change(layout.checkpoints / run / name, what)
+            change((layout.checkpoints / run / name).path, what)
         elif step is not None:
             ours.add(change_here(directories, layout, (run, step), what))
         time.sleep(0.012)  # until the clock of the kernel has moved on

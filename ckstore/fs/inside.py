@@ -1,0 +1,335 @@
+"""Places in a store, reached one directory at a time: rule N of the design.
+
+Who may write to a store may put a symlink, or a mounted filesystem, in the place of any directory in it, at any moment.
+So no path with more than one component below the root of the store is given to the kernel: `at` opens one directory
+after another, each with ``O_NOFOLLOW``, looks that it is on the filesystem of the store, and gives the descriptor of
+the last one with the name in it. A place is a value of its own, `Inside`, which no function of ``os`` takes.
+
+The root itself, and what lies above it, belong to the user who named them: they are opened by their path.
+
+The same is done by Go's ``os.Root`` and by cap-std's ``Dir``. ``openat2`` would do it in one call, but the C library
+has no function for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+from ckstore.errors import BadInput
+from ckstore.fs.descriptors import open_descriptor
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class NotInStore(NotADirectoryError):
+    """What has the name of a directory of the store is none: a symlink, a file, or of another filesystem.
+
+    ``filename`` is its path, ``strerror`` says what it is instead.
+    """
+
+
+class Holder(Protocol):
+    """Has a directory open.
+
+    Attributes:
+        fd: Its descriptor; below 0 when it was closed.
+    """
+
+    fd: int
+
+
+class Inside:
+    """A place in a store: a directory, and the names that lead from it to the place. Immutable.
+
+    Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
+
+    Attributes:
+        top: Path of the directory: the root of the store, or one that `holder` has open.
+        parts: The names, without slashes.
+        holder: Has the directory open; None: `top` is opened for each use.
+    """
+
+    __slots__ = ("holder", "parts", "top")
+
+    def __init__(self, top: str, parts: tuple[str, ...] = (), holder: Holder | None = None) -> None:
+        self.top = top
+        self.parts = parts
+        self.holder = holder
+
+    def __truediv__(self, name: str) -> Inside:
+        """Return the place `name` in this directory.
+
+        Raises:
+            BadInput: `name` is more than one name, or none.
+        """
+        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+            msg = f"{name!r} cannot be a name in {self}"
+            raise BadInput(msg, hint="one name of a file is wanted, without a slash; . and .. are none")
+        return Inside(self.top, (*self.parts, name), self.holder)
+
+    @property
+    def name(self) -> str:
+        """The last name; that of the root is that of its path."""
+        return self.parts[-1] if self.parts else os.path.basename(self.top)
+
+    @property
+    def parent(self) -> Inside:
+        """The directory of this place.
+
+        Raises:
+            BadInput: It is the root, whose parent is outside of the store.
+        """
+        if not self.parts:
+            msg = f"{self} is the root of a store or held open, and its parent is another matter"
+            raise BadInput(msg)
+        return Inside(self.top, self.parts[:-1], self.holder)
+
+    @property
+    def path(self) -> Path:
+        """The path, for reports and for what is not in the store's hands, such as statvfs of its root."""
+        return Path(str(self))
+
+    @property
+    def inner(self) -> str:
+        """The names, with slashes: for messages about a place in the store."""
+        return "/".join(self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.top}/{'/'.join(self.parts)}" if self.parts else self.top
+
+    def __repr__(self) -> str:
+        return f"Inside({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Inside) and str(self) == str(other)
+
+    def __lt__(self, other: Inside) -> bool:
+        return str(self) < str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+Where: TypeAlias = Inside | Path | str
+"""A place in a store, or a path elsewhere."""
+
+
+class at:  # noqa: N801 - a with statement reads as a function
+    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`.
+
+    Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
+    the whole path as its file name.
+
+    Raises:
+        NotInStore: On the way something is no directory of this store.
+        FileNotFoundError: On the way something is missing.
+        OSError: The system refused.
+    """
+
+    __slots__ = ("_dir_fd", "_fd", "_name", "_where")
+
+    def __init__(self, where: Where, dir_fd: int | None = None) -> None:
+        self._where = where
+        self._dir_fd = dir_fd
+        self._fd = -1
+        self._name = ""
+
+    def __enter__(self) -> tuple[int | None, str | Path]:
+        where = self._where
+        if not isinstance(where, Inside):
+            return self._dir_fd, where
+        if not where.parts:
+            return (None, where.top) if where.holder is None else (_held(where), ".")
+        self._name = where.parts[-1]
+        if where.holder is not None and len(where.parts) == 1:
+            return _held(where), self._name
+        self._fd = _reach(where)
+        return self._fd, self._name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd >= 0:
+            _close(self._fd)
+        if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
+            error.filename = str(self._where)
+
+
+def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
+
+    Raises:
+        NotInStore, FileNotFoundError, OSError: As `at`.
+    """
+    if not isinstance(where, Inside):
+        return open_descriptor(where, flags, mode, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where) as (parent, name):
+            fd = open_descriptor(name, flags, mode, dir_fd=parent)
+    except BaseException:
+        if fd >= 0:
+            _close(fd)
+        raise
+    return fd
+
+
+def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
+    """Return a descriptor of a directory: to list it, to lock it, to make its names durable.
+
+    `flags` count for a path elsewhere: in a store no symlink is followed anyway.
+
+    Raises:
+        NotInStore, FileNotFoundError, OSError: As `at`.
+    """
+    if not isinstance(where, Inside) or not where.parts:
+        return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where) as (parent, _):
+            if parent is not None:
+                fd = _step(parent, where, len(where.parts), os.fstat(parent).st_dev, how=os.O_RDONLY)
+    except BaseException:
+        if fd >= 0:
+            _close(fd)
+        raise
+    return fd
+
+
+class Held:
+    """A directory of a store that stays open, for those who go to many places in it; a context manager.
+
+    Attributes:
+        fd: Its descriptor; -1 when it was closed.
+    """
+
+    __slots__ = ("_path", "fd")
+
+    def __init__(self, where: Inside) -> None:
+        self.fd = -1
+        self._path = str(where)
+        self.fd = open_directory(where)
+
+    @property
+    def inside(self) -> Inside:
+        """The directory, as it is held."""
+        return Inside(self._path, (), self)
+
+    def has(self, directory: str, name: str) -> bool:
+        """Whether a directory in this one has that name; False also if there is no such directory.
+
+        For those who ask it of thousands: one directory is opened for each, and no place is made.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        try:
+            below = _open_below(self.fd, directory, os.O_PATH, os.fstat(self.fd).st_dev)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            return os.access(name, os.F_OK, dir_fd=below, follow_symlinks=False)
+        finally:
+            _close(below)
+
+    def close(self) -> None:
+        """Close it; harmless when done before."""
+        with suppress(OSError):  # nothing was written through it
+            fd, self.fd = self.fd, -1
+            if fd >= 0:  # no handler of a signal runs between these lines
+                os.close(fd)
+
+    __del__ = close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _held(where: Inside) -> int:
+    fd = -1 if where.holder is None else where.holder.fd
+    if fd < 0:
+        raise OSError(errno.EBADF, "it was closed", where.top)
+    return fd
+
+
+def _reach(where: Inside) -> int:
+    """Return a new descriptor of the directory of a place.
+
+    It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
+    """
+    if where.holder is None:
+        fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
+        owned = True
+    else:
+        fd, owned = _held(where), False
+    try:
+        device = os.fstat(fd).st_dev
+        for level in range(1, len(where.parts)):
+            above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
+            if owned:
+                _close(above)
+            owned = True
+    except BaseException:
+        if owned:
+            _close(fd)
+        raise
+    return fd
+
+
+def _step(fd: int, where: Inside, level: int, device: int, *, how: int) -> int:
+    """Open the directory of that level on the way to a place, in the one above it, which is open.
+
+    Raises:
+        NotInStore: It is none, or not on this device.
+        OSError: It cannot be opened; the file name is its path.
+    """
+    try:
+        return _open_below(fd, where.parts[level - 1], how, device)
+    except OSError as error:
+        error.filename = f"{where.top}/{'/'.join(where.parts[:level])}"
+        raise
+
+
+def _open_below(fd: int, name: str, how: int, device: int) -> int:
+    try:
+        below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
+        raise
+    try:
+        if os.fstat(below).st_dev == device:
+            return below
+    except BaseException:
+        _close(below)
+        raise
+    _close(below)
+    raise NotInStore(errno.ENOTDIR, "is on another filesystem than the rest of the store", name)
+
+
+def _kind(fd: int, name: str) -> str:
+    """Return what has the name of a directory, for a message."""
+    try:
+        mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    except OSError:  # it changed again
+        return "is no directory"
+    return "is a symlink" if stat.S_ISLNK(mode) else "is no directory"
+
+
+def _close(fd: int) -> None:
+    """Close a descriptor through which nothing was written: an error says nothing, and Linux closes it either way."""
+    try:
+        os.close(fd)
+    except OSError:
+        return

@@ -1,0 +1,140 @@
+"""Look at places in a store, or elsewhere, without opening files: rule N of the design (`ckstore.fs.inside`)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ckstore.fs.inside import Inside, Where, at, open_directory
+
+MOST_LEVELS = 16
+"""How deep `walk` goes."""
+
+
+def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
+    """Return the status of what is there; a symlink is not followed.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        OSError: It cannot be looked at.
+    """
+    with at(where, dir_fd) as (parent, name):
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+
+
+def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
+    """As `status`; None if there is nothing, or no directory in which it could be."""
+    try:
+        return status(where, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def exists(where: Where, *, dir_fd: int | None = None) -> bool:
+    """Whether there is anything of that name, a symlink that points to nothing, too.
+
+    Raises:
+        NotADirectoryError: What should hold it is no directory.
+        OSError: It cannot be looked at.
+    """
+    try:
+        status(where, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_directory(where: Where) -> bool:
+    """Whether there is a directory; a symlink to one is none.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    found = find(where)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def may_write(where: Where) -> bool:
+    """Whether this user may make names in a directory."""
+    with at(where) as (parent, name):
+        return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
+
+
+def names(where: Where) -> list[str]:
+    """Return the names in a directory, in no order.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such directory.
+        OSError: It cannot be listed.
+    """
+    fd = open_directory(where)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only.
+
+    Raises:
+        As `names`.
+    """
+    fd = open_directory(where)
+    try:
+        with os.scandir(fd) as found:
+            yield found
+    finally:
+        os.close(fd)
+
+
+def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
+    """Yield everything below a directory that is none, with its status; what vanishes meanwhile is left out.
+
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; what lies deeper than
+    `MOST_LEVELS` nobody of it made.
+
+    Args:
+        top: The directory.
+        too_deep: Gets the directories that are not looked into for that reason.
+
+    Raises:
+        OSError: A directory cannot be listed.
+    """
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            listed = _listed(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name, about in listed:
+            place = folder / name
+            if not stat.S_ISDIR(about.st_mode):
+                yield place, about
+            elif len(place.parts) - len(top.parts) < MOST_LEVELS:
+                waiting.append(place)
+            elif too_deep is not None:
+                too_deep.append(place)
+
+
+def _listed(folder: Inside) -> list[tuple[str, os.stat_result]]:
+    listed = []
+    with entries(folder) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):  # renamed meanwhile
+                listed.append((entry.name, entry.stat(follow_symlinks=False)))
+    return listed
+
+
+def symlink_text(where: Where) -> str:
+    """Return what a symlink holds.
+
+    Raises:
+        OSError: There is none.
+    """
+    with at(where) as (parent, name):
+        return os.readlink(name, dir_fd=parent)
