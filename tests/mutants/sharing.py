@@ -283,7 +283,7 @@ SHARING = [
         "staging-unlinked-where-it-lies",
         "ops/reclaim.py",
         "        trash.move_to_trash(context.layout, staging.path, staging.lock)\n",
-        "        __import__('shutil').rmtree(staging.path)\n",
+        "        __import__('shutil').rmtree(staging.path.path)\n",
         law("save_again"),
         "T1 (",
     ),
