@@ -397,7 +397,9 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        return self._found(ref)
+        from ckstore.ops.last_readings import with_oldest_reading
+
+        return with_oldest_reading(self._context, self._found(ref))
 
     @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
@@ -794,9 +796,9 @@ class Store:
         Raises:
             BadInput: The settings of the store are damaged.
         """
-        from ckstore.ops.config import read_back_of
+        from ckstore.ops.config import reading_of
 
-        return read_back_of(self._context)
+        return reading_of(self._context).read_back
 
     @act
     def set_read_back(self, wanted: bool) -> None:  # noqa: FBT001 - there is nothing else to say
@@ -810,6 +812,33 @@ class Store:
         from ckstore.ops.config import set_read_back
 
         set_read_back(self._context, wanted=wanted)
+
+    @property
+    @act
+    def recheck_share(self) -> float:
+        """How much of what it relies on a save reads again, as a share of the bytes of its state; 0: nothing.
+
+        Raises:
+            BadInput: The settings of the store are damaged.
+        """
+        from ckstore.ops.config import reading_of
+
+        return reading_of(self._context).recheck_share
+
+    @act
+    def set_recheck_share(self, share: float | None) -> None:
+        """Have every save read a share of what it finds in the store again; 0: nothing, None: a hundredth.
+
+        It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
+        byte is compared within 1 / `share` saves and two. What rotted is written again from the state and put right
+        in every checkpoint; `info.warnings` says so.
+
+        Raises:
+            BadInput: It is no number from 0 to 1, or the settings of the store are damaged; nothing was changed.
+        """
+        from ckstore.ops.config import set_recheck_share
+
+        set_recheck_share(self._context, share)
 
     @act
     def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:

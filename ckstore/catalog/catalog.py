@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.published import Published
+    from ckstore.model.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
 EVENTS_KEPT = 10_000
@@ -57,6 +58,7 @@ class Catalog:
         *,
         timeout_s: float,
         tags: Callable[[], Tags] | None = None,
+        readings: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """Make the rows of some checkpoints equal to their directories, all of them or none.
 
@@ -69,6 +71,7 @@ class Catalog:
                 not use the catalog. What it raises ends the transaction and passes on.
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
+            readings: As `record_readings` takes them.
         """
         from ckstore.catalog import rows
 
@@ -77,6 +80,15 @@ class Catalog:
                 rows.set_checkpoint(connection, run, step, look(run, step))
             if tags is not None:
                 rows.set_tags(connection, tags())
+            if readings:
+                rows.set_readings(connection, readings)
+
+    def record_readings(self, readings: Mapping[str, tuple[int, int]], *, timeout_s: float) -> None:
+        """Take note of the last readings of blobs: digest -> `read_ns` and `read_to` of `ckstore.model.recheck`."""
+        from ckstore.catalog import rows
+
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            rows.set_readings(connection, readings)
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
         """Make the tags equal to `tags`, or to what it gives when called inside the transaction.
@@ -220,6 +232,26 @@ class Catalog:
         """Return for each blob the most bytes of it that any single checkpoint uses; 0 if none."""
         with reading(self.path) as connection:
             return queries.best_shares(connection, blob_digests)
+
+    def readings_of_newest(self, run: str) -> list[Reading]:
+        """Return the last readings of the blobs of the newest checkpoint of `run`; of all runs, if it has none."""
+        with reading(self.path) as connection:
+            return queries.readings_of_newest(connection, run)
+
+    def readings(self, digests: Collection[str]) -> list[Reading]:
+        """Return the last readings of blobs; those that are not known are left out."""
+        with reading(self.path) as connection:
+            return queries.readings(connection, digests)
+
+    def oldest_reading(self, place: tuple[str, int] | None, *, now_ns: int) -> tuple[int, int, int | None]:
+        """Return how many blobs a checkpoint uses, of how many no reading is known, and when the oldest reading was.
+
+        Args:
+            place: Run and step; None: of the blobs that any checkpoint uses.
+            now_ns: A later reading is none.
+        """
+        with reading(self.path) as connection:
+            return queries.oldest_reading(connection, place, now_ns)
 
     def users_of(self, digest: str) -> list[tuple[str, int]]:
         """Return (run, step) of the checkpoints that use a blob, oldest commit first."""

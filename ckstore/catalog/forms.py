@@ -259,6 +259,7 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
     "tags": {"name": tags, "run": runs, "step": steps},
     "events": {"at": times, "kind": texts, "detail": objects},
     "store": {"uuid": texts},
+    "readings": {"blob_id": integers, "read_ns": integers, "read_to": integers},
 }
 """The form of every column but row numbers; a test compares the names with the schema."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.model.recheck import Reading
 
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
@@ -216,6 +217,60 @@ def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dic
         )
         best.update(checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes))
     return best
+
+
+_READ_COLUMNS = (
+    "SELECT b.digest, b.nbytes, coalesce(r.read_ns, 0), coalesce(r.read_to, 0), b.is_pack"
+    " FROM blobs b LEFT JOIN readings r ON r.blob_id = b.id"
+)
+
+
+def readings_of_newest(connection: sqlite3.Connection, run: str) -> list[Reading]:
+    """Return the last readings of the blobs of the newest checkpoint of `run`; of all runs, if it has none."""
+    newest = "ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT 1"
+    rows = (
+        connection.execute(f"SELECT id FROM checkpoints WHERE run = ? {newest}", (run,)).fetchall()  # noqa: S608
+        or connection.execute(f"SELECT id FROM checkpoints {newest}").fetchall()  # noqa: S608
+    )
+    if not rows:
+        return []
+    checked(rows, forms.integers)
+    query = f"{_READ_COLUMNS} JOIN uses u ON u.blob_id = b.id WHERE u.checkpoint_id = ?"
+    return _readings(connection.execute(query, rows[0]).fetchall())
+
+
+def readings(connection: sqlite3.Connection, digests: Collection[str]) -> list[Reading]:
+    """Return the last readings of blobs; those that are not known are left out."""
+    found: list[Reading] = []
+    for marks, part in in_parts(sorted(digests)):
+        found += _readings(connection.execute(f"{_READ_COLUMNS} WHERE b.digest IN {marks}", part).fetchall())
+    return found
+
+
+def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
+    from ckstore.model.recheck import Reading
+
+    checked(rows, forms.digests, forms.sizes, forms.integers, forms.integers, forms.flags)
+    return [Reading(digest, nbytes, read_ns, read_to, bool(whole)) for digest, nbytes, read_ns, read_to, whole in rows]
+
+
+def oldest_reading(
+    connection: sqlite3.Connection, place: tuple[str, int] | None, now_ns: int
+) -> tuple[int, int, int | None]:
+    """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
+
+    A reading after `now_ns` is none.
+    """
+    used = "SELECT u.blob_id FROM uses u"
+    if place is not None:
+        used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ?"
+    rows = connection.execute(
+        f"SELECT count(*), count(r.read_ns), min(r.read_ns) FROM (SELECT DISTINCT * FROM ({used})) AS used"  # noqa: S608
+        " LEFT JOIN readings r ON r.blob_id = used.blob_id AND r.read_ns BETWEEN 1 AND ?",
+        (*(place or ()), now_ns),
+    ).fetchall()
+    ((count, read, oldest_ns),) = checked(rows, forms.sizes, forms.sizes, forms.sizes_or_nothing)
+    return count, count - read, oldest_ns
 
 
 def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[str, int]]:

@@ -66,6 +66,15 @@ def set_tags(connection: sqlite3.Connection, tags: Mapping[str, tuple[str, int]]
     )
 
 
+def set_readings(connection: sqlite3.Connection, readings: Mapping[str, tuple[int, int]]) -> None:
+    """Take note of the last readings of blobs, digest -> `read_ns` and `read_to`; those without a row are left out."""
+    connection.executemany(
+        "INSERT INTO readings (blob_id, read_ns, read_to) SELECT id, ?, ? FROM blobs WHERE digest = ?"
+        " ON CONFLICT (blob_id) DO UPDATE SET read_ns = excluded.read_ns, read_to = excluded.read_to",
+        [(read_ns, read_to, digest) for digest, (read_ns, read_to) in readings.items()],
+    )
+
+
 def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, int]]) -> None:
     """Have rows for blobs, given as (digest, size), and let gc look at those without a use."""
     listed = sorted(set(blobs))

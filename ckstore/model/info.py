@@ -39,6 +39,8 @@ class CheckpointInfo:
         tags: Tags that name it when this was read.
         durable: False if it lies on a filesystem that cannot keep it through a power cut.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
+        oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
+            UTC, as `created`. Empty: that is not known of each of them.
         warnings: From the call that returned this: what went wrong after the checkpoint was durable (a tag or the
             catalog that could not be written, retention), or which newer checkpoints ``latest-valid`` passed over.
     """
@@ -62,6 +64,7 @@ class CheckpointInfo:
     catalogued: bool = True
     notes: tuple[Note, ...] = ()
     warnings: tuple[str, ...] = ()
+    oldest_reading: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:

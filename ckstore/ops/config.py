@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckstore.errors import BadInput
 from ckstore.fs import files
-from ckstore.model.document import refuse
+from ckstore.model.document import refuse, shown
+from ckstore.model.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
 from ckstore.model.retention import RetentionPolicy
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings import parse_config, render_config
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 RETENTION = "retention"
 MAKE_ROOM = "make_room"
 READ_BACK = "read_back"
+RECHECK_SHARE = "recheck_share"
 _CONFIG_MAX_BYTES = 2**20
 
 
@@ -73,17 +76,33 @@ def make_room_of(context: Context) -> RetentionPolicy | None:
     return _policy_of(context, MAKE_ROOM)
 
 
-def read_back_of(context: Context) -> bool:
-    """Return whether what a save writes is to be read back before it counts as durable.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a save reads from the disk.
+
+    Attributes:
+        read_back: Whether what it writes is read back before it counts as durable.
+        recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
+    """
+
+    read_back: bool = False
+    recheck_share: float = DEFAULT_SHARE
+
+
+def reading_of(context: Context) -> Reading:
+    """Return what a save is to read from the disk.
 
     Raises:
-        BadInput: The setting is neither true nor false.
+        BadInput: A setting is not what it must be.
         CkstoreError, OSError: As `read_config`.
     """
-    stored = read_config(context.layout).get(READ_BACK, False)
-    if not isinstance(stored, bool):
-        refuse(str(context.layout.config), READ_BACK, "true or false", stored)
-    return stored
+    config, where = read_config(context.layout), str(context.layout.config)
+    read_back, share = config.get(READ_BACK, False), config.get(RECHECK_SHARE, DEFAULT_SHARE)
+    if not isinstance(read_back, bool):
+        refuse(where, READ_BACK, "true or false", read_back)
+    if not is_share(share):
+        refuse(where, RECHECK_SHARE, SHARE_WANTED, share)
+    return Reading(read_back, float(share))
 
 
 def set_retention(context: Context, policy: RetentionPolicy | None) -> None:
@@ -99,6 +118,17 @@ def set_make_room(context: Context, policy: RetentionPolicy | None) -> None:
 def set_read_back(context: Context, *, wanted: bool) -> None:
     """Keep in the store, durably, whether saves read back what they write. Raises as `_change`."""
     _change(context, READ_BACK, True if wanted else None)
+
+
+def set_recheck_share(context: Context, share: float | None) -> None:
+    """Keep in the store, durably, how much of what they rely on saves read again; None: the default. As `_change`.
+
+    Raises:
+        BadInput: It is no number from 0 to 1.
+    """
+    if share is not None and not is_share(share):
+        raise BadInput(f"share must be {SHARE_WANTED}, got {shown(share)}")
+    _change(context, RECHECK_SHARE, None if share is None else float(share))
 
 
 def _policy_of(context: Context, member: str) -> RetentionPolicy | None:

@@ -16,7 +16,10 @@ from ckstore.ops.seen import DirectoriesSeen, ManifestsSeen
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckstore.catalog.values import PieceLocation
+    from ckstore.model.recheck import Reading
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.layout import Layout
 
@@ -35,6 +38,7 @@ class Context:
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if they cannot be.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
+        relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
         greatest_sequence: Alone in its list: the greatest sequence number that this process gave or saw.
         continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
@@ -54,6 +58,7 @@ class Context:
     durable: bool = True
     shared: str = ""
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
+    relied_on: tuple[str, Sequence[Reading]] = ("", ())
     greatest_sequence: list[int] = field(default_factory=lambda: [0])
     continued: dict[str, str] = field(default_factory=dict)
     broken: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -158,6 +159,12 @@ def _damage(context: Context) -> Findings:
     yield contents.check_damage(survey.marked(context.layout), quarantined)
 
 
+def _readings(context: Context) -> Findings:
+    now_ns = time.time_ns()
+    count, unread, oldest_ns = context.catalog.oldest_reading(None, now_ns=now_ns)
+    yield contents.check_readings(count, unread, (now_ns - (oldest_ns or now_ns)) / 1e9)
+
+
 def _leaks(context: Context) -> Findings:
     yield contents.check_leaks(deleted_but_open(os.stat(context.layout.path).st_dev))
 
@@ -174,5 +181,6 @@ _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
     ("trash", _trash),
     ("pins", _pins),
     ("damage", _damage),
+    ("last readings", _readings),
     ("leaked files", _leaks),
 )

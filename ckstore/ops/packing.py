@@ -7,6 +7,7 @@ pack of which no checkpoint, and neither this save, uses at least half: it is wr
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.recheck import Recheck
     from ckstore.tensors.source import ByteSource
 
 PACK_BELOW_BYTES = 2**20
@@ -121,6 +123,7 @@ def place_small(
     write_blob: WriteBlob,
     is_mine: Callable[[str], bool],
     *,
+    recheck: Recheck,
     compare: bool = False,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
     """Store the bytes of small sources as pieces.
@@ -154,7 +157,7 @@ def place_small(
                 hits[key] = (found[key], source)
             else:
                 packer.add(key, source, apart=key != digest)
-    places, again = _take_from_packs(context, staging, hits, is_mine, compare=compare)
+    places, again = _take_from_packs(context, staging, hits, is_mine, recheck=recheck, compare=compare)
     for key in again:
         packer.add(key, hits[key][1], apart=compare)
     packer.finish()
@@ -238,25 +241,35 @@ def _take_from_packs(
     hits: dict[str, tuple[PieceLocation, ByteSource]],
     is_mine: Callable[[str], bool],
     *,
+    recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs that are worth it; return the places of their pieces, and the pieces to be written again."""
+    """Claim the packs that are worth it, reading a share of them again.
+
+    Return the places of their pieces, and the pieces to be written again.
+    """
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
     for digest, (place, _) in hits.items():
         by_pack[place.blob][digest] = place
     shares = {blob: sum(aligned(place.length) for place in pieces.values()) for blob, pieces in by_pack.items()}
     _raise_to_best_shares(context, by_pack, shares)
+    sizes = {blob: next(iter(pieces.values())).blob_nbytes for blob, pieces in by_pack.items()}
+    worth_it = {blob for blob, size in sizes.items() if 2 * shares[blob] >= size}
+    recheck.add({blob: sizes[blob] for blob in worth_it if not recheck.foresaw(blob)}, whole=True)
     places: dict[str, PieceLocation] = {}
     again: list[str] = []
     for blob, pieces in by_pack.items():
-        size = next(iter(pieces.values())).blob_nbytes
-        worth_it = 2 * shares[blob] >= size
+        size = sizes[blob]
         if (
-            worth_it
+            blob in worth_it
             and is_mine(blob)
             and (
-                (staging.claim(blob, size) and _pieces_are_there(context, staging, blob, pieces, hits, compare=compare))
-                or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces})
+                (
+                    staging.claim(blob, size)
+                    and recheck.agrees_whole(blob)
+                    and _pieces_are_there(context, staging, blob, pieces, hits, compare=compare)
+                )
+                or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces}, recheck)
             )
         ):
             places.update(pieces)
@@ -303,15 +316,28 @@ def _pieces_are_there(
     return True
 
 
-def _healed(
-    context: Context, staging: Staging, blob: str, size: int, hits: dict[str, tuple[PieceLocation, ByteSource]]
+def _healed(  # noqa: PLR0917
+    context: Context,
+    staging: Staging,
+    blob: str,
+    size: int,
+    hits: dict[str, tuple[PieceLocation, ByteSource]],
+    recheck: Recheck,
 ) -> bool:
     """Mend a damaged pack with the pieces that this save has; False if it is not damaged or other bytes of it are."""
     if not staging.is_damaged(blob):
         return False
-    there = files.read_file(staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size))
-    if context.algorithm.digest(there) == blob:  # it is whole, and holds other bytes than the catalog or the digest say
-        return False
+    try:
+        there = files.read_file(staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        there = b""  # then this save has all of its bytes, or it is not mended
+    if context.algorithm.digest(there) == blob:
+        if blob not in recheck.damaged:  # it is whole, and holds other bytes than the catalog or the digest say
+            return False
+        staging.put(blob, memoryview(there))  # memory still has what the disk has no more
+        return True
     data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:

@@ -33,11 +33,12 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
 from ckstore.ops import reclaim, retain
 from ckstore.ops.admission import check_space
-from ckstore.ops.config import read_back_of
+from ckstore.ops.config import Reading, reading_of
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.failing import describe_os_error
 from ckstore.ops.hold import held
 from ckstore.ops.packing import state_changed
+from ckstore.ops.recheck import Recheck
 from ckstore.ops.room import how_to_free
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, store_sources
@@ -93,10 +94,13 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     with _failing_as_save(context, what):
-        staging = Staging.create(context.layout, request.run, request.step, read_back=_reads_back(context))
+        reading = _what_is_read(context)
+        staging = Staging.create(context.layout, request.run, request.step, read_back=reading.read_back)
         try:
             notes += check_space(context, staging, captured.sources)
-            manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request)
+            state_bytes = sum(source.nbytes for source in captured.sources)
+            recheck = Recheck(context, staging, request.run, state_bytes, reading.recheck_share)
+            manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request, recheck)
         except BaseException as error:
             if isinstance(error, publishing.UnknownOutcome):
                 context.broken = error.message
@@ -116,7 +120,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             tags = _write_tags(context, manifest, request.tags, notes)
         else:
             tags = _tag_existing(context, outcome.existing, request.tags, notes)
-        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, recheck)
     finally:
         if outcome.existing is not None:
             reclaim.discard(context, staging)
@@ -125,6 +129,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         reclaim.discard_path(context, outcome.old)
     context.continued[manifest.run] = manifest_id
     info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
+    notes += recheck.warnings()
     notes += retain.after_save(context, manifest.run)
     if why_not_catalogued:
         notes.append(
@@ -133,19 +138,19 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     return replace(info, durable=context.durable, catalogued=not why_not_catalogued, warnings=tuple(notes))
 
 
-def _reads_back(context: Context) -> bool:
-    """Whether what is written is to be read back; yes where the settings cannot be read, which `after_save` tells."""
+def _what_is_read(context: Context) -> Reading:
+    """Return what is to be read from the disk; all where the settings cannot be read, which `after_save` tells."""
     try:
-        return read_back_of(context)
+        return reading_of(context)
     except (CkstoreError, OSError):
-        return True
+        return Reading(read_back=True)
 
 
 def _stage_and_publish(
-    context: Context, staging: Staging, captured: Captured, request: Request
+    context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
 ) -> tuple[Manifest, str, Outcome]:
     # Files may come from somebody who chose their bytes so that digests collide.
-    stored = store_sources(context, staging, captured.sources, compare=bool(captured.files))
+    stored = store_sources(context, staging, captured.sources, recheck, compare=bool(captured.files))
     staging.heal_marked(context.marks_share.do(lambda: [*marks.marked(context.layout)]) or ())
     changed = captured.first_changed()
     if changed is not None:
@@ -244,7 +249,7 @@ def _untagged(manifest: Manifest, tag: str, why: str) -> str:
     return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, run: str, step: int, mine: Published | None) -> str:
+def _catalogue(context: Context, run: str, step: int, mine: Published | None, recheck: Recheck) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
@@ -254,7 +259,13 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None) ->
 
     try:
         with python_gc_paused():
-            context.catalog.reconcile([(run, step)], look_at, timeout_s=CATALOG_TIMEOUT_S, tags=context.layout.tags)
+            context.catalog.reconcile(
+                [(run, step)],
+                look_at,
+                timeout_s=CATALOG_TIMEOUT_S,
+                tags=context.layout.tags,
+                readings=recheck.readings(),
+            )
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
     return ""

@@ -20,6 +20,7 @@ from ckstore.objects.checked import read_checked, remember_checked
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.checker import Checker, Place, Unit
 from ckstore.ops.find import find
+from ckstore.ops.last_readings import record_readings
 from ckstore.ops.pace import Budget, Rate
 
 if TYPE_CHECKING:
@@ -270,6 +271,8 @@ class Verification:
             return copy in there or not everything
 
         self._remembered = remember_checked(self._context.layout, read, keep)
+        right = {unit[2] for unit in checker.good} - {unit[2] for unit in checker.bad}
+        record_readings(self._context, right, self._now_s * 10**9)
 
     def _age(self, checker: Checker) -> tuple[int, str]:
         """Return how many copies no verification has read, and when the one was read that was read longest ago."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.catalog.values import PieceLocation
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.recheck import Recheck
     from ckstore.tensors.source import ByteSource
 
 _WORKERS = 4
@@ -68,12 +69,20 @@ class _Chunk:
     def length(self) -> int:
         return self.stop - self.start
 
+    def bytes_of(self, begin: int, end: int) -> memoryview:
+        """Return some of its bytes, as they are now."""
+        live = self.source.view(self.start + begin, self.start + end)
+        if live is None:
+            live = memoryview(bytearray(end - begin))
+            self.source.read_into(self.start + begin, self.start + end, live)
+        return live
+
     def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
         return Extent(self.piece, blob_index(self.blob, self.offset + self.length), self.offset, self.length)
 
 
 def store_sources(
-    context: Context, staging: Staging, sources: Sequence[ByteSource], *, compare: bool = False
+    context: Context, staging: Staging, sources: Sequence[ByteSource], recheck: Recheck, *, compare: bool = False
 ) -> Stored:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
 
@@ -81,6 +90,7 @@ def store_sources(
         context: The store.
         staging: Where the save is prepared.
         sources: The bytes.
+        recheck: What of the store is read again.
         compare: Somebody else may have chosen the bytes: where the digest cannot rule that out, what the store has
             is compared byte by byte before it is used.
 
@@ -90,15 +100,22 @@ def store_sources(
         SaveFailed: The staging directory was taken away.
     """
     compare = compare and not context.algorithm.collision_resistant
-    writer = _ChunkWriter(context, staging, compare=compare)
+    writer = _ChunkWriter(context, staging, recheck, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
         writer.start_chunks()
         digests, places, packed_bytes = place_small(
-            context, staging, [sources[i] for i in small], writer.start_blob, writer.is_first, compare=compare
+            context,
+            staging,
+            [sources[i] for i in small],
+            writer.start_blob,
+            writer.is_first,
+            recheck=recheck,
+            compare=compare,
         )
         writer.finish()
+        writer.recheck_unforeseen()
         writer.part_collisions()
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
@@ -108,6 +125,7 @@ def store_sources(
     with python_gc_paused():
         blobs, storages = _records(sources, dict(zip(small, digests, strict=True)), places, chunked)
     writer.complete(blobs)
+    recheck.remember(blobs, packs={place.blob for place in places.values()})
     context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -162,10 +180,12 @@ class _Stopped(Exception):
 class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has one private buffer, so memory is bounded."""
 
-    def __init__(self, context: Context, staging: Staging, *, compare: bool) -> None:
+    def __init__(self, context: Context, staging: Staging, recheck: Recheck, *, compare: bool) -> None:
         self.written_bytes = 0
         self._compare = compare
+        self._recheck = recheck
         self._unsure: list[_Chunk] = []
+        self._unforeseen: list[_Chunk] = []
         self._context = context
         self._staging = staging
         self._pool = Workers(_WORKERS)
@@ -265,7 +285,9 @@ class _ChunkWriter:
             if self._compare:
                 self._unsure.append(chunk)
             return
-        if self._staging.claim(digest, stop - start):
+        if self._claim(digest, data):
+            if not self._recheck.foresaw(digest):
+                self._unforeseen.append(chunk)
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
@@ -275,6 +297,20 @@ class _ChunkWriter:
                 raise state_changed(source.name)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
+
+    def recheck_unforeseen(self) -> None:
+        """Have the chunks that the store had, and that nothing foresaw, take their turn in being read again."""
+        chunks = {chunk.piece: chunk for chunk in self._unforeseen}
+        self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
+        for digest, chunk in chunks.items():
+            if not self._recheck.agrees(digest, chunk.bytes_of):
+                self._put_again(chunk)
+
+    def _put_again(self, chunk: _Chunk) -> None:
+        data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
+        if copied != chunk.piece:
+            raise state_changed(chunk.source.name)
+        self._put(chunk.piece, data)
 
     def part_collisions(self) -> None:
         """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
@@ -288,8 +324,12 @@ class _ChunkWriter:
             data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
             if copied != chunk.piece:
                 raise state_changed(chunk.source.name)
-            if not self._staging.holds(chunk.piece, data):
+            if self._staging.holds(chunk.piece, data):
+                continue
+            if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
+            else:  # no other bytes with its digest, but rot
+                self._put(chunk.piece, data)
 
     def _store_behind_zeros(self, chunk: _Chunk, data: memoryview) -> None:
         for count in range(1, _MOST_SHIFTS + 1):
@@ -304,14 +344,21 @@ class _ChunkWriter:
 
     def _store_private(self, data: memoryview) -> str:
         digest = self._context.algorithm.digest(data)
+        if not self._recheck.foresaw(digest):
+            self._recheck.add({digest: len(data)}, whole=False)
         if not self.is_first(digest):
             kept = bytes(data)  # the packer uses its memory again
             self._skipped[digest] = lambda: memoryview(kept)
-        elif (self._staging.claim(digest, len(data)) or not self._staging.put(digest, data)) and (
+        elif (self._claim(digest, data) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
             raise collision("small pieces of the files")
         return digest
+
+    def _claim(self, digest: str, data: memoryview) -> bool:
+        """Whether the store has a blob that can be relied on; a share of these is read again."""
+        claimed = self._staging.claim(digest, len(data))
+        return claimed and self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
     def _put(self, digest: str, data: memoryview) -> bool:
         """Write a blob; False if another save was faster, whose blob is there now."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckstore_migrations.m0001_initial import m0001_initial
 from ckstore_migrations.m0002_store import m0002_store
+from ckstore_migrations.m0003_readings import m0003_readings
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -25,7 +26,7 @@ __all__ = ["APPLICATION_ID", "STEPS", "VERSION", "migrations"]
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
-STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store)
+STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store, m0003_readings)
 VERSION = len(STEPS)
 
 

@@ -24,12 +24,14 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "retention  off: everything stays until it is dropped",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
+        "recheck  --share 0.01",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
         "retention": None,
         "make_room": None,
         "read_back": False,
+        "recheck_share": 0.01,
     }
 
 
@@ -37,21 +39,27 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     rules = ["--keep-last", "3", "--keep-best", "acc/top:max:2", "--keep-within", "36h"]
     run("config", "retention", *rules, "--store", path)
     run("config", "make-room", "--keep-every", "1000", "--store", path)
-    said = run("config", "read-back", "--on", "--store", path)
+    run("config", "read-back", "--on", "--store", path)
+    said = run("config", "recheck", "--share", "0.25", "--store", path)
 
     assert said.stdout.splitlines() == [
         "retention  --keep-last 3 --keep-best acc/top:max:2 --keep-within 36h",
         "make-room  --keep-every 1000",
         "read-back  on",
+        "recheck  --share 0.25",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.retention, store.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.read_back
-    for setting in ("retention", "make-room", "read-back"):
+        assert store.recheck_share == 0.25
+    for setting in ("retention", "make-room", "read-back", "recheck"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
-        assert (store.retention, store.make_room, store.read_back) == (None, None, False)
+        assert (store.retention, store.make_room, store.read_back, store.recheck_share) == (None, None, False, 0)
+    run("config", "recheck", "--on", "--store", path)
+    with Store.open(path) as store:
+        assert store.recheck_share == 0.01
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,12 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
         (["read-back"], "read-back is either --on or --off"),
         (["read-back", "--on", "--keep-last", "3"], "read-back is either --on or --off"),
+        (["recheck"], "recheck is --on, --off, or has a --share"),
+        (["recheck", "--on", "--share", "0.5"], "recheck is --on, --off, or has a --share"),
+        (["recheck", "--share", "2"], "share must be a number from 0 to 1, got 2.0"),
+        (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
+        (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
+        (["--share", "0.5"], "there is no SETTING to change"),
         (["colour", "--on"], "is not one of"),
     ],
 )

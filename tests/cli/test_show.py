@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from ckstore import Store
+from ckstore.model.times import time_of_text
 from tests.cli.conftest import Run
 
 
@@ -38,17 +40,20 @@ def test_everything_about_a_checkpoint_is_shown(run: Run, saved: Path) -> None:
     assert told["holds"] == f"68.9 KiB in {info.leaf_count} leaves"
     assert told["new"] == "0 B were written by its save"
     assert told["reused"] == "68.9 KiB were in the store already, 100.0 % of it"
+    assert told["read"].startswith("every blob was read or written since ")
+    assert told["read"].endswith(" ago")
     assert told["content"] == info.content
     assert told["directory"] == str(directory)
     assert (directory / "manifest.json").is_file()
 
 
-def test_json_has_the_keys_of_log_and_three_more(run: Run, saved: Path) -> None:
+def test_json_has_the_keys_of_log_and_four_more(run: Run, saved: Path) -> None:
     shown = json.loads(run("show", "best", "--json", "--store", saved).stdout)
     logged = json.loads(run("log", "-n", 4, "--json", "--store", saved).stdout.splitlines()[3])
 
     directory = Path(shown.pop("directory"))
     assert (shown.pop("reused_share"), shown.pop("file_count")) == (1.0, 0)
+    assert time_of_text(shown.pop("oldest_reading")) <= datetime.now(UTC)
     assert shown == logged
     assert directory == saved / "checkpoints" / "main" / "200"
 
@@ -57,6 +62,7 @@ def test_a_checkpoint_that_holds_no_bytes_has_no_share(run: Run, saved: Path) ->
     told = labels(run("show", "sweep-7@8", "--store", saved).stdout)
 
     assert "reused" not in told
+    assert "read" not in told
     assert told["holds"] == "0 B in 0 leaves"
     shown = run("show", "sweep-7@8", "--json", "--store", saved)
     assert json.loads(shown.stdout)["reused_share"] is None

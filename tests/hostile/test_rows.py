@@ -158,7 +158,7 @@ UNASKED = {
     *(("layouts", "digest"), ("checkpoints", "writer"), ("pieces", "digest"), ("pieces", "sequence")),
     *(("layout_leaves", "layout_id"), ("layout_leaves", "ordinal"), ("checkpoints", "layout_id")),
     *(("leaf_sizes", "checkpoint_id"), ("leaf_sizes", "ordinal"), ("uses", "checkpoint_id"), ("uses", "blob_id")),
-    *(("candidates", "blob_id"), ("pieces", "blob_id"), ("blobs", "is_pack")),
+    *(("candidates", "blob_id"), ("pieces", "blob_id"), ("readings", "blob_id")),
 }
 """What no question returns: it joins rows, is only compared, or is for people."""
 
@@ -207,6 +207,9 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         lambda: catalog.best_shares(digests),
         lambda: [catalog.users_of(digest) for digest in digests],
         lambda: catalog.blobs_of("main", 1),
+        lambda: catalog.readings(digests),
+        lambda: catalog.readings_of_newest("main"),
+        lambda: catalog.oldest_reading(None, now_ns=2**62),
         catalog.pack_uses,
         catalog.unused,
         lambda: catalog.without_use(digests),

@@ -9,6 +9,7 @@ from ckstore.model.doctor.finding import Finding, age_words, ok, size_words
 from ckstore.model.gc_report import DeletedFile
 
 _OLD_S = 86400.0
+_LONG_UNREAD_S = 30 * 86400.0
 _NAMED = 3
 _GC_ALONE = "when no other host has the store in use, ckstore gc --exclusive"
 
@@ -121,6 +122,24 @@ def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> Finding:
         told = f"{_count(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
         return Finding("note", "damage", told, "when all checkpoints verify they may be removed from quarantine/")
     return ok("damage", "no checkpoint is marked as damaged")
+
+
+def check_readings(count: int, unread: int, oldest_s: float) -> Finding:
+    """Return what is to be said of the last readings of blobs.
+
+    Args:
+        count: Blobs that checkpoints use.
+        unread: Those of which no reading is known.
+        oldest_s: How long ago the oldest one was of the others.
+    """
+    if not count:
+        return ok("last readings", "no checkpoint has a blob")
+    do = "ckstore verify --budget 10m reads what was read longest ago; each save reads a share of what it relies on"
+    if unread:
+        told = f"of {unread} of {_count(count, 'blob')} it is not known when they were read"
+        return Finding("note", "last readings", told, do)
+    told = f"each of {_count(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
+    return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else Finding("note", "last readings", told, do)
 
 
 def check_catalog(problems: Sequence[str], where: str = "") -> Finding:

@@ -8,13 +8,14 @@ from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._retention import options_of, policy_of, rule_options
 
-RETENTION, MAKE_ROOM, READ_BACK = "retention", "make-room", "read-back"
+RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 
 
 @click.command()
-@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK]))
+@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK]))
 @rule_options
 @click.option("--on/--off", "wanted", default=None, help="Have it done, or no more. A policy is set by its rules.")
+@click.option("--share", type=float, help="How much of a state is read again: 0.01, the default, to 1.")
 @store_option
 @json_option
 @pass_frame
@@ -26,14 +27,16 @@ def config(  # noqa: PLR0917 - one for each option
     keep_best: tuple[str, ...],
     keep_within: str | None,
     wanted: bool | None,  # noqa: FBT001 - click's
+    share: float | None,
 ) -> None:
     """Show what the store does by itself, or change one SETTING of it.
 
     retention: the policy that is applied to a run after each save to it; what
     it drops is freed. make-room: the policy by which a save that would not fit
     may drop the oldest checkpoints. read-back: whether a save reads what it
-    wrote from the disk before that counts as durable. It is kept in the store,
-    for every process.
+    wrote from the disk before that counts as durable. recheck: how much of what
+    a save finds in the store it reads again, to find rot. It is kept in the
+    store, for every process.
 
     \b
     Example:
@@ -41,6 +44,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config retention --keep-last 3 --keep-best loss
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
+      ckstore config recheck --share 0.05
       ckstore config retention --off
 
     \b
@@ -50,12 +54,16 @@ def config(  # noqa: PLR0917 - one for each option
       4  there is no such store
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
-    if setting is None and (policy is not None or wanted is not None):
-        raise BadInput("there is no SETTING to change", hint="name one: retention, make-room or read-back")
+    if setting is None and (policy is not None or wanted is not None or share is not None):
+        raise BadInput("there is no SETTING to change", hint="name one: retention, make-room, read-back or recheck")
+    if setting != RECHECK and share is not None:
+        raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
     if setting == READ_BACK and (policy is not None or wanted is None):
         raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
         if setting == RETENTION:
@@ -64,14 +72,19 @@ def config(  # noqa: PLR0917 - one for each option
             store.set_make_room(policy)
         elif setting == READ_BACK:
             store.set_read_back(bool(wanted))
+        elif setting == RECHECK:
+            store.set_recheck_share(0 if wanted is False else share)
         retention, make_room, read_back = store.retention, store.make_room, store.read_back
+        share = store.recheck_share
     out.document(
         {
             "retention": None if retention is None else retention.to_json(),
             "make_room": None if make_room is None else make_room.to_json(),
             "read_back": read_back,
+            "recheck_share": share,
         }
     )
     out.line(f"{RETENTION}  {options_of(retention) or 'off: everything stays until it is dropped'}")
     out.line(f"{MAKE_ROOM}  {options_of(make_room) or 'off: a save that does not fit fails'}")
     out.line(f"{READ_BACK}  {'on' if read_back else 'off'}")
+    out.line(f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves rely on what is in the store unread'}")

@@ -50,7 +50,13 @@ def show(frame: Frame, ref: str) -> None:
         parent = "" if out.as_json else _parent(store, info)
     share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
     out.document(
-        {**checkpoint_document(info), "reused_share": share, "directory": str(directory), "file_count": file_count}
+        {
+            **checkpoint_document(info),
+            "reused_share": share,
+            "directory": str(directory),
+            "file_count": file_count,
+            "oldest_reading": info.oldest_reading or None,
+        }
     )
     for label, text in _lines(info, parent, directory, file_count):
         out.line(f"{out.style(f'{label:{_LABEL_WIDTH}}', 'dim')}{text}".rstrip())
@@ -89,10 +95,18 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
     if info.logical_bytes:
         share = share_text(info.reused_bytes, info.logical_bytes)
         yield "reused", f"{size_text(info.reused_bytes)} were in the store already, {share} of it"
+        yield "read", _reading(info)
     yield "content", info.content
     yield "directory", printable(str(directory))
     if not info.durable:
         yield "durable", "NO: the filesystem of the store may lose it in a power cut"
+
+
+def _reading(info: CheckpointInfo) -> str:
+    """Return since when every blob of a checkpoint was read or written."""
+    if not info.oldest_reading:
+        return "it is not known when all of its blobs were last read; ckstore verify reads them"
+    return f"every blob was read or written since {age_text(info.oldest_reading, datetime.now(UTC))}"
 
 
 def _block(label: str, text: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,110 @@
+"""Which blobs a save reads again of those that it relies on: a share, those that were read longest ago first.
+
+A rule of values; what was read when comes from the catalog, which may have lost or forged it. That delays a reading
+and does nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+DEFAULT_SHARE = 0.01
+"""Of the bytes of a state. A disk reads a hundredth of what a processor hashes in the same time, or more, so that the
+reading is done before the hashing is (docs/adr/0007-recheck.md)."""
+LEAST_BYTES = 2**18
+"""What every save reads however small the share is: small states are read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known about the last reading of a blob.
+
+    Attributes:
+        digest, nbytes: The blob.
+        read_ns: When it was last read to its end, or written: nanoseconds since 1970; 0: not known.
+        read_to: Bytes from its start that a reading under way, of several saves, has behind it.
+        whole: It is read whole or not at all: what is to be compared with is its digest, not bytes in hand.
+    """
+
+    digest: str
+    nbytes: int
+    read_ns: int = 0
+    read_to: int = 0
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The bytes of a blob from `start` to `stop`, which are to be read."""
+
+    digest: str
+    start: int
+    stop: int
+
+
+SHARE_WANTED = "a number from 0 to 1"
+
+
+def is_share(value: object) -> bool:
+    """Whether a value can be the share."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def recheck_bytes(state_bytes: int, share: float) -> int:
+    """Return how many bytes a save of that many reads again; 0 when the share is 0."""
+    return max(LEAST_BYTES, math.ceil(share * state_bytes)) if share > 0 else 0
+
+
+def due(
+    readings: Iterable[Reading], budget_bytes: int, now_ns: int, draw: Callable[[], float] = random.random
+) -> list[Part]:
+    """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes.
+
+    A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
+    may be larger by most of one. Repeated with what it read taken note of, it comes round to every byte:
+    of blobs of n bytes together within n / `budget_bytes` + 2 times.
+
+    Args:
+        readings: Blobs, each once. A time after `now_ns` is that of a wrong clock, or forged, and no time.
+        budget_bytes: How much to read; nothing at 0.
+        now_ns: Nanoseconds since 1970.
+        draw: Decides between blobs of one age: where nothing can be remembered, each time others have their turn.
+    """
+    ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), draw()))
+    parts: list[Part] = []
+    left_bytes = budget_bytes
+    for reading in ordered:
+        if left_bytes <= 0:
+            break
+        start = _start(reading)
+        stop = reading.nbytes if reading.whole else min(reading.nbytes, start + left_bytes)
+        if stop > start:
+            parts.append(Part(reading.digest, start, stop))
+            left_bytes -= stop - start
+    return parts
+
+
+def after(reading: Reading, part: Part, stopped_at: int, now_ns: int) -> Reading:
+    """Return what is known of a blob when a part of it was read as far as `stopped_at`, and was right."""
+    done = stopped_at >= reading.nbytes
+    return Reading(
+        reading.digest,
+        reading.nbytes,
+        now_ns if done else reading.read_ns,
+        0 if done else max(part.start, stopped_at),
+        reading.whole,
+    )
+
+
+def _age_key(reading: Reading, now_ns: int) -> int:
+    return reading.read_ns if 0 < reading.read_ns <= now_ns else 0
+
+
+def _start(reading: Reading) -> int:
+    return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to

@@ -1,0 +1,50 @@
+"""Compare a blob on the disk with bytes that a save has in hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.fs import direct
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.fs.inside import Inside
+    from ckstore.model.digest import Algorithm
+
+STEP_BYTES = 2**20
+
+
+def reading_buffer() -> memoryview:
+    """Return memory for `agrees_to`; not used by others meanwhile."""
+    return aligned_buffer(STEP_BYTES + GRAIN_BYTES)
+
+
+def agrees_to(
+    path: Inside, data: memoryview, start: int, *, algorithm: Algorithm, buffer: memoryview, go_on: Callable[[], bool]
+) -> int | None:
+    """Compare the bytes of a file from `start` on with `data`, as the disk has them; None if they differ.
+
+    Args:
+        path: The file.
+        data: What it should have there.
+        start: In the file.
+        algorithm: For digests of both, which other threads can run beside; to compare bytes they cannot.
+        buffer: Of `reading_buffer`.
+        go_on: Asked before each step of up to `STEP_BYTES`.
+
+    Returns:
+        How far they were read, and agree.
+
+    Raises:
+        OSError: The disk cannot read them, or the file cannot be opened.
+    """
+    at = 0
+    with direct.opened_uncached(path) as file:
+        while at < len(data) and go_on():
+            part = file.read(start + at, start + min(len(data), at + STEP_BYTES), buffer)
+            if not part or algorithm.digest(part) != algorithm.digest(data[at : at + len(part)]):
+                return None
+            at += len(part)
+    return start + at
