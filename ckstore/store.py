@@ -337,7 +337,8 @@ class Store:
 
         Args:
             ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
-                damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them.
+                damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them, as are
+                those that another process has locked for longer than 10 s (see `warnings`, too).
             device: Where tensors go, as in torch.
             select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are
                 None in lists.

@@ -41,8 +41,8 @@ class CheckpointInfo:
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
             UTC, as `created`. Empty: that is not known of each of them.
-        warnings: From the call that returned this: what went wrong after the checkpoint was durable (a tag or the
-            catalog that could not be written, retention), or which newer checkpoints ``latest-valid`` passed over.
+        warnings: From the save that returned this: what went wrong after the checkpoint was durable (a tag or the
+            catalog that could not be written, retention).
     """
 
     id: str

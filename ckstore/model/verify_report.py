@@ -7,7 +7,7 @@ from typing import Literal
 
 Mode = Literal["full", "sampled", "quick"]
 FindingKind = Literal[
-    "touched", "links", "outside", "name", "unused", "catalog", "settings", "tag", "pin", "notes", "deep"
+    "touched", "links", "outside", "name", "unused", "catalog", "settings", "tag", "pin", "notes", "deep", "locked"
 ]
 
 
@@ -49,6 +49,7 @@ class Finding:
             names than its count of links says are in use. ``outside``: it has names outside the store. ``name``: a
             canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``catalog``: it says
             something else than the directories. ``settings``, ``tag``, ``pin``, ``notes``: such a file is damaged.
+            ``locked``: a checkpoint was not looked at, since another process had it locked for long.
         what: One sentence.
         subject: Digest of the blob, or the path in the store.
         harmful: Whether something is wrong that may cost data, or that only reading everything can tell.

@@ -51,6 +51,7 @@ class Checker:
     Attributes:
         checked_bytes: Bytes that were read and compared.
         good, bad: The copies that were read, by what they turned out to be.
+        locked: The checkpoints that another process had locked for too long, so that they were not looked at.
         infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
     """
 
@@ -67,6 +68,7 @@ class Checker:
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
         self.infos: dict[tuple[str, int], tuple[CheckpointInfo, int]] = {}
+        self.locked: dict[tuple[str, int], InUse] = {}
         self._context = context
         self._report = report
         self._pace = pace
@@ -106,13 +108,16 @@ class Checker:
     def checkpoint(self, run: str, step: int, only: Container[Unit] | None = None) -> tuple[Place, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None: it is gone, or going. With `only`, no other copies are read; what is missing or has another size is
+        None: it is gone, or `locked`. With `only`, no other copies are read; what is missing or has another size is
         found all the same, and a mark stays; of a mapping the copies with the least values are read first.
         """
         path = self._context.layout.checkpoint(run, step)
         try:
             lock = locks.lock_shared(path)
-        except (FileNotFoundError, NotADirectoryError, InUse):
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except InUse as error:
+            self.locked[run, step] = error
             return None
         with lock:
             mark = marks.identity(lock.fd)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.fs import holders
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.refs import newest_first, parse_ref
 from ckstore.objects import marks
@@ -17,6 +20,8 @@ from ckstore.ops.validity import glance, judge_blobs
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
@@ -24,6 +29,8 @@ T = TypeVar("T")
 Order = tuple[int, str, str]
 Ref = str | int | CheckpointInfo
 _SHOWN = 5
+_LOCKED = "locked by "
+LOCKED_S = 10.0
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
 
@@ -51,7 +58,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile.
 
     A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
-    `CkstoreWarning` that says what was wrong.
+    `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
+    move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way.
 
     Args:
         context: The store.
@@ -65,22 +73,43 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     """
     run = _run_of(ref)
     passed: list[Passed] = []
+    deadline_s = time.monotonic() + LOCKED_S
     for info in _candidates(context, run):
+        path = context.layout.checkpoint(info.run, info.step)
         try:
-            with open_checked(context, context.layout.checkpoint(info.run, info.step)) as directory:
+            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
                 _check_cheaply(context, directory, read_touched=read_touched)
                 taken = take(_current(info, directory), directory)
         except DamagedBlob as error:
             passed.append(Passed(info.name, error.message, info.order))
             continue
-        except (FileNotFoundError, NotADirectoryError, InUse):  # dropped since it was listed
+        except InUse as error:
+            passed.append(Passed(info.name, _why_locked(path, error), info.order))
+            continue
+        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             continue
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
-            msg = f"latest-valid is {info.name}, since newer checkpoints are damaged: {_listed(passed)}"
-            warn(msg)
+            what = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
+            context.problems["latest-valid"] = (
+                f"latest-valid is {info.name}, since newer checkpoints are {what}: {_listed(passed)}"
+            )
+            warn(context.problems["latest-valid"])
+        else:
+            context.problems.pop("latest-valid", None)
         return taken
     raise _none_left(context, run, passed)
+
+
+def _why_locked(path: Path, error: InUse) -> str:
+    """Say who has a checkpoint locked, as far as this user may see that."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:  # gone since
+        return error.message
+    holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])
+    who = " and ".join(f"process {holder.pid} ({holder.command})" for holder in holding) or "another process"
+    return f"{_LOCKED}{who}, which did not release it in time"
 
 
 def newest_valid(context: Context, ref: str) -> CheckpointInfo:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def open_checked(context: Context, path: Inside) -> CheckpointDirectory:
+def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> CheckpointDirectory:
     """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
         DamagedBlob: It has no valid manifest.
-        InUse: Somebody is taking it apart.
+        InUse: Another process has it locked against all others, longer than `timeout_s`.
     """
-    lock = locks.lock_shared(path)
+    lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock)
     except DamagedBlob as error:

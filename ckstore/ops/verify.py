@@ -289,7 +289,15 @@ class Verification:
     def _survey(self, checker: Checker) -> list[Finding]:
         from ckstore.ops.survey import survey
 
-        return list(survey(self._context, checker, self._options.mode)) if self._everything else []
+        if not self._everything:
+            for error in checker.locked.values():
+                raise error
+            return []
+        locked = [
+            Finding("locked", f"{run}@{step} was not looked at: {error.message}", f"{run}@{step}", harmful=True)
+            for (run, step), error in sorted(checker.locked.items())
+        ]
+        return [*locked, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Checker, done: Repaired) -> None:
         """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
