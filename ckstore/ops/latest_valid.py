@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import holders
+from ckstore.fs import holders, peek
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.refs import newest_first, parse_ref
 from ckstore.objects import marks
@@ -20,8 +19,7 @@ from ckstore.ops.validity import glance, judge_blobs
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from ckstore.fs.inside import Inside
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
@@ -101,11 +99,10 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     raise _none_left(context, run, passed)
 
 
-def _why_locked(path: Path, error: InUse) -> str:
+def _why_locked(place: Inside, error: InUse) -> str:
     """Say who has a checkpoint locked, as far as this user may see that."""
-    try:
-        status = os.stat(path, follow_symlinks=False)
-    except OSError:  # gone since
+    status = peek.find(place)
+    if status is None:  # gone since
         return error.message
     holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])
     who = " and ".join(f"process {holder.pid} ({holder.command})" for holder in holding) or "another process"
