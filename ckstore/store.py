@@ -109,8 +109,9 @@ class Store:
             readonly: Change nothing, now and later.
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
             catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
-                the store, or where that is on a shared filesystem ``ckstore/UUID/catalog.db`` in the user's cache. A
-                catalog outside of the store says that other hosts are at work with theirs: see `gc`.
+                the store, or where that is on a shared filesystem, or other users may write to it,
+                ``ckstore/UUID/catalog.db`` in the user's cache. A path outside of the store says that other hosts are
+                at work with theirs: see `gc`.
 
         Raises:
             StoreNotFound: There is none.
@@ -884,7 +885,7 @@ class Store:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about the place and what was found in the store; one sentence each."""
-        return (*self._notes, *(note for note in self._context.problems.values() if note not in self._notes))
+        return tuple(dict.fromkeys((*self._notes, *self._context.problems.values())))
 
     @property
     def settings(self) -> StoreSettings:

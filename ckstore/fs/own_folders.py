@@ -1,4 +1,4 @@
-"""Where this user keeps files on this host that can be made anew, such as the index of a store on a shared disk."""
+"""Where this user keeps files on this host that can be made anew, such as the index of a store that others use, too."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ _PRIVATE = 0o700
 def cache_folder() -> Path | None:
     """Return the folder for what ckstore keeps on this host, in the user's cache; None if there is none.
 
-    It need not exist. A home on a shared filesystem is passed over, since all hosts have it: then it is below
-    ``/var/tmp`` or ``/tmp``.
+    It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
+    user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     """
     for folder in _candidates():
-        if _is_local(folder) and (str(folder.parent) not in _TEMPORARY or _is_ours(folder)):
+        there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
+        if there is None or examine(there).shared:
+            continue
+        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(there):
             return folder
     return None
 
@@ -36,9 +39,8 @@ def _candidates() -> Iterator[Path]:
         yield Path(folder, f"ckstore-{os.geteuid()}")
 
 
-def _is_local(folder: Path) -> bool:
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
-    return there is not None and not examine(there).shared
+def _may_be_made_in(there: Path) -> bool:
+    return os.stat(there).st_uid == os.geteuid() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _is_ours(folder: Path) -> bool:

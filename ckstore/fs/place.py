@@ -226,5 +226,5 @@ def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
         for name in peek.names(directory):
             # Its owner removes it before his own directory, which only he does while he lives.
             if name.startswith(_TRY_PREFIX) and not peek.exists(staging / name[1:]):
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
                     links.unlink(directory / name)

@@ -49,7 +49,7 @@ class HeldBlob:
         nbytes: Its size.
         holders: The processes that could be seen. None: a process of another user or PID namespace, a descriptor
             in flight in a socket, or the kernel itself (a loop device, io_uring).
-        why: Empty, or why the kernel could not be asked.
+        why: Empty, or why the kernel could not be asked, as of the file of another user.
     """
 
     digest: str
@@ -200,16 +200,29 @@ def explain(
     sentences = []
     if count:
         sentences.append(f"{'would free' if dry_run else 'freed'} {_blobs(count)}, {size_text(nbytes)}")
-    if held:
-        who = _named(held)
-        size = size_text(sum(blob.nbytes for blob in held))
-        sentences.append(f"{_blobs(len(held))}, {size}, kept: open in {who}; gc frees them after that")
+    opened, unasked = by_reason(held)
+    if opened:
+        who = _named(opened)
+        size = size_text(sum(blob.nbytes for blob in opened))
+        sentences.append(f"{_blobs(len(opened))}, {size}, kept: open in {who}; gc frees them after that")
+    for why, blobs in unasked.items():
+        size = size_text(sum(blob.nbytes for blob in blobs))
+        sentences.append(f"{_blobs(len(blobs))}, {size}, kept: {why}")
     if linked:
         size = size_text(sum(blob.nbytes for blob in linked))
         sentences.append(f"{_blobs(len(linked))}, {size}, kept: hardlinks outside the store have the same bytes")
     if not sentences:
         sentences.append(_nothing(next_to_free or NextToFree()))
     return "; ".join(sentences)
+
+
+def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[str, tuple[HeldBlob, ...]]]:
+    """Return the blobs that are known to be open, and for each reason why that could not be asked the others."""
+    unasked: dict[str, tuple[HeldBlob, ...]] = {}
+    for blob in held:
+        if blob.why and not blob.holders:
+            unasked[blob.why] = (*unasked.get(blob.why, ()), blob)
+    return tuple(blob for blob in held if blob.holders or not blob.why), unasked
 
 
 def _nothing(next_to_free: NextToFree) -> str:

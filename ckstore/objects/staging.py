@@ -8,6 +8,7 @@ canonical name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _OFFER_TRIES = 20
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
+_LOOKED_AT = 64
+_TRIED = 2
 
 
 class Staging:
@@ -51,6 +54,8 @@ class Staging:
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
+        self._run = path.name.partition("@")[0]
+        self._saved: list[Inside] | None = None
         self._serial = itertools.count()
         self._mutex = threading.Lock()
 
@@ -99,9 +104,35 @@ class Staging:
             return blobs.is_sound(mine, digest, nbytes)
         except OSError as error:
             if error.errno in links.CANNOT_LINK:
-                return False
+                return self._claim_own(digest, nbytes, mine)
             raise
         return blobs.is_sound(mine, digest, nbytes)
+
+    def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
+        """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link.
+
+        Source: proc(5), ``fs.protected_hardlinks``.
+        """
+        for folder in self._saved_by_us():
+            try:
+                links.link(folder / BLOBS / digest, mine)
+            except FileExistsError:
+                return blobs.is_sound(mine, digest, nbytes)
+            except OSError as error:
+                if error.errno not in (*links.CANNOT_LINK, errno.ENOENT, errno.ENOTDIR):
+                    raise
+                continue
+            return blobs.is_sound(mine, digest, nbytes)
+        return False
+
+    def _saved_by_us(self) -> list[Inside]:
+        """Return the newest checkpoints that this user saved, of the last few of the run."""
+        if self._saved is None:
+            me = os.geteuid()
+            steps = sorted((step for _, step, _ in self.layout.published(self._run)), reverse=True)
+            paths = (self.layout.checkpoint(self._run, step) for step in steps[:_LOOKED_AT])
+            self._saved = [path for path in paths if _owner(path) == me][:_TRIED]
+        return self._saved
 
     def holds(self, digest: str, data: memoryview) -> bool:
         """Whether the blob in the staging directory has exactly these bytes; it is read and compared."""
@@ -224,12 +255,14 @@ class Staging:
                 theirs = self._link_of(canonical)
                 if theirs is None:
                     continue
-                if theirs != canonical and blobs.is_sound(theirs, digest, nbytes):
+                if theirs == canonical:
+                    self._beside_theirs(canonical, digest, nbytes, mine)
+                    return True
+                if blobs.is_sound(theirs, digest, nbytes):
                     self._adopt(theirs, mine, digest)
                     return False
-                if theirs != canonical:
-                    links.unlink(theirs)
-                    relink_everywhere(self.layout, digest, mine, self._temporary)
+                links.unlink(theirs)
+                relink_everywhere(self.layout, digest, mine, self._temporary)
                 self._take_over(digest, mine)
             except FileNotFoundError:
                 if not self.lock.names(self.path):
@@ -256,6 +289,15 @@ class Staging:
                 return canonical
             raise
         return theirs
+
+    def _beside_theirs(self, canonical: Inside, digest: str, nbytes: int, mine: Inside) -> None:
+        """Keep our copy beside the canonical one, to which we can have no link; if that is no use, take its name."""
+        with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+            if not blobs.is_sound(canonical, digest, nbytes):
+                relink_everywhere(self.layout, digest, mine, self._temporary)
+            elif _owner(canonical) != os.geteuid():  # its owner goes on linking to it, and we to ours
+                return
+        self._take_over(digest, mine)
 
     def _adopt(self, theirs: Inside, mine: Inside, digest: str) -> None:
         links.rename(theirs, mine)
@@ -311,3 +353,8 @@ class Staging:
         links.rename(fresh, self._own / MANIFEST)
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
+
+
+def _owner(path: Inside) -> int | None:
+    found = peek.find(path)
+    return None if found is None else found.st_uid

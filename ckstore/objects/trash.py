@@ -96,7 +96,7 @@ def sweep_staging(layout: Layout) -> int:
         with lock:
             try:
                 move_to_trash(layout, path, lock)
-            except FileNotFoundError:
+            except (FileNotFoundError, PermissionError):  # gone, or its owner's alone to move (a sticky directory)
                 continue
             swept += 1
     return swept
@@ -107,7 +107,10 @@ def _try_directory(path: Inside) -> locks.DirectoryLock | None:
 
 
 def put_back(layout: Layout, digest: str, path: Inside) -> bool:
-    """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
+    """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash.
+
+    So does a blob of another user, to which the kernel may refuse a link.
+    """
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
     try:
@@ -115,6 +118,10 @@ def put_back(layout: Layout, digest: str, path: Inside) -> bool:
     except FileExistsError:
         if not _same_inode(path, canonical):
             return False
+    except OSError as error:
+        if error.errno not in links.CANNOT_LINK:
+            raise
+        return False
     links.unlink(path)
     return True
 

@@ -1,11 +1,14 @@
-"""Where the catalog of a store lies: in the store, or on this host when other hosts have the store's filesystem too.
+"""Where the catalog of a store lies: in the store, or in this user's cache where others are at work in the store, too.
 
-SQLite cannot share a database between hosts, and the catalog is an index: each host has its own and catches up from
-the directories. One that lies outside of its store says that others may have theirs, so such a store counts as shared.
+SQLite cannot share a database between hosts, and it trusts the files beside a database, which other users could swap.
+The catalog is an index, so each host, and in a store that several users may write to each user, has one of their own,
+which catches up from the directories. A `catalog_path` outside of the store says that other hosts may have theirs.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable
@@ -31,17 +34,34 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
         wanted: What the caller asked for; relative to the working directory.
 
     Raises:
-        BadInput: `wanted` is a directory, or in the store under another name than its own.
-        UnsafePlace: It would lie on a shared filesystem.
+        BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
+        UnsafePlace: It would lie on a shared filesystem, or there is no place for it.
     """
+    why = f"{root} is on {place.kind}, a shared filesystem" if place.shared else why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
         _refuse_shared(path)
-    elif place.shared:
-        path = _default(place, root, uuid)
+        if path == root / _NAME and why:
+            msg = f"the catalog cannot lie in the store: {why}"
+            raise BadInput(msg, hint="leave catalog_path away: then it lies in this user's cache")
+    elif why:
+        path = _default(why, uuid)
     else:
         path = root / _NAME
     return Catalog(root, path, store=uuid)
+
+
+def why_of_several_users(root: Path) -> str:
+    """Return why other users may write to the store at `root`; empty if only this one may, or there is none yet."""
+    try:
+        status = os.stat(root)
+    except FileNotFoundError:
+        return ""
+    if status.st_uid != os.geteuid():
+        return f"{root} belongs to uid {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to {root}, which has the mode {stat.S_IMODE(status.st_mode):04o}"
+    return ""
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
@@ -55,14 +75,14 @@ def _wanted(wanted: Path, root: Path) -> Path:
     return path
 
 
-def _default(place: PlaceFacts, root: Path, uuid: str) -> Path:
+def _default(why: str, uuid: str) -> Path:
     from ckstore.fs.own_folders import cache_folder
 
     folder = cache_folder()
     if folder is None:
         msg = (
-            f"{root} is on {place.kind}, a shared filesystem, and there is no place for its catalog: the user's cache "
-            "and the folders for temporary files are shared, too, or others may write there"
+            f"{why}, and there is no place for its catalog: this user's cache and the folders for temporary files are "
+            "on shared filesystems, or others may write there, or this user may not"
         )
         raise UnsafePlace(msg, hint=_HINT)
     return folder / uuid / _NAME
@@ -76,11 +96,16 @@ def _refuse_shared(path: Path) -> None:
         raise UnsafePlace(msg, hint=_HINT)
 
 
-def why_shared(place: PlaceFacts, catalog: Catalog, root: Path) -> str:
+def is_private(catalog: Catalog, root: Path) -> bool:
+    """Whether a catalog is this user's, or this host's, alone: others have theirs of the store at `root`."""
+    return catalog.path != root / _NAME
+
+
+def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
     """Return why other hosts may be at work in the store at `root`; empty if they cannot be."""
     if place.shared:
         return f"{root} is on {place.kind}, a shared filesystem"
-    if catalog.path != root / _NAME:
+    if wanted is not None and is_private(catalog, root):
         return f"the catalog of {root} lies outside of it, so others may have theirs"
     return ""
 

@@ -37,6 +37,8 @@ class Context:
         durable: False on a filesystem that cannot keep a checkpoint through a power cut.
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if they cannot be.
+        catalog_is_private: The catalog is this user's, or this host's, alone. What others publish and drop is in
+            theirs, so this one catches up from all directories at each opening and before gc.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
         greatest_sequence: Alone in its list: the greatest sequence number that this process gave or saw.
@@ -57,6 +59,7 @@ class Context:
     readonly: bool
     durable: bool = True
     shared: str = ""
+    catalog_is_private: bool = False
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
     greatest_sequence: list[int] = field(default_factory=lambda: [0])
@@ -151,10 +154,11 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
     """Warn, once for an open store, that the directories are read because the catalog cannot be used.
 
-    Not where this user cannot open it, or another process replaces it at this moment, or a host that only reads has
-    none: then nothing is to be done.
+    Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
+    their own: then nothing is to be done.
     """
-    if error.why == "unreadable" or _CATALOG in context.problems or (context.shared and error.why == "missing"):
+    has_none = context.catalog_is_private and error.why == "missing"
+    if error.why == "unreadable" or _CATALOG in context.problems or has_none:
         return
     hint = f"; {error.hint}" if error.hint else ""
     context.problems[_CATALOG] = f"{error.message}: the directories are read instead, which takes longer{hint}"

@@ -22,6 +22,7 @@ from ckstore.ops.find import infos
 from ckstore.ops.pins import pins
 
 if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 Findings = Iterator[Finding]
@@ -78,12 +79,18 @@ def _abilities(context: Context) -> Findings:
     may_write = may_write_in(layout.staging)
     facts = abilities.AbilityFacts(
         links=_try_links(context) if may_write else None,
-        lease="shared" if context.shared else machine.lease_support(layout.settings),
+        lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield abilities.check_links(facts)
     yield abilities.check_lease(facts)
     yield abilities.check_reflink(facts)
+
+
+def _lease(layout: Layout) -> str:
+    """Return what `AbilityFacts.lease` says; only the owner of a file, and root, can ask about it."""
+    owner = os.stat(layout.path).st_uid
+    return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
 def _try_links(context: Context) -> str:
@@ -103,10 +110,11 @@ def _sqlite(_context: Context) -> Findings:
 
 def _catalog(context: Context) -> Findings:
     path = context.catalog.path
-    if context.shared and not path.exists():
-        yield ok("catalog", f"this host has none yet; opening the store for writing makes it at {path}")
+    if context.catalog_is_private and not path.exists():
+        whose = "this host" if context.shared else "this user"
+        yield ok("catalog", f"{whose} has none yet; opening the store for writing makes it at {path}")
     else:
-        yield contents.check_catalog(context.catalog.check(), str(path) if context.shared else "")
+        yield contents.check_catalog(context.catalog.check(), str(path) if context.catalog_is_private else "")
 
 
 def _files(context: Context) -> Findings:

@@ -57,7 +57,7 @@ def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used now.
     """
-    if not context.shared and context.catalog.listing(places=[place]) == inodes(context, [place]):
+    if not context.catalog_is_private and context.catalog.listing(places=[place]) == inodes(context, [place]):
         return
 
     def look_at(run: str, step: int) -> Published | None:

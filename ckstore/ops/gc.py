@@ -29,7 +29,7 @@ from ckstore.ops.alone import check_alone, look_at_everything
 from ckstore.ops.gc_plan import next_to_free, plan_gc
 from ckstore.ops.outside import linked_elsewhere
 from ckstore.ops.recover import catch_up, mend
-from ckstore.ops.relist import list_blobs_after_boot
+from ckstore.ops.relist import list_blobs, list_blobs_after_boot
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
 
     Args:
         context: The store.
-        settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it.
+        settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it; and
+            where the catalog is this user's alone, look at what others did. False: as after each save.
         exclusive: No other host is at work; where there can be none it does not matter.
 
     Raises:
@@ -85,29 +86,31 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
     """
     context.check_writable()
     check_alone(context, exclusive=exclusive)
-    quiet_s = _QUIET_S if settle else 0.0
     try:
         try:
-            return _collect(context, quiet_s=quiet_s)
+            return _collect(context, settle=settle)
         except CatalogUnavailable as damaged:  # in rows that catching up does not look at
             if damaged.why not in _MENDED:
                 raise
             for note in mend(context, damaged):
                 warn(note)
-            return _collect(context, quiet_s=quiet_s)
+            return _collect(context, settle=settle)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
         raise CkstoreError(msg, hint="the next gc goes on where this one stopped") from error
 
 
-def _collect(context: Context, *, quiet_s: float) -> GcReport:
+def _collect(context: Context, *, settle: bool) -> GcReport:
     layout = context.layout
     free_bytes = _free_bytes(context)
     with _start(context) as collector, reserve.given_up(layout):
-        catch_up(context, whole=False)
+        thorough = context.catalog_is_private and settle
+        catch_up(context, whole=thorough)
         if context.shared:
             look_at_everything(context)
+        elif thorough:  # others may have unlinked what this user alone can free the last name of
+            list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
         list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
         failed = _empty(collector)
@@ -126,7 +129,7 @@ def _collect(context: Context, *, quiet_s: float) -> GcReport:
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=done.unseen_count,
         )
-    grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, quiet_s)
+    grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
     with reserve.given_up(layout):  # measured without it; the catalog is read once more
         report = _completed(context, report, grown_bytes)
     reserve.fill(layout)

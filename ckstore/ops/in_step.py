@@ -42,7 +42,7 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[P
 
     None: the catalog does not say it. What it says is at each place is there.
     """
-    if context.shared:
+    if context.catalog_is_private:
         return None
     try:
         if run in runs_in_doubt(context):

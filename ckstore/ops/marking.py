@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
-from ckstore.fs import locks
+from ckstore.fs import locks, peek
+from ckstore.model.digest import is_digest
 from ckstore.model.mark import Mark, MarkEntry
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
+from ckstore.objects.quarantine import put_aside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.fs.inside import Inside
     from ckstore.model.verify_report import Damage
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 
@@ -63,10 +67,27 @@ def remember(
             if entry.blob and distrust:
                 blobs.distrust(lock.inside / BLOBS / entry.blob)
         marks.write_mark(lock, Mark(found, entries))
+        for entry in entries:
+            if is_digest(entry.blob):
+                _withdraw(context.layout, entry.blob, lock)
         context.marks_share.wake()  # the next save heals what it can
     except OSError:
         return False
     return True
+
+
+def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
+    """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can change its time.
+
+    Else a save of that user would rely on it.
+    """
+    canonical = layout.blob(digest)
+    damaged, offered = peek.find(lock.inside / BLOBS / digest), peek.find(canonical)
+    if damaged is None or offered is None or damaged.st_uid == os.geteuid():
+        return
+    same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)
+    if same and blobs.looks_untouched(offered, offered.st_size):
+        put_aside(layout, digest, [canonical])
 
 
 def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:

@@ -9,7 +9,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.place import examine
 from ckstore.objects.layout import Layout
-from ckstore.ops.catalog_place import catalog_of, make_folder, refuse_foreign, why_shared
+from ckstore.ops.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
 from ckstore.ops.context import Context
 from ckstore.ops.create import read_settings
 from ckstore.ops.place_notes import notes_at_opening
@@ -52,8 +52,8 @@ def open_context(
         readonly = True
         notes += (f"{root} cannot be written by this user: opened for reading only",)
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
-    shared = why_shared(place, catalog, root)
-    if shared:
+    shared = why_shared(place, catalog, root, catalog_path)
+    if is_private(catalog, root):
         if not readonly:
             make_folder(catalog)
         refuse_foreign(catalog)
@@ -64,6 +64,7 @@ def open_context(
         readonly=readonly,
         durable=place.durable,
         shared=shared,
+        catalog_is_private=is_private(catalog, root),
     )
     if recover and not readonly:
         from ckstore.ops.recover import try_recover

@@ -125,7 +125,8 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
         error: What the catalog said, before anything came of it.
 
     Returns:
-        What the user should know. Nothing of a new store, and of a host that is new to a shared one.
+        What the user should know. Nothing of a new store, and of a host or user that is new to one
+        that others use, too.
 
     Raises:
         CatalogUnavailable, InUse, NewerFormat, BadInput: As `catch_up`.
@@ -140,7 +141,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     if error.why == "behind":
         return ["Brought the catalog, which an older ckstore made, up to date"]
     count, _ = context.catalog.count_and_sequence()
-    if error.why == "missing" and (context.shared or not count):
+    if error.why == "missing" and (context.catalog_is_private or not count):
         return []
     checkpoints = "1 checkpoint" if count == 1 else f"{count:,} checkpoints"
     took_s = time.monotonic() - begun_s
@@ -153,7 +154,7 @@ def _reconcile(context: Context, *, whole: bool) -> None:
     stale = set()
     for listing, published in [_both(context)] if whole or context.shared else _both_in_doubt(context):
         stale |= {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
-    if context.shared:
+    if context.shared or (whole and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
         enter(context, sorted(stale))
@@ -174,7 +175,7 @@ def _both_in_doubt(context: Context) -> Iterator[tuple[Inodes, Inodes]]:
 
 
 def _replaced(context: Context) -> set[Place]:
-    """Return the checkpoints that other hosts replaced, also where the new directory has the old inode number."""
+    """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
     known = {(info.run, info.step): info.id for info in context.catalog.infos()}
     return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import locks, peek
+from ckstore.model.gc_report import by_reason
 from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
 from ckstore.model.retention_report import RetentionReport, Skipped
 from ckstore.objects import reserve
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 PROBLEM = "retention"
+_UNASKED = "unasked"
 _GUARD_TIMEOUT_S = 1.0
 _SPARE = 5
 """So many of the newest may be damaged before all are looked at."""
@@ -219,7 +221,13 @@ def _keep_policy(context: Context, run: str) -> str:
         held = collect(context, settle=False).held
     except InUse:  # another gc is at work, or the next one does it
         return ""
-    if not held:
+    opened, unasked = by_reason(held)
+    if opened:
+        nbytes = sum(blob.nbytes for blob in opened)
+        return f"retention left {nbytes} bytes in {len(opened)} blobs, which somebody has open; gc names who"
+    if not unasked or _UNASKED in context.problems:
         return ""
-    nbytes = sum(blob.nbytes for blob in held)
-    return f"retention left {nbytes} bytes in {len(held)} blobs, which somebody has open; gc names who"
+    why, blobs = next(iter(unasked.items()))
+    nbytes = sum(blob.nbytes for blob in blobs)
+    context.problems[_UNASKED] = f"retention left {nbytes} bytes in {len(blobs)} blobs: {why}"
+    return context.problems[_UNASKED]

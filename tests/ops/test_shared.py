@@ -498,7 +498,7 @@ def test_a_host_local_catalog_that_is_lost_or_damaged_is_made_anew(tmp_path: Pat
     again = Store.open("store", catalog_path="cache/its.db")
     assert again._context.catalog.listing().keys() == {("main", 1)}
     catalog.write_bytes(b"no database" * 1000)
-    with pytest.warns(CkstoreWarning, match=r"the catalog was damaged.*its.db.damaged-1"):
+    with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog.*its.db.damaged-1"):
         again = Store.open("store", catalog_path="cache/its.db")
 
     assert again._context.catalog.listing().keys() == {("main", 1)}

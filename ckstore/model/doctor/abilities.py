@@ -21,7 +21,7 @@ class AbilityFacts:
         links: Empty if hardlinks, renames between the directories of the store, and the exchange of two names work;
             else what does not. None: nothing may be written there, so it was not tried.
         lease: ``yes``, ``held`` (somebody has the file open, so leases work), ``no``; ``shared``: other hosts may be at
-            work, of which a lease does not know.
+            work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
         reflink: Whether files can share blocks; None: not tried.
         link_limit, link_most: Most names that a file may have, 0 if not known; and that a blob here has.
         direct_io_bytes: Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
@@ -71,6 +71,10 @@ def check_lease(facts: AbilityFacts) -> Finding:
             "leases",
             "the kernel does not tell whether another host has a blob open, so only an exclusive gc frees anything",
             "when no other host has the store in use: ckstore gc --exclusive",
+        )
+    if facts.lease == "foreign":
+        return ok(
+            "leases", "gc of each user asks the kernel about that user's blobs, and leaves those of others to them"
         )
     if facts.lease == "no":
         return Finding(

@@ -147,7 +147,7 @@ def check_catalog(problems: Sequence[str], where: str = "") -> Finding:
     if problems:
         do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
         return Finding("warning", "catalog", _listed(list(problems)), do)
-    return ok("catalog", f"whole; that of this host is {where}" if where else "whole")
+    return ok("catalog", f"whole; it is {where}, as others have theirs" if where else "whole")
 
 
 def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:

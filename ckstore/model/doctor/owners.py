@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import Finding, ok
+
+_GROUP_WRITES = 0o020
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,13 @@ class OwnerFacts:
 
 
 def check_owner(facts: OwnerFacts) -> Finding:
-    """Return whether this process runs as the owner of the store."""
+    """Return whether this process runs as the owner of the store, or as one of its group."""
     if facts.owner_id == facts.process_id:
         return ok("owner", f"{facts.path} belongs to this user, {facts.owner}")
+    if facts.mode & _GROUP_WRITES and facts.process_id != 0:
+        told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and its group may write to it"
+        do = "nothing, if that is meant: each user frees what they saved; see docs/how-to/group.md"
+        return Finding("note", "owner", told, do)
     me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
     told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
     if facts.process_id == 0:
@@ -60,6 +67,8 @@ def check_permissions(facts: OwnerFacts) -> Finding:
     if facts.writable_blobs:
         told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
         return Finding("warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify")
+    if facts.mode & _GROUP_WRITES:
+        return _of_a_group(facts)
     if facts.foreign_count:
         told = f"files in {facts.path} of another user than {facts.owner}: {facts.foreign_count}"
         return Finding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
@@ -69,8 +78,20 @@ def check_permissions(facts: OwnerFacts) -> Finding:
     return ok("permissions", f"{facts.path} is {facts.owner}'s alone")
 
 
+def _of_a_group(facts: OwnerFacts) -> Finding:
+    told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: its group may read and change it"
+    if facts.foreign_count:
+        told += f"; files of other users than {facts.owner}: {facts.foreign_count}"
+    do = "nothing, if that is meant, see docs/how-to/group.md; else, as root: "
+    do += f"chmod -R go-rwx {facts.path} and chown -R {facts.owner} {facts.path}"
+    if not facts.mode & stat.S_ISGID:
+        told += "; what is made in it does not get its group, so other users cannot use that"
+        do = f"chmod -R g+s {facts.path}, and chgrp -R to the group; see docs/how-to/group.md; or chmod -R go-rwx"
+    return Finding("note", "permissions", told, do)
+
+
 def _may(mode: int) -> str:
-    return "read and change" if mode & 0o020 else "read" if mode & 0o044 else "reach into"
+    return "read" if mode & 0o044 else "reach into"
 
 
 def check_layout(misplaced: Sequence[str]) -> Finding:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.model.gc_report import by_reason
 from ckstore_cli._format import columns, cut, printable, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
@@ -48,7 +49,7 @@ def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> i
       2  wrong usage
       4  there is no such store
       5  another gc is at work, or other hosts may be: see --exclusive
-      7  done, but somebody has some bytes open
+      7  done, but somebody has some bytes open, or another user's gc must free them
     """
     policy = policy_of(keep_last, None, (), None)
     out = frame.output()
@@ -79,11 +80,14 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
         else:
             grown = report.filesystem_freed_bytes
             yield f"freed {what}" + (f"; the filesystem has {size_text(grown)} more free" if grown > 0 else "")
-    if report.held:
-        kept = "would keep" if report.dry_run else "kept"
-        yield f"{kept} {size_text(report.held_bytes)} in {_blobs(len(report.held))} that somebody has open:"
-        yield from (cut(line, out.width) for line in _holder_lines(report))
+    kept = "would keep" if report.dry_run else "kept"
+    opened, unasked = by_reason(report.held)
+    if opened:
+        yield f"{kept} {_size(opened)} in {_blobs(len(opened))} that somebody has open:"
+        yield from (cut(line, out.width) for line in _holder_lines(opened))
         yield "gc frees it once they are done"
+    for why, blobs in unasked.items():
+        yield f"{kept} {_size(blobs)} in {_blobs(len(blobs))}: {why}"
     for one in report.linked_elsewhere:
         names = "1 name" if one.name_count == 1 else f"{one.name_count} names"
         yield f"{size_text(one.nbytes)} stay: {one.digest} has {names} outside the store"
@@ -95,21 +99,25 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
         yield f"{len(report.trash_left)} in trash/ wait for who is at work there"
 
 
-def _holder_lines(report: GcReport) -> list[str]:
+def _size(held: Sequence[HeldBlob]) -> str:
+    return size_text(sum(blob.nbytes for blob in held))
+
+
+def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
     rows = [
         (
             "  " + (_NOBODY_SEEN if pid is None else str(pid)),
-            size_text(sum(blob.nbytes for blob in blobs)),
+            _size(blobs),
             how,
             printable(command),
         )
-        for (pid, command), (how, blobs) in _by_holder(report.held).items()
+        for (pid, command), (how, blobs) in _by_holder(held).items()
     ]
     head, *lines = columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
     return [head, *lines]
 
 
-def _by_holder(held: tuple[HeldBlob, ...]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
+def _by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
     """Return for each process, the greatest first, one way in which it has files, and the blobs that it has."""
     found: dict[tuple[int | None, str], tuple[list[str], list[HeldBlob]]] = {}
     for blob in held:
@@ -126,7 +134,7 @@ def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:
     for holder in blob.holders:
         yield (holder.pid, holder.command), holder.how
     if not blob.holders:
-        yield (None, blob.why or "a process that cannot be seen from here"), "open"
+        yield (None, "a process that cannot be seen from here"), "open"
 
 
 def _some(hows: list[str]) -> str:

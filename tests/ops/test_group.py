@@ -1,0 +1,424 @@
+"""A store that two users of a group work in on one host, each as the kernel sees them: with a user id of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import Store
+from tests.support.stores import check_blobs, references_of_manifests
+from tests.support.users import GROUP, User, common_folder, users
+
+MIB = 2**20
+_PRELUDE = """
+import json, os, sys, warnings
+import numpy as np
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import CkstoreError
+def state(*seeds):
+    return {f"w{s}": np.random.default_rng(s).integers(0, 256, 2**20, dtype=np.uint8) for s in seeds}
+def names():
+    return sorted(info.name for info in store.checkpoints())
+def tell(*values):
+    print(json.dumps(values))
+store = Store(sys.argv[1])
+def told():
+    return [note for note in store.warnings if "without a journal" not in note]  # that of this machine's disk
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A user at work in the store of the group."""
+
+    user: User
+    store: Path
+
+    def do(self, code: str) -> Any:
+        """Run code with the store open as `store`; return what it told last."""
+        return self.user.python(_PRELUDE + code, self.store)
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        """Begin to run code with the store open as `store`."""
+        return self.user.start(sys.executable, "-c", _PRELUDE + code, self.store)
+
+    def ckstore(self, *words: object) -> str:
+        """Run a command in the store, which must succeed; return what it printed."""
+        done = self.user.ckstore(*words, "--store", self.store)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def catalog(self) -> Path:
+        (found,) = self.user.home.glob(".cache/ckstore/*/catalog.db")
+        return found
+
+
+Members = tuple[Member, Member]
+
+
+@pytest.fixture(params=[0o077, 0o022], ids=["umask 077", "umask 022"])
+def group(request: pytest.FixtureRequest) -> Iterator[Members]:
+    """Two users of a group, and their store, made as docs/how-to/group.md says; afterwards it is whole."""
+    with common_folder() as folder:
+        one, two = users(folder, groups=(GROUP,), umask=request.param)
+        place = folder / "shared"
+        place.mkdir()
+        place.chmod(0o777)
+        store = place / "store"
+        made = one.run("sh", "-ec", f"mkdir {store} && chgrp {GROUP} {store} && chmod 2770 {store}")
+        assert made.returncode == 0, made.stderr
+        assert one.ckstore("init", store).returncode == 0
+        yield Member(one, store), Member(two, store)
+        check_blobs(store)
+        references_of_manifests(store)
+        with Store(store, readonly=True) as whole:
+            assert whole.verify().ok
+
+
+@pytest.fixture(params=["owner first", "owner second"])
+def both(request: pytest.FixtureRequest, group: Members) -> Members:
+    """The members in both orders: the owner of the store, and another one."""
+    return group if request.param == "owner first" else group[::-1]
+
+
+def test_each_member_does_everything_with_what_the_other_made(both: Members) -> None:
+    one, two = both
+    one.do("""
+store.save(state(1, 9), step=1, metrics={"loss": 2.0}, tags=["best"])
+store.save(state(2, 9), step=2)
+store.save(state(3, 9), step=3)
+store.pin(2, "mine")
+store.set_retention(RetentionPolicy(keep_last=8))
+store.annotate(1, metrics={"score": 0.5})
+""")
+
+    told = two.do("""
+said = [names(), np.array_equal(store.load("best")["w1"], state(1)["w1"]), store.retention.keep_last]
+info = store.save(state(4, 9), step=4)
+said.append([info.catalogued, info.warnings])
+store.annotate(1, metrics={"other": 0.7})
+store.annotate(4, metrics={"score": 0.9})
+store.tag("best", 4)
+(pin,) = store.pins()
+store.unpin(pin.name)
+store.pin(3, "yours")
+store.set_retention(RetentionPolicy(keep_last=7))
+said += [store.verify().ok, told()]
+tell(*said)
+""")
+    assert told == [["main@1", "main@2", "main@3"], True, 8, [True, []], True, []]
+
+    told = one.do("""
+info = store.info(1)
+said = [names(), info.metrics, info.tags, store.info("best").step, store.retention.keep_last]
+(pin,) = store.pins()
+said.append(pin.reason)
+store.unpin(pin.name)
+store.delete(1)
+store.save(state(5, 9), step=4, if_exists="replace")
+store.annotate(4, note="the other")
+store.untag("best")
+said += [store.verify().ok, names(), told()]
+tell(*said)
+""")
+    names = ["main@1", "main@2", "main@3", "main@4"]
+    metrics = {"loss": 2.0, "score": 0.5, "other": 0.7}
+    assert all("belongs to uid" in note for note in told.pop())  # gc cannot free what the other one's was
+    assert told == [names, metrics, [], 4, 7, "yours", True, names[1:]]
+
+
+def test_each_member_has_a_catalog_of_their_own_that_knows_what_the_other_did(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1)")
+    two.do("store.save(state(2), step=2)")
+    one.do("store.save(state(3), step=3); store.delete(2)")
+
+    code = "tell(sorted(map(list, store._context.catalog.listing())), told())"
+    for member in both:
+        assert member.do(code) == [[["main", 1], ["main", 3]], []]
+        assert stat.S_IMODE(member.catalog().stat().st_mode) == 0o600
+        assert member.catalog().stat().st_uid == member.user.uid
+    assert not list(one.store.glob("catalog.db*"))
+
+
+def blobs_of(member: Member) -> dict[str, int]:
+    """Return the digests of all blobs of a user, and the sizes of their files, each inode once."""
+    seen: dict[int, tuple[str, int]] = {}
+    for path in member.store.rglob("xxh3-*"):
+        status = path.lstat()
+        if status.st_uid == member.user.uid and stat.S_ISREG(status.st_mode):
+            seen[status.st_ino] = (path.name, status.st_size)
+    return dict(seen.values())
+
+
+def test_gc_frees_what_is_the_users_own_and_names_the_owner_of_the_rest(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
+    two.do("store.save(state(3), step=3); store.save(state(4), step=4)")
+
+    report = two.do("""
+for step in (1, 3):
+    store.delete(step)
+report = store.gc()
+tell(report.freed_bytes, len(report.held), report.held_bytes, [blob.why for blob in report.held], report.explanation)
+""")
+    assert report[:3] == [0, 1, MIB]  # what was dropped of one's own went with the deletion
+    assert f"belongs to uid {one.user.uid}" in report[3][0]
+    assert f"uid {one.user.uid}" in report[4]
+    assert "open in" not in report[4]
+    assert len(blobs_of(two)) == 1
+    assert len(blobs_of(one)) == 2
+
+    assert one.do("report = store.gc(); tell(len(report.held))") == [0]
+    assert len(blobs_of(one)) == 1
+    assert os.listdir(one.store / "trash") == []
+
+
+def test_gc_of_the_owner_finds_what_another_member_condemned_without_his_catalog(both: Members) -> None:
+    """The owner's catalog has never seen the checkpoint that the other one dropped: blobs/ is listed before gc."""
+    one, two = both
+    one.do("store.save(state(1), step=1)")
+    one.catalog().unlink()
+    two.do("store.delete(1); store.gc()")
+    assert len(blobs_of(one)) == 1
+
+    one.do("store.gc()")
+
+    assert blobs_of(one) == {}
+    assert os.listdir(one.store / "trash") == []
+
+
+def test_prune_by_one_member_drops_what_the_other_saved(both: Members) -> None:
+    one, two = both
+    for step in range(4):
+        one.do(f"store.save(state({step}), step={step})")
+
+    out = two.ckstore("prune", "--keep-last", "1")
+
+    assert "main@0" in out
+    assert two.do("tell(names())") == [["main@3"]]
+    one.do("store.gc()")
+    assert len(blobs_of(one)) == 1
+
+
+def test_what_a_member_holds_is_not_freed_by_the_other(both: Members) -> None:
+    """The kernel's answer about one's own file reaches across users; a reader's lock does, too."""
+    one, two = both
+    one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
+    (blob,) = (path for path in (one.store / "checkpoints/main/1/blobs").iterdir())
+    code = f"fd = os.open({str(blob)!r}, os.O_RDONLY); tell(1); input()"
+    with two.start(code) as reader:
+        assert reader.stdout is not None
+        assert json.loads(reader.stdout.readline()) == [1]
+        held = one.do("store.delete(1); r = store.gc(); tell(r.freed_count, r.held_bytes, r.explanation)")
+        assert held[:2] == [0, MIB]
+        assert "a process that cannot be seen from here" in held[2]
+        reader.communicate("\n")
+
+    assert one.do("tell(store.gc().freed_bytes)") == [MIB]
+
+
+def test_a_dead_save_of_one_member_is_swept_by_the_other_and_freed_by_its_owner(both: Members) -> None:
+    one, two = both
+    code = """
+from ckstore.objects.staging import Staging
+staging = Staging.create(store._context.layout, "main", 5)
+from ckstore.model.digest import algorithm_named
+data = memoryview(bytes(2**20))
+staging.put(algorithm_named("xxh3_128").digest(data), data)
+os.kill(os.getpid(), 9)
+"""
+    with one.start(code) as saver:
+        saver.communicate()
+    assert saver.returncode == -9
+    assert len(os.listdir(one.store / "staging")) == 1
+
+    assert two.do("tell(told())") == [[]]
+    assert os.listdir(one.store / "staging") == []
+    assert two.do("tell(store.save(state(1), step=1).catalogued)") == [True]
+
+    one.do("store.gc()")
+    assert blobs_of(one) == {}
+    assert os.listdir(one.store / "trash") == []
+
+
+def test_a_condemned_blob_that_a_dead_collector_left_is_freed_by_its_owner(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1); store.delete(1)")
+    one.do(
+        "from ckstore.ops import reclaim; reclaim.give_back = lambda *_: None; "
+        "store.save(state(2), step=2); store.delete(2)"
+    )
+    (blob,) = (path for path in (one.store / "blobs").rglob("xxh3-*") if path.lstat().st_size == MIB)
+    blob.rename(one.store / "trash" / f"{blob.name}.0123456789ab")
+
+    assert two.do("r = store.gc(); tell(r.freed_count, r.held_bytes)") == [0, MIB]
+    one.do("store.gc()")
+
+    assert blobs_of(one) == {}
+
+
+def test_a_frozen_part_is_stored_once_a_user_whoever_saves_in_turn(both: Members) -> None:
+    """Hardlinks to the files of others are refused by the kernel: each user links to what they saved before."""
+    _, two = both
+    for step in range(6):
+        member = both[step % 2]
+        member.do(f"store.save({{**state({step}), **state(90, 91)}}, step={step})")
+
+    for member in both:
+        assert sum(blobs_of(member).values()) == 5 * MIB
+    assert two.do("store.delete(0); store.gc(); tell(store.verify().ok)") == [True]
+
+
+def test_members_that_save_tag_annotate_drop_and_collect_at_once_lose_nothing(group: Members) -> None:
+    code = """
+me = str(os.getuid())
+for step in range(12):
+    store.save(state(step % 3, 9), run=f"of-{me}", step=step, tags=[f"last-{me}"])
+    store.annotate(f"of-{me}@{step}", metrics={"by": int(me)})
+    if step >= 2:
+        store.delete(f"of-{me}@{step - 2}")
+    store.save(state(step), run="both")
+    if step % 4 == 3:
+        try:
+            store.gc()
+        except CkstoreError as error:
+            assert type(error).__name__ == "InUse", error
+tell(told())
+"""
+    with ExitStack() as running:
+        members = [running.enter_context(member.start(code)) for member in group]
+        ends = [process.communicate(timeout=120) for process in members]
+
+    assert [process.returncode for process in members] == [0, 0], ends
+    for member in group:
+        uid = member.user.uid
+        told = member.do(f"tell(len(store.checkpoints('both')), store.info('last-{uid}').step, store.verify().ok)")
+        assert told == [24, 11, True]
+        member.do("store.gc()")
+    for member in group:
+        assert member.do("r = store.gc(); tell(r.held_bytes, r.trash_left)") == [0, []]
+
+
+def test_a_damaged_blob_of_one_member_is_found_and_healed_by_the_other(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1)")
+    (blob,) = (path for path in (one.store / "checkpoints/main/1/blobs").iterdir())
+    damaged = bytearray(blob.read_bytes())
+    damaged[5000] ^= 1
+    times = blob.stat()
+    blob.write_bytes(damaged)
+    os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    told = two.do("""
+report = store.verify()
+store.save(state(1), step=2)
+tell(report.ok, len(report.damage), store.verify().ok, int(store.load(1)["w1"][4999]))
+""")
+
+    assert told[:3] == [False, 1, True]
+
+
+def test_everything_that_one_member_leaves_can_be_read_and_replaced_by_the_other(both: Members) -> None:
+    one, _ = both
+    one.do("""
+store.save(state(1), step=1, tags=["a"]); store.pin(1, "x"); store.annotate(1, metrics={"m": 1.0})
+store.set_retention(RetentionPolicy(keep_last=5)); store.verify()
+""")
+
+    for folder, names, files in os.walk(one.store):
+        for name in names:
+            mode = (Path(folder) / name).lstat()
+            if stat.S_ISDIR(mode.st_mode):
+                assert stat.S_IMODE(mode.st_mode) == 0o2770, name
+                assert mode.st_gid == GROUP, name
+        for name in files:
+            status = (Path(folder) / name).lstat()
+            private = Path(folder).name == "reserve"
+            assert private or status.st_mode & 0o040, f"{folder}/{name}"
+            assert status.st_gid == GROUP, name
+
+
+def test_a_member_is_told_what_a_store_of_a_group_means(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1)")
+    two.do("store.save(state(2), step=2)")
+
+    for member in both:
+        found = member.do("tell({f.what: [f.level, f.found] for f in store.doctor().findings})")[0]
+        assert found["permissions"][0] == "note"
+        assert "group" in found["permissions"][1]
+        assert found["owner"][0] in ("ok", "note")
+        assert str(member.user.home) in found["catalog"][1]
+        assert found["leases"][0] == "ok"
+
+
+def test_the_sticky_bit_keeps_members_from_what_others_saved_by_one_clear_error(both: Members) -> None:
+    one, two = both
+    for folder in (one.store, *(path for path in one.store.rglob("*") if path.is_dir())):
+        folder.chmod(0o3770)
+    code = """
+store.save(state(1), step=1)
+store.set_retention(RetentionPolicy(keep_last=5))
+from ckstore.objects.staging import Staging
+Staging.create(store._context.layout, "main", 5)
+open(sys.argv[1] + "/blobs/.try-0123456789ab", "w")
+os.kill(os.getpid(), 9)
+"""
+    with one.start(code) as saver:
+        saver.communicate()
+    assert saver.returncode == -9
+
+    said = two.do("""
+said = [told()]
+store.save(state(2), step=2, tags=["mine"])
+store.annotate(1, metrics={"m": 1.0})
+for act in (
+    lambda: store.delete(1),
+    lambda: store.save(state(3), step=1, if_exists="replace"),
+    lambda: store.set_retention(RetentionPolicy(keep_last=6)),
+):
+    try:
+        act()
+    except CkstoreError as error:
+        said.append(str(error))
+said += [names(), store.verify().ok, store.gc().freed_count]
+tell(*said)
+""")
+    owner = two.store.stat().st_uid == two.user.uid  # of the directories, in which the sticky bit does not bind him
+    assert said[0] == []
+    assert all("Operation not permitted" in error for error in said[1:-3])
+    assert owner or len(said[1:-3]) == 3
+    assert said[-2:] == [True, 0]
+    assert one.do("tell(told(), os.listdir(sys.argv[1] + '/staging'))") == [[], []]
+
+
+def test_root_in_a_store_of_a_group_frees_what_members_left(group: Members) -> None:
+    one, two = group
+    one.do("store.save(state(1), step=1)")
+    two.do("store.save(state(2), step=2); store.delete(1)")
+    with Store(one.store) as store:
+        assert store.gc().freed_bytes == MIB
+    for path in one.store.rglob("*"):
+        assert path.lstat().st_uid != 0 or path.parent.name == "reserve", path
+    assert two.do("tell(names(), told())") == [["main@2"], []]
+
+
+def test_a_user_outside_the_group_is_refused_by_one_clear_error(group: Members) -> None:
+    one, _ = group
+    with common_folder() as folder:
+        _, _, stranger = users(folder, 3)
+        done = stranger.ckstore("log", "--store", one.store)
+
+    assert done.returncode == 2
+    assert f"{one.store}' is not readable" in done.stderr
