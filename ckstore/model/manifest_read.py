@@ -51,12 +51,17 @@ _LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-def parse_manifest(data: bytes, *, where: str) -> tuple[Manifest, str]:
+class OtherHash(DamagedBlob):
+    """The manifest is whole, and of a store that hashes with another algorithm; a store takes no such checkpoint."""
+
+
+def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[Manifest, str]:
     """Return what ``manifest.json`` says, and its id.
 
     Args:
         data: The whole file.
         where: Its path, for messages.
+        hash_prefix: With which the digests of the store begin that it lies in; empty: any.
 
     Returns:
         Metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
@@ -64,18 +69,19 @@ def parse_manifest(data: bytes, *, where: str) -> tuple[Manifest, str]:
 
     Raises:
         DamagedBlob: The file is not framed as a manifest, or its digest is not that of its bytes.
+        OtherHash: It is of a store with another hash.
         NewerFormat: A newer ckstore wrote it.
         BadInput: Its bytes are as they were written, and what they say is not as the format says;
             or it is longer than `MANIFEST_MAX_BYTES`.
     """
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
-    manifest_id, body = _unframe(data, where)
+    manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
         return _Reader(parse_object(body, where=where), manifest_id, where).manifest(), manifest_id
 
 
-def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
+def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:
     """Return the id and the bytes of the manifest proper, which agree."""
     end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
     start = end + len(_MIDDLE)
@@ -86,6 +92,10 @@ def _unframe(data: bytes, where: str) -> tuple[str, memoryview]:
     claimed = data[len(_HEAD) : end].decode("latin-1")
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first: the package for its hash may be missing
+        found = claimed.partition("-")[0]
+        msg = f"{where} is of a store with another hash: wanted digests that begin with {hash_prefix}-, found {found}-"
+        raise OtherHash(msg, hint="move its directory away; ckstore.open_checkpoint(DIRECTORY) reads it where it is")
     body = memoryview(data)[start : len(data) - len(_TAIL)]
     found = algorithm_of(claimed).digest(body)
     if found != claimed:

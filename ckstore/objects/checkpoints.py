@@ -13,7 +13,7 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, locks
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest_read import OtherHash, parse_manifest
 from ckstore.model.published import Published
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
@@ -36,7 +36,7 @@ class Found:
     Attributes:
         published: The checkpoint if it is complete, else None.
         problem: Why it is not complete; empty if it is, or if there is nothing at all.
-        is_another: It is a checkpoint of another run or step, which somebody moved there.
+        is_another: Somebody put a checkpoint there that is of another run or step, or of a store with another hash.
     """
 
     published: Published | None
@@ -56,13 +56,15 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
     path = layout.checkpoint(run, step)
     try:
         if lock is not None:
-            return _judge(CheckpointDirectory.locked(path, lock), run, step)
+            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), run, step)
         if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
             return Found(None)
-        with CheckpointDirectory.at(path) as directory:
+        with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):
         return Found(None)
+    except OtherHash as error:
+        return Found(None, str(error), is_another=True)
     except DamagedBlob as error:
         return Found(None, str(error))
 
@@ -130,27 +132,27 @@ class CheckpointDirectory:
         self.manifest_id = manifest_id
 
     @classmethod
-    def at(cls, path: Where) -> CheckpointDirectory:
-        """Open the checkpoint in the directory `path`.
+    def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:
+        """Open the checkpoint in the directory `path`; `hash_prefix` is that of the store it belongs to, if any.
 
         Raises:
             FileNotFoundError, NotADirectoryError: There is no such directory.
-            DamagedBlob: It has no valid manifest.
+            DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
             InUse: Somebody is taking it apart.
         """
         lock = locks.lock_shared(path)
         try:
-            return cls.locked(path, lock)
+            return cls.locked(path, lock, hash_prefix)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def locked(cls, path: Where, lock: locks.DirectoryLock) -> CheckpointDirectory:
+    def locked(cls, path: Where, lock: locks.DirectoryLock, hash_prefix: str = "") -> CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises.
 
         Raises:
-            DamagedBlob: It has no valid manifest.
+            DamagedBlob: As `at`.
         """
         where = f"{path}/{MANIFEST}"
         try:
@@ -159,7 +161,7 @@ class CheckpointDirectory:
             msg = f"{where} is missing"
             raise DamagedBlob(msg) from error
         try:
-            manifest, manifest_id = parse_manifest(data, where=where)
+            manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
         if why := why_not_own(lock.fd):

@@ -48,10 +48,12 @@ class Layout:
         path: The root, absolute.
         shared: Whether other hosts may be at work in it, whose locks are not seen from here.
         root: The root, as a place.
+        hash_prefix: With which all digests of the store begin; empty: any.
     """
 
     path: Path
     shared: bool = False
+    hash_prefix: str = ""
     root: Inside = field(init=False)
     settings: Inside = field(init=False)
     config: Inside = field(init=False)

@@ -126,7 +126,7 @@ def _that_stays(layout: Layout, manifest: Manifest, if_exists: Rule) -> Publishe
     """
     found = look(layout, manifest.run, manifest.step)
     if found.is_another:
-        raise StepExists(found.problem, hint="it was moved there by hand: move it back, or away")
+        raise StepExists(found.problem, hint="it was put there by hand: move it back, or away")
     if marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         return None
     if found.published is None or _to_be_replaced(found.published.manifest, manifest, if_exists):

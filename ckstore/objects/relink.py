@@ -79,7 +79,7 @@ class Relinker:
         """
         path = self._layout.checkpoint(run, step)
         try:
-            directory = CheckpointDirectory.at(path)
+            directory = CheckpointDirectory.at(path, self._layout.hash_prefix)
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:

@@ -16,6 +16,7 @@ from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import buffers, locks, peek
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.manifest import BlobRecord
+from ckstore.model.manifest_read import OtherHash
 from ckstore.model.mark import MarkEntry
 from ckstore.model.verify_report import Damage
 from ckstore.objects import blobs, marks
@@ -123,7 +124,9 @@ class Checker:
             mark = marks.identity(lock.fd)
             order: Place = (1, step, run, "")
             try:
-                directory = CheckpointDirectory.locked(path, lock)
+                directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
+            except OtherHash as error:  # which is no mark of damage
+                return order, [Damage(run, step, (), "", str(error))]
             except DamagedBlob as error:
                 new = damage = [Damage(run, step, (), "", error.message)]
             else:

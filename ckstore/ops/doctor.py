@@ -17,6 +17,7 @@ from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorReport, Finding, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
+from ckstore.objects.checkpoints import id_at
 from ckstore.ops.failing import describe_os_error
 from ckstore.ops.find import infos
 from ckstore.ops.pins import pins
@@ -173,6 +174,16 @@ def _readings(context: Context) -> Findings:
     yield contents.check_readings(count, unread, (now_ns - (oldest_ns or now_ns)) / 1e9)
 
 
+def _hashes(context: Context) -> Findings:
+    layout = context.layout
+    strangers = []
+    for run, step, _ in layout.published():
+        found = id_at(layout.checkpoint(run, step))
+        if found is not None and not found.startswith(f"{layout.hash_prefix}-"):
+            strangers.append(f"{run}@{step}")
+    yield contents.check_hashes(sorted(strangers), context.settings.hash)
+
+
 def _leaks(context: Context) -> Findings:
     yield contents.check_leaks(deleted_but_open(os.stat(context.layout.path).st_dev))
 
@@ -190,5 +201,6 @@ _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
     ("pins", _pins),
     ("damage", _damage),
     ("last readings", _readings),
+    ("hash", _hashes),
     ("leaked files", _leaks),
 )

@@ -76,8 +76,14 @@ def _from_catalog(
             tell_unavailable(context, error)
         return [], set(published)
     # An interrupted `rm -r` takes the manifest of a directory that the catalog knows.
+    # A row of another hash is older than a store.json that somebody changed.
+    ours = f"{context.layout.hash_prefix}-"
     with context.layout.open_runs() as runs:
-        torn = {(info.run, info.step) for info in rows if not runs.has(info.run, info.step, MANIFEST)}
+        torn = {
+            (info.run, info.step)
+            for info in rows
+            if not info.id.startswith(ours) or not runs.has(info.run, info.step, MANIFEST)
+        }
     if torn and newest is not None:  # as many older ones are wanted in their place
         return _from_catalog(context, published, run, None, seek=seek)
     return [info for info in rows if (info.run, info.step) not in torn], unknown | torn

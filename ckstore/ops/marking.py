@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import DamagedBlob
 from ckstore.fs import locks, peek
 from ckstore.model.digest import is_digest
+from ckstore.model.manifest_read import OtherHash
 from ckstore.model.mark import Mark, MarkEntry
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -34,7 +35,10 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
     """
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
-        directory = CheckpointDirectory.locked(path, lock)
+        directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
+    except OtherHash:  # nothing is wrong with it where it comes from
+        lock.release()
+        raise
     except DamagedBlob as error:
         remember(context, lock, [MarkEntry("", (), error.message)])
         lock.release()

@@ -58,7 +58,7 @@ def open_context(
             make_folder(catalog)
         refuse_foreign(catalog)
     context = Context(
-        layout=Layout(root, shared=bool(shared)),
+        layout=Layout(root, shared=bool(shared), hash_prefix=settings.algorithm.prefix),
         settings=settings,
         catalog=catalog,
         readonly=readonly,

@@ -142,6 +142,16 @@ def check_readings(count: int, unread: int, oldest_s: float) -> Finding:
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else Finding("note", "last readings", told, do)
 
 
+def check_hashes(strangers: Sequence[str], hash_name: str) -> Finding:
+    """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
+    if strangers:
+        count = _count(len(strangers), "checkpoint")
+        told = f"{count} of a store with another hash than {hash_name}: {_listed(strangers)}"
+        do = "move them away: this store leaves them out; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
+        return Finding("warning", "hash", told, do)
+    return ok("hash", f"every checkpoint has digests by {hash_name}")
+
+
 def check_catalog(problems: Sequence[str], where: str = "") -> Finding:
     """Return what is to be said of the catalog; `where` it lies, if that is not in the store."""
     if problems:
