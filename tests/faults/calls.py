@@ -31,6 +31,7 @@ _ROOM = ctypes.create_string_buffer(64)
 _PARTS = (_SIZE * 4)(ctypes.addressof(_AB), 2, ctypes.addressof(_CD), 2)
 _ROOM_PARTS = (_SIZE * 2)(ctypes.addressof(_ROOM), 64)
 _ZEROS = ctypes.create_string_buffer(64)
+_STATUS = ctypes.create_string_buffer(512)
 
 Arguments = tuple[Any, ...]
 
@@ -51,6 +52,9 @@ class Call:
     def make(self, fd: int, directory: int) -> int:
         """Make it; return what libc returns."""
         function = _LIBC[self.name]
+        if self.name == "opendir":
+            function.restype = ctypes.c_void_p
+            return 0 if function(*self.arguments(fd, directory)) else -1
         sized = self.family in (Family.WRITE, Family.READ)
         function.restype = ctypes.c_ssize_t if sized else ctypes.c_int
         return int(function(*self.arguments(fd, directory)))
@@ -125,6 +129,14 @@ _TABLE: list[tuple[str, Family, Callable[[int, int], Arguments]]] = [
     ("pread pread64", Family.READ, lambda f, d: (f, _ROOM, _SIZE(4), _I64(0))),
     ("readv", Family.READ, lambda f, d: (f, _ROOM_PARTS, 1)),
     ("preadv preadv64", Family.READ, lambda f, d: (f, _ROOM_PARTS, 1, _I64(0))),
+    ("stat stat64 lstat lstat64", Family.LOOK, lambda f, d: (_OLD, _STATUS)),
+    ("fstatat fstatat64", Family.LOOK, lambda f, d: (d, _OLD, _STATUS, 0)),
+    ("statx", Family.LOOK, lambda f, d: (d, _OLD, 0, 0x7FF, _STATUS)),
+    ("access", Family.LOOK, lambda f, d: (_OLD, 0)),
+    ("faccessat", Family.LOOK, lambda f, d: (d, _OLD, 0, 0)),
+    ("readlink", Family.LOOK, lambda f, d: (b"symlink", _ROOM, _SIZE(64))),
+    ("readlinkat", Family.LOOK, lambda f, d: (d, b"symlink", _ROOM, _SIZE(64))),
+    ("opendir", Family.LOOK, lambda f, d: (_FOLDER,)),
     ("preadv2 preadv64v2", Family.READ, lambda f, d: (f, _ROOM_PARTS, 1, _I64(0), 0)),
 ]
 CALLS = [Call(name, family, arguments) for names, family, arguments in _TABLE for name in names.split()]
@@ -163,6 +175,7 @@ class Maker:
         place = self._folder / str(self._serial)
         (place / "folder").mkdir(parents=True)
         (place / _OLD.decode()).write_bytes(b"1234")
+        (place / "symlink").symlink_to("file")
         before = _look(place)
         answer = self._folder / "answer"
         answer.unlink(missing_ok=True)

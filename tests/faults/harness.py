@@ -49,12 +49,23 @@ class Faults:
     ) -> dict[str, Any]:
         """Run one case; see `tests.faults.server.Server.case`."""
         asked = {"scenario": scenario, "mode": mode, "at": at, "error": error, "sticky": sticky}
+        return self._asked({**asked, "families": int(families)})
+
+    def race(self, act: str, kind: str, at: int, *, back: bool) -> dict[str, Any]:
+        """Run one act beside a neighbour; see `tests.faults.server.Server.race`."""
+        return self._asked({"race": act, "kind": kind, "at": at, "back": back})
+
+    def paths(self, act: str) -> dict[str, Any]:
+        """Return what an act gives the kernel; see `tests.faults.server.Server.paths`."""
+        return self._asked({"paths": act})
+
+    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("the fork server has no standard input")
-        stdin.write(json.dumps({**asked, "families": int(families)}) + "\n")
+        stdin.write(json.dumps(request) + "\n")
         stdin.flush()
-        answer: dict[str, Any] = json.loads(self._answer(f"an answer to {asked}"))
+        answer: dict[str, Any] = json.loads(self._answer(f"an answer to {request}"))
         return answer
 
     def calls(self, scenario: str, families: Family = Family.MUTATING) -> list[str]:

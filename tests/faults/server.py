@@ -16,14 +16,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
+from tests.faults.acts import ACTS
 from tests.faults.alike import hold_still, picture
 from tests.faults.checker import check_contents, check_store
 from tests.faults.journal import Journal, read_journal
+from tests.faults.neighbour import Neighbour
 from tests.faults.restore import can_be_copied, copy_prepared
 from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.shim import Family, Fault, Preloaded
@@ -32,6 +34,7 @@ from tests.support.descriptors import open_below
 
 _CHILD_TIMEOUT_S = 60.0
 _LOG_LINES = 12
+CALLS_OF_A_RACE = Family.MUTATING | Family.OPEN | Family.LOCK
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,7 @@ class Server:
             request.get("sticky", False),
             Family(request.get("families", int(Family.MUTATING))),
         )
-        self._serial += 1
-        files = Files(self._folder / f"case-{self._serial}")
-        files.folder.mkdir()
+        files = self._files()
         if wrong := self._begin(files, scenario):
             return {"violations": [wrong], "kept": str(files.folder)}
         acted = self._child(files, lambda: self._act(files, scenario, fault), still="act")
@@ -124,6 +125,56 @@ class Server:
             answer["calls"] = files.log.read_text().splitlines()
         shutil.rmtree(files.folder)
         return answer
+
+    def paths(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one act without a fault; return every call below the store, with what the kernel was given."""
+        files, scenario = self._files(), replace(ACTS[request["paths"]], hit=lambda store: store)
+        if wrong := self._begin(files, scenario):
+            return {"violations": [wrong]}
+        every = Family.MUTATING | Family.OPEN | Family.LOOK
+        self._shim.log_raw(wanted=True)
+        acted = self._child(files, lambda: self._act(files, scenario, Fault("count", 0, families=every)), still="act")
+        self._shim.log_raw(wanted=False)
+        answer = {**acted, "store": str(files.store), "calls": files.log.read_text().splitlines()}
+        shutil.rmtree(files.folder)
+        return answer
+
+    def race(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one act beside a neighbour who swaps a directory at one of its calls; say what he could make it touch."""
+        files, scenario = self._files(), ACTS[request["race"]]
+        if wrong := self._begin(files, scenario):
+            return {"violations": [wrong]}
+
+        def beside_a_neighbour() -> dict[str, Any]:
+            neighbour = Neighbour(files.store, request["kind"], request["back"])
+            self._shim.hook(neighbour.before_a_call)
+            fault = Fault("hook", request["at"], sticky=True, families=CALLS_OF_A_RACE)
+            self._shim.arm(fault, files.store, files.log)
+            act = Act(files, scenario, Journal(files.journal), self._shim)
+            error = act.attempt()
+            self._shim.disarm()
+            wrong = neighbour.wrong()
+            if error is not None and not isinstance(error, CkstoreError):
+                wrong.append("not a CkstoreError: " + "".join(traceback.format_exception(error)))
+            told = "" if error is None else f"{type(error).__name__}: {error}"
+            return {"violations": wrong, "swapped": neighbour.swapped, "error": told, "count": self._shim.count}
+
+        acted = self._child(files, beside_a_neighbour, still="act")
+        violations = acted.get("violations", [])
+        if acted["ended"] != "well":
+            violations.append(f"the process ended by {acted['ended']}")
+        answer = {**acted, "violations": violations}
+        if violations:
+            answer |= {"kept": str(files.folder), "calls": _around_the_hit(files.log)}
+        else:
+            shutil.rmtree(files.folder)
+        return answer
+
+    def _files(self) -> Files:
+        self._serial += 1
+        files = Files(self._folder / f"case-{self._serial}")
+        files.folder.mkdir()
+        return files
 
     def _begin(self, files: Files, scenario: Scenario) -> str:
         """Have the scenario prepared, or copy what was prepared for the first case; return what went wrong."""
@@ -198,7 +249,7 @@ class Act:
     def run(self, fault: Fault) -> dict[str, Any]:
         """Act; after an error say whether it was a good one, and act again without faults."""
         self._shim.arm(fault, self._scenario.hit(self._files.store), self._files.log)
-        error = self._attempt()
+        error = self.attempt()
         self._shim.disarm()
         answer = {"hits": self._shim.hits, "count": self._shim.count, "error": "", "violations": []}
         wrong: list[str] = []
@@ -213,7 +264,8 @@ class Act:
         wrong += [f"the process left open: {name}" for name in left.values()]
         return {**answer, "violations": wrong}
 
-    def _attempt(self) -> BaseException | None:
+    def attempt(self) -> BaseException | None:
+        """Open the store, unless that was done, and act; return the error."""
         try:
             if self._store is None:
                 self._store = self._scenario.open(self._files.store, self._journal)
@@ -231,11 +283,11 @@ class Act:
         error.__traceback__ = None
         if self._store is not None and not self._scenario.begins_damaged:
             wrong += check_contents(self._store, read_journal(self._files.journal))
-        again = self._attempt()
+        again = self.attempt()
         if again is not None and "anew" in said + str(again):
             self._store.close()
             self._store = None
-            again = self._attempt()
+            again = self.attempt()
         if again is not None:
             wrong.append("the same process cannot try again: " + "".join(traceback.format_exception(again)))
         return wrong
@@ -273,7 +325,9 @@ def main() -> None:
     server.warm_up()
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(server.case(json.loads(line))), file=answers, flush=True)
+        request = json.loads(line)
+        answer = server.race if "race" in request else server.paths if "paths" in request else server.case
+        print(json.dumps(answer(request)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
  *
  * By environment, for a whole process:
  *   FAULT_ROOT    the directory, absolute, without symlinks
- *   FAULT_MODE    count | kill-before | kill-after | error | short | signal
+ *   FAULT_MODE    count | kill-before | kill-after | error | short | signal | hook (see fault_hook)
  *   FAULT_AT      N, from 1; without it nothing is hit
  *   FAULT_ERRNO   number of the error; EIO without it
  *   FAULT_STICKY  1: every call from N on
@@ -18,6 +18,7 @@
  */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,9 +54,10 @@ enum family {
     LOCK = 128,   /* flock, record locks */
     CLOSE = 256,  /* made, and then reported as failed: so the kernel does it */
     READ = 512,
+    LOOK = 1024,  /* stat and its kin, access, readlink, opendir */
 };
 
-enum mode { OFF, COUNT, KILL_BEFORE, KILL_AFTER, ERROR, SHORT, SIGNAL };
+enum mode { OFF, COUNT, KILL_BEFORE, KILL_AFTER, ERROR, SHORT, SIGNAL, HOOK };
 
 enum verdict { PASS, FAIL, DIE_AFTER, HALF };
 
@@ -69,6 +71,9 @@ static long count, hits, second_syncs;
 static int skip_syncs;
 static int cut_fd = -1;
 static unsigned cut_flags;
+static void (*hook)(const char *path, const char *other);
+static int log_raw;
+static __thread int call_flags; /* of the call that is about to be judged, for the log */
 #define FS_IOC_SHUTDOWN 0x8004587DUL /* of linux/fs.h, which older headers do not have */
 
 /* Files whose fsync was made to fail. A second fsync of one of them is a bug by itself: the kernel says success, and the bytes are
@@ -92,6 +97,11 @@ static pthread_mutex_t failed_mutex = PTHREAD_MUTEX_INITIALIZER;
 static ssize_t real_write(int fd, const void *data, size_t size) {
     REAL(write);
     return real(fd, data, size);
+}
+
+static ssize_t real_readlink(const char *path, char *out, size_t size) {
+    REAL(readlink);
+    return real(path, out, size);
 }
 
 static void die(void) {
@@ -138,7 +148,7 @@ static void path_of_fd(int fd, char *out) {
     char link[64];
     int saved = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, out, PATH_MAX - 1);
+    ssize_t length = real_readlink(link, out, PATH_MAX - 1);
     out[length < 0 ? 0 : length] = '\0';
     errno = saved;
 }
@@ -168,21 +178,33 @@ static int below_root(const char *path) {
 
 /* ------------------------------------------------------------------ what happens to it */
 
-static void log_call(long number, unsigned family, const char *name, const char *path, const char *other, int hit) {
-    char line[3 * PATH_MAX];
+/* What the kernel is given, for those who ask for it: "dirfd flags path" and, of two paths, "dirfd path", after tabs. */
+struct raw {
+    int from_fd, to_fd;
+    const char *from, *to;
+};
+
+static void log_call(long number, unsigned family, const char *name, const char *path, const char *other, int hit,
+                     const struct raw *raw) {
+    char line[5 * PATH_MAX], given[2 * PATH_MAX + 64] = "";
     int saved = errno;
     const char *tail = path[root_length] == '/' && below_root(path) ? path + root_length + 1 : path;
     const char *second = other ? other : "";
     if (other && below_root(other) && other[root_length] == '/')
         second = other + root_length + 1;
-    int length = snprintf(line, sizeof line, "%ld %u %s %s%s%s%s\n", number, family, name, tail, other ? " " : "", second,
-                          hit ? " *" : "");
+    if (log_raw && raw && raw->from) {
+        int size = snprintf(given, sizeof given, "\t%d %x %s", raw->from_fd, (unsigned)call_flags, raw->from);
+        if (raw->to)
+            snprintf(given + size, sizeof given - (size_t)size, "\t%d %s", raw->to_fd, raw->to);
+    }
+    int length = snprintf(line, sizeof line, "%ld %u %s %s%s%s%s%s\n", number, family, name, tail, other ? " " : "", second,
+                          hit ? " *" : "", given);
     if (length > 0)
         (void)!real_write(log_fd, line, (size_t)length);
     errno = saved;
 }
 
-static enum verdict judge(unsigned family, const char *name, const char *path, const char *other) {
+static enum verdict judge(unsigned family, const char *name, const char *path, const char *other, const struct raw *raw) {
     if (!(families & family) || !(below_root(path) || (other && below_root(other))))
         return PASS;
     long number = __atomic_add_fetch(&count, 1, __ATOMIC_SEQ_CST);
@@ -190,7 +212,7 @@ static enum verdict judge(unsigned family, const char *name, const char *path, c
     if (hit)
         __atomic_add_fetch(&hits, 1, __ATOMIC_SEQ_CST);
     if (log_fd >= 0)
-        log_call(number, family, name, path, other, hit);
+        log_call(number, family, name, path, other, hit, raw);
     if (!hit)
         return PASS;
     switch (mode) {
@@ -204,6 +226,15 @@ static enum verdict judge(unsigned family, const char *name, const char *path, c
     case SIGNAL: /* Python runs its handler after the call: the handler of C only sets a flag */
         kill(getpid(), SIGUSR1);
         return PASS;
+    case HOOK: {
+        int saved = errno;
+        mode = OFF; /* what the hook calls is its own affair */
+        if (hook)
+            hook(path, other);
+        mode = HOOK;
+        errno = saved;
+        return PASS;
+    }
     default:
         errno = (int)error_number;
         return FAIL;
@@ -215,7 +246,8 @@ static enum verdict judge_path(unsigned family, const char *name, int dirfd, con
     if (mode == OFF || !(families & family))
         return PASS;
     path_at(dirfd, path, full);
-    return judge(family, name, full, NULL);
+    struct raw raw = {dirfd, 0, path, NULL};
+    return judge(family, name, full, NULL, &raw);
 }
 
 static enum verdict judge_paths(unsigned family, const char *name, int from_fd, const char *from, int to_fd, const char *to) {
@@ -224,7 +256,8 @@ static enum verdict judge_paths(unsigned family, const char *name, int from_fd, 
         return PASS;
     path_at(from_fd, from, full_from);
     path_at(to_fd, to, full_to);
-    return judge(family, name, full_from, full_to);
+    struct raw raw = {from_fd, to_fd, from, to};
+    return judge(family, name, full_from, full_to, &raw);
 }
 
 static enum verdict judge_fd(unsigned family, const char *name, int fd) {
@@ -232,7 +265,7 @@ static enum verdict judge_fd(unsigned family, const char *name, int fd) {
     if (mode == OFF || !(families & family))
         return PASS;
     path_of_fd(fd, full);
-    return judge(family, name, full, NULL);
+    return judge(family, name, full, NULL, NULL);
 }
 
 /* Make the call unless the verdict is that it fails; -1 and errno is how all of these fail. */
@@ -252,7 +285,8 @@ static enum verdict judge_fd(unsigned family, const char *name, int fd) {
 static int identify(int fd, struct identity *found) {
     struct statx about;
     int saved = errno;
-    int bad = statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_INO | STATX_BTIME, &about);
+    REAL(statx);
+    int bad = real(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_INO | STATX_BTIME, &about);
     errno = saved;
     if (bad || !S_ISREG(about.stx_mode))
         return 0;
@@ -287,9 +321,9 @@ static void watch_sync(int fd, enum verdict verdict) {
 /* Start counting from 0 with these settings; -1 if one of them is none. `log_path` may be NULL. Not safe while other threads call. */
 int fault_arm(const char *mode_name, long at_number, int error, int is_sticky, unsigned counted, const char *root_path,
               const char *log_path) {
-    static const char *names[] = {"off", "count", "kill-before", "kill-after", "error", "short", "signal"};
+    static const char *names[] = {"off", "count", "kill-before", "kill-after", "error", "short", "signal", "hook"};
     int wanted = -1;
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         if (mode_name && strcmp(mode_name, names[i]) == 0)
             wanted = i;
     if (wanted < 0 || !root_path || root_path[0] != '/' || strlen(root_path) >= PATH_MAX)
@@ -326,6 +360,16 @@ void fault_skip_syncs(int skip) {
 void fault_cut_power(int fd, unsigned flags) {
     cut_fd = fd;
     cut_flags = flags;
+}
+
+/* What is called before a call that is hit in the mode "hook", with its whole path, and the other one if it has two. */
+void fault_hook(void (*called)(const char *path, const char *other)) {
+    hook = called;
+}
+
+/* 1: a line of the log also says what the kernel was given: descriptor of a directory, flags, path. */
+void fault_log_raw(int wanted) {
+    log_raw = wanted;
 }
 
 /* How many calls were counted, how many of them were hit, and how often a file whose fsync had failed was fsynced again. */
@@ -371,6 +415,7 @@ static unsigned open_family(int flags) {
     int name(const char *path, int flags, ...) {                                                     \
         REAL(name);                                                                                  \
         MODE_ARGUMENT(flags)                                                                         \
+        call_flags = flags;                                                                          \
         FINISH(int, judge_path(open_family(flags), "open", AT_FDCWD, path), real(path, flags, bits)); \
     }
 OPEN_LIKE(open)
@@ -380,6 +425,7 @@ OPEN_LIKE(open64)
     int name(int dirfd, const char *path, int flags, ...) {                                                  \
         REAL(name);                                                                                          \
         MODE_ARGUMENT(flags)                                                                                 \
+        call_flags = flags;                                                                                  \
         FINISH(int, judge_path(open_family(flags), "openat", dirfd, path), real(dirfd, path, flags, bits)); \
     }
 OPENAT_LIKE(openat)
@@ -559,6 +605,7 @@ int link(const char *from, const char *to) {
 
 int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags) {
     REAL(linkat);
+    call_flags = flags;
     FINISH(int, judge_paths(LINK, "linkat", from_fd, from, to_fd, to), real(from_fd, from, to_fd, to, flags));
 }
 
@@ -576,11 +623,19 @@ int symlinkat(const char *text, int dirfd, const char *path) {
 #define PATH_LIKE(name, family, declared, ...)                                          \
     int name declared {                                                                 \
         REAL(name);                                                                     \
+        call_flags = 0;                                                                 \
         FINISH(int, judge_path(family, #name, AT_FDCWD, path), real(__VA_ARGS__));      \
     }
 #define AT_LIKE(name, family, declared, ...)                                            \
     int name declared {                                                                 \
         REAL(name);                                                                     \
+        call_flags = 0;                                                                 \
+        FINISH(int, judge_path(family, #name, dirfd, path), real(__VA_ARGS__));         \
+    }
+#define AT_FLAGS_LIKE(name, family, declared, ...)                                      \
+    int name declared {                                                                 \
+        REAL(name);                                                                     \
+        call_flags = flags;                                                             \
         FINISH(int, judge_path(family, #name, dirfd, path), real(__VA_ARGS__));         \
     }
 #define FD_LIKE(name, family, declared, ...)                                            \
@@ -589,7 +644,7 @@ int symlinkat(const char *text, int dirfd, const char *path) {
         FINISH(int, judge_fd(family, #name, fd), real(__VA_ARGS__));                    \
     }
 PATH_LIKE(unlink, NAME, (const char *path), path)
-AT_LIKE(unlinkat, NAME, (int dirfd, const char *path, int flags), dirfd, path, flags)
+AT_FLAGS_LIKE(unlinkat, NAME, (int dirfd, const char *path, int flags), dirfd, path, flags)
 PATH_LIKE(rmdir, NAME, (const char *path), path)
 PATH_LIKE(mkdir, CREATE, (const char *path, mode_t bits), path, bits)
 AT_LIKE(mkdirat, CREATE, (int dirfd, const char *path, mode_t bits), dirfd, path, bits)
@@ -606,12 +661,12 @@ FD_LIKE(fallocate, META, (int fd, int how, off_t offset, off_t size), fd, how, o
 FD_LIKE(fallocate64, META, (int fd, int how, off64_t offset, off64_t size), fd, how, offset, size)
 PATH_LIKE(chmod, META, (const char *path, mode_t bits), path, bits)
 FD_LIKE(fchmod, META, (int fd, mode_t bits), fd, bits)
-AT_LIKE(fchmodat, META, (int dirfd, const char *path, mode_t bits, int flags), dirfd, path, bits, flags)
+AT_FLAGS_LIKE(fchmodat, META, (int dirfd, const char *path, mode_t bits, int flags), dirfd, path, bits, flags)
 PATH_LIKE(chown, META, (const char *path, uid_t user, gid_t group), path, user, group)
 PATH_LIKE(lchown, META, (const char *path, uid_t user, gid_t group), path, user, group)
 FD_LIKE(fchown, META, (int fd, uid_t user, gid_t group), fd, user, group)
-AT_LIKE(fchownat, META, (int dirfd, const char *path, uid_t user, gid_t group, int flags), dirfd, path, user, group, flags)
-AT_LIKE(utimensat, META, (int dirfd, const char *path, const struct timespec times[2], int flags), dirfd, path, times, flags)
+AT_FLAGS_LIKE(fchownat, META, (int dirfd, const char *path, uid_t user, gid_t group, int flags), dirfd, path, user, group, flags)
+AT_FLAGS_LIKE(utimensat, META, (int dirfd, const char *path, const struct timespec times[2], int flags), dirfd, path, times, flags)
 FD_LIKE(futimens, META, (int fd, const struct timespec times[2]), fd, times)
 
 /* These return the error instead of setting errno. */
@@ -628,6 +683,39 @@ FD_LIKE(futimens, META, (int fd, const struct timespec times[2]), fd, times)
     }
 POSIX_FALLOCATE_LIKE(posix_fallocate, off_t)
 POSIX_FALLOCATE_LIKE(posix_fallocate64, off64_t)
+
+/* ------------------------------------------------------------------ looking */
+
+PATH_LIKE(stat, LOOK, (const char *path, struct stat *out), path, out)
+PATH_LIKE(stat64, LOOK, (const char *path, struct stat64 *out), path, out)
+PATH_LIKE(lstat, LOOK, (const char *path, struct stat *out), path, out)
+PATH_LIKE(lstat64, LOOK, (const char *path, struct stat64 *out), path, out)
+AT_FLAGS_LIKE(fstatat, LOOK, (int dirfd, const char *path, struct stat *out, int flags), dirfd, path, out, flags)
+AT_FLAGS_LIKE(fstatat64, LOOK, (int dirfd, const char *path, struct stat64 *out, int flags), dirfd, path, out, flags)
+AT_FLAGS_LIKE(statx, LOOK, (int dirfd, const char *path, int flags, unsigned mask, struct statx *out), dirfd, path, flags, mask,
+              out)
+PATH_LIKE(access, LOOK, (const char *path, int how), path, how)
+AT_FLAGS_LIKE(faccessat, LOOK, (int dirfd, const char *path, int how, int flags), dirfd, path, how, flags)
+
+ssize_t readlink(const char *path, char *out, size_t size) {
+    FINISH(ssize_t, judge_path(LOOK, "readlink", AT_FDCWD, path), real_readlink(path, out, size));
+}
+
+ssize_t readlinkat(int dirfd, const char *path, char *out, size_t size) {
+    REAL(readlinkat);
+    FINISH(ssize_t, judge_path(LOOK, "readlinkat", dirfd, path), real(dirfd, path, out, size));
+}
+
+DIR *opendir(const char *path) {
+    REAL(opendir);
+    enum verdict verdict = judge_path(LOOK, "opendir", AT_FDCWD, path);
+    if (verdict == FAIL)
+        return NULL;
+    DIR *result = real(path);
+    if (verdict == DIE_AFTER)
+        die();
+    return result;
+}
 
 /* ------------------------------------------------------------------ locks */
 

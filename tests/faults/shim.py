@@ -7,15 +7,16 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tests.support.requirements import require, require_c_compiler
 
-Mode = Literal["count", "kill-before", "kill-after", "error", "short", "signal"]
+Mode = Literal["count", "kill-before", "kill-after", "error", "short", "signal", "hook"]
 
 _SOURCE = Path(__file__).with_name("shim.c")
 _COMPILE_TIMEOUT_S = 120.0
@@ -35,6 +36,7 @@ class Family(IntFlag):
     LOCK = 128
     CLOSE = 256
     READ = 512
+    LOOK = 1024
 
 
 ALLOCATING = Family.WRITE | Family.CREATE | Family.META | Family.LINK
@@ -121,6 +123,7 @@ class Preloaded:
             ctypes.c_char_p,
             ctypes.c_char_p,
         ]
+        self._hook: Any = None
         for name in ("fault_count", "fault_hits", "fault_second_syncs"):
             getattr(self._c, name).restype = ctypes.c_long
 
@@ -136,6 +139,19 @@ class Preloaded:
         if self._c.fault_arm(*settings, os.fsencode(root), os.fsencode(log)) != 0:
             msg = f"the fault library refuses {fault} for {root}"
             raise RuntimeError(msg)
+
+    def log_raw(self, *, wanted: bool) -> None:
+        """Have the log say also what the kernel is given: after tabs descriptor, flags and path, and the same again."""
+        self._c.fault_log_raw(int(wanted))
+
+    def hook(self, called: Callable[[str], None]) -> None:
+        """Have `called` called, with the path, before each call that is hit in the mode ``hook``; it is not counted."""
+
+        def decoded(path: bytes, _other: bytes | None) -> None:
+            called(os.fsdecode(path))
+
+        self._hook = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(decoded)
+        self._c.fault_hook(self._hook)
 
     def disarm(self) -> None:
         """Let everything through again."""

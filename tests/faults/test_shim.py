@@ -136,6 +136,45 @@ def test_python_is_seen_through_every_function_that_a_store_uses(tmp_path: Path)
     assert seen == opened + written + told + linked + rest
 
 
+def test_what_the_kernel_is_given_is_told_on_demand_and_a_hook_is_called_before_the_call(tmp_path: Path) -> None:
+    root, log = tmp_path / "root", tmp_path / "log"
+    code = """
+        import os, sys
+        from pathlib import Path
+        from tests.faults.shim import Family, Fault, Preloaded
+        root, log = Path(sys.argv[1]), Path(sys.argv[1] + "/../log").resolve()
+        os.mkdir(root)
+        fd = os.open(root, os.O_RDONLY)
+        shim, seen = Preloaded(), []
+        shim.log_raw(wanted=True)
+        shim.hook(lambda path: seen.append((path, os.listdir(root))))
+        shim.arm(Fault("hook", 2, families=Family.MUTATING | Family.LOOK), root, log)
+        os.mkdir("a", dir_fd=fd)
+        os.rename("a", root / "b", src_dir_fd=fd)
+        os.stat("b", dir_fd=fd, follow_symlinks=False)
+        shim.disarm()
+        assert seen == [(str(root / "a"), ["a"])], seen
+        print(fd)
+    """
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(root)],
+        env={**os.environ, "LD_PRELOAD": str(built()), "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    fd = done.stdout.strip()
+    assert [line.partition("\t")[2] for line in logged(log)] == [
+        f"{fd} 0 a",
+        f"{fd} 0 a\t-100 {root}/b",
+        f"{fd} 100 b",
+    ]
+
+
 def test_sqlite_is_seen_down_to_its_shared_memory(tmp_path: Path) -> None:
     root, log = tmp_path / "root", tmp_path / "log"
     code = """

@@ -1,0 +1,77 @@
+"""A neighbour who swaps a directory of a store for a symlink, at any call of any act, makes it touch nothing outside.
+
+``CKSTORE_CRASH=full`` goes through every call that changes, opens or locks something: at each the directory of the call
+and the one above it are swapped, and one of the other directories of a store in turn; half of them are swapped back
+before the next call. Else a sample. An act may fail then, with an error of ckstore. What is compared is everything
+beside the store: bytes, modes, links and times (`neighbour.seen`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.acts import ACTS
+from tests.faults.harness import Faults, evenly
+from tests.faults.neighbour import ABOVE, HERE, PLACES, Neighbour
+from tests.support.coverage import covered, lane_seed
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+
+_SAMPLE = 6
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_directory_that_is_swapped_at_any_call_leads_nowhere(
+    faults: Faults, capfd: pytest.CaptureFixture[str], act: str
+) -> None:
+    count = faults.race(act, "none", 0, back=False)["count"]
+    every = range(1, count + 1)
+    seed, swapped, violations = lane_seed(), 0, []
+
+    for at in every if CRASH_FULL else evenly(every, _SAMPLE):
+        turn = at + seed
+        for kind in (HERE, ABOVE, [*PLACES][turn % len(PLACES)]):
+            answer = faults.race(act, kind, at, back=bool(turn % 2))
+            swapped += bool(answer.get("swapped"))
+            calls = "\n    ".join(answer.get("calls", []))
+            violations += [
+                f"{act}, {kind} at call {at}, kept in {answer.get('kept')}: {problem}\n    {calls}"
+                for problem in answer["violations"]
+            ]
+
+    counts = {"calls": count, "swaps": swapped}
+    with capfd.disabled():
+        line = covered("neighbour", act, violations=len(violations), seed=seed, **counts)
+        print(f"\n{line}", file=sys.stderr, flush=True)
+    if violations:
+        pytest.fail("\n\n".join(violations[:5]), pytrace=False)
+    assert swapped > 0
+
+
+def test_a_touched_bait_is_noticed(tmp_path: Path) -> None:
+    touches: dict[str, Callable[[Path], object]] = {
+        "refs": lambda folder: (folder / "new").touch(),
+        "blobs/ab": lambda folder: next(folder.iterdir()).unlink(),
+        "trash": lambda folder: os.chmod(folder, 0o700),
+        "staging": lambda folder: os.utime(folder, ns=(5, 5)),
+        HERE: lambda folder: next(folder.iterdir()).write_bytes(b"other"),
+    }
+    for kind, touch in touches.items():
+        store = tmp_path / kind.replace("/", "-") / "store"
+        for name in ("refs", "blobs/ab", "trash", "staging"):
+            (store / name).mkdir(parents=True)
+        (store / "blobs" / "ab" / "file").write_bytes(b"bytes")
+        neighbour = Neighbour(store, kind, back=False)
+
+        neighbour.before_a_call(str(store / "blobs" / "ab" / "file"))
+        assert neighbour.swapped
+        assert neighbour.wrong() == []
+        touch(Path(neighbour.swapped))
+
+        assert neighbour.wrong(), kind

@@ -1,0 +1,131 @@
+"""In objects/ and ops/ no call gives the system a path in a store: only `ckstore.fs` does, one directory at a time.
+
+A look at the sources. What the acts really give the kernel is looked at in tests/faults/test_paths.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "ckstore"
+ROOMS = ("objects", "ops")
+
+BY_PATH = frozenset(
+    {"access", "chdir", "chmod", "chown", "lchown", "link", "listdir", "lstat", "makedirs", "mkdir", "mkfifo", "mknod"}
+    | {
+        "open",
+        "readlink",
+        "remove",
+        "removedirs",
+        "rename",
+        "renames",
+        "replace",
+        "rmdir",
+        "scandir",
+        "stat",
+        "statvfs",
+    }
+    | {"symlink", "truncate", "unlink", "utime", "walk", "fwalk", "getxattr", "setxattr", "pathconf"}
+)
+"""Functions of ``os`` that take a path."""
+OF_OS_PATH = frozenset(
+    {"exists", "lexists", "isdir", "isfile", "islink", "ismount", "getsize", "getmtime", "realpath", "samefile"}
+)
+METHODS = frozenset(
+    {"exists", "is_dir", "is_file", "is_symlink", "is_mount", "iterdir", "stat", "lstat", "read_text", "read_bytes"}
+    | {"write_text", "write_bytes", "unlink", "mkdir", "rmdir", "rename", "symlink_to", "hardlink_to", "resolve"}
+    | {"glob", "rglob", "touch", "chmod", "lchmod", "owner", "group", "samefile", "readlink", "expanduser", "walk"}
+)
+"""Methods of `pathlib.Path` that go to the disk."""
+ROOM_OF_CALLS = frozenset({"peek", "links", "files", "entry", "e"})
+"""What has functions or methods of these names and goes by descriptors: the room, and entries of a listing."""
+
+EXCEPTIONS = {
+    # The root of a store, by the path that its user named: it has no directory of the store above it.
+    "objects/reserve.py: os.statvfs(layout.path)": "the root",
+    "ops/acts.py: os.stat(root)": "the root",
+    "ops/admission.py: os.statvfs(layout.path)": "the root",
+    "ops/doctor.py: os.stat(context.layout.path)": "the root",
+    "ops/doctor.py: os.stat(layout.path)": "the root",
+    "ops/doctor.py: os.statvfs(context.layout.path)": "the root",
+    "ops/gc.py: os.statvfs(context.layout.path)": "the root",
+    "ops/opening.py: folder.is_dir()": "the root of a store that is not made yet, or what is above it",
+    "ops/opening.py: os.access(root, os.W_OK)": "the root",
+    "ops/place_notes.py: os.stat(place.path)": "the root",
+    "ops/room.py: os.statvfs(context.layout.path)": "the root",
+    # The catalog: SQLite knows paths only.
+    "ops/catalog_place.py: catalog.owner()": "asks SQLite",
+    "ops/catalog_place.py: folder.is_dir()": "the directory of the catalog, on this host",
+    "ops/catalog_place.py: path.is_dir()": "the file of the catalog, on this host",
+    "ops/catalog_place.py: wanted.parent.resolve()": "the directory of the catalog, on this host",
+    "ops/doctor.py: path.exists()": "the file of the catalog",
+    'ops/gc.py: os.stat(f"{context.catalog.path}{suffix}")': "the files of the catalog",
+    "ops/reindex.py: os.stat(path, follow_symlinks=False)": "the file of the catalog",
+    "ops/reindex.py: os.statvfs(path.parent)": "the directory of the catalog",
+    # Places outside of a store.
+    "ops/checkout.py: os.statvfs(tree.path)": "the destination",
+    "ops/copies.py: os.listdir(path)": "a source of a repair",
+    "ops/copies.py: path.resolve()": "a source of a repair",
+    "ops/destination.py: path.parent.resolve()": "the destination",
+    "ops/export.py: os.statvfs(path)": "the destination",
+    "ops/gather.py: path.resolve()": "files that are committed",
+    "ops/gather.py: path.resolve(strict=True)": "files that are committed",
+    "ops/gather.py: roots[0].is_dir()": "files that are committed",
+    "ops/gather.py: store.resolve()": "the root",
+}
+
+
+def _is_by_descriptor(call: ast.Call) -> bool:
+    """Whether the first argument is a descriptor, or a name in the directory of one and no symlink is followed."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.Attribute) and first.attr == "fd":
+        return True
+    if isinstance(first, ast.Name) and first.id == "fd":
+        return True
+    return any(keyword.arg == "dir_fd" for keyword in call.keywords)
+
+
+def _goes_by_path(call: ast.Call) -> bool:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id == "open"
+    if not isinstance(function, ast.Attribute):
+        return False
+    of = ast.unparse(function.value)
+    if of == "os":
+        return function.attr in BY_PATH and not _is_by_descriptor(call)
+    if of == "os.path":
+        return function.attr in OF_OS_PATH
+    return of == "shutil" or (function.attr in METHODS and of not in ROOM_OF_CALLS)
+
+
+def by_path(source: str) -> set[str]:
+    """Return the calls in a module that go to the disk by a path."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {ast.unparse(call).replace("'", '"') for call in calls if _goes_by_path(call)}
+
+
+def test_only_the_room_of_system_calls_goes_by_paths_and_the_exceptions_are_named() -> None:
+    found = set()
+    for room in ROOMS:
+        for path in sorted((ROOT / room).glob("**/*.py")):
+            found |= {f"{path.relative_to(ROOT)}: {call}" for call in by_path(path.read_text(encoding="utf-8"))}
+
+    assert found - EXCEPTIONS.keys() == set(), "go by ckstore.fs.inside, or say why not"
+    assert EXCEPTIONS.keys() - found == set(), "these exceptions are no more"
+
+
+def test_a_call_by_path_is_found() -> None:
+    for call in (
+        "os.unlink(x)",
+        "os.path.lexists(x)",
+        "path.is_dir()",
+        "shutil.rmtree(x)",
+        "open(x)",
+        "os.stat(str(x))",
+    ):
+        assert by_path(call) == {call}
+    for call in ("os.fstat(fd)", "os.utime(fd, ns=x)", "os.listdir(lock.fd)", "peek.exists(x)", "links.unlink(x)"):
+        assert by_path(call) == set()
+    assert by_path("os.stat(x, dir_fd=fd, follow_symlinks=False)") == set()
