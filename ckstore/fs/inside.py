@@ -155,10 +155,17 @@ class at:  # noqa: N801 - a with statement reads as a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fd >= 0:
-            _close(self._fd)
+        self._close()
         if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
             error.filename = str(self._where)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # no handler of a signal runs between these lines
+            _close(fd)
+
+    # After a call that failed, a handler of a signal runs when `__exit__` is entered, and may raise there.
+    __del__ = _close
 
 
 def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:

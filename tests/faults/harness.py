@@ -46,9 +46,10 @@ class Faults:
         error: int = 0,
         sticky: bool = False,
         families: Family = Family.MUTATING,
+        handler: str | None = None,
     ) -> dict[str, Any]:
         """Run one case; see `tests.faults.server.Server.case`."""
-        asked = {"scenario": scenario, "mode": mode, "at": at, "error": error, "sticky": sticky}
+        asked = {"scenario": scenario, "mode": mode, "at": at, "error": error, "sticky": sticky, "handler": handler}
         return self._asked({**asked, "families": int(families)})
 
     def race(self, act: str, kind: str, at: int, *, back: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
+from tests.faults import signals
 from tests.faults.acts import ACTS
 from tests.faults.alike import hold_still, picture
 from tests.faults.checker import check_contents, check_store
@@ -32,6 +33,7 @@ from tests.faults.shim import Family, Fault, Preloaded
 from tests.faults.states import NAMES, expected
 from tests.support.descriptors import open_below
 
+_SCENARIOS = SCENARIOS | signals.SIGNALLED
 _CHILD_TIMEOUT_S = 60.0
 _LOG_LINES = 12
 CALLS_OF_A_RACE = Family.MUTATING | Family.OPEN | Family.LOCK
@@ -81,7 +83,7 @@ class Server:
             expected(name)
         loaded: set[str] = set()
         self._modules = loaded
-        for name in SCENARIOS:
+        for name in _SCENARIOS:
             self.case({"scenario": name, "mode": "count", "at": 0})
         self._modules = None
         for module in sorted(loaded - sys.modules.keys()):
@@ -90,7 +92,7 @@ class Server:
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one case: prepare, act with a fault, look at what is left unless an earlier case left the same."""
-        scenario = SCENARIOS[request["scenario"]]
+        scenario = _SCENARIOS[request["scenario"]]
         fault = Fault(
             request["mode"],
             request["at"],
@@ -101,7 +103,8 @@ class Server:
         files = self._files()
         if wrong := self._begin(files, scenario):
             return {"violations": [wrong], "kept": str(files.folder)}
-        acted = self._child(files, lambda: self._act(files, scenario, fault), still="act")
+        handler = request.get("handler")
+        acted = self._child(files, lambda: self._act(files, scenario, fault, handler), still="act")
         done = acted["ended"] == "well" and not acted.get("error")
         left = (scenario.name, done, self._unreadable(fault), str(read_journal(files.journal)), picture(files.folder))
         if left in self._seen:
@@ -205,10 +208,12 @@ class Server:
     def _unreadable(self, fault: Fault) -> bool:
         return bool(fault.families & (Family.READ | Family.OPEN))
 
-    def _act(self, files: Files, scenario: Scenario, fault: Fault) -> dict[str, Any]:
+    def _act(
+        self, files: Files, scenario: Scenario, fault: Fault, handler: signals.Handler | None = None
+    ) -> dict[str, Any]:
         journal = Journal(files.journal)
         act = Act(files, scenario, journal, self._shim)
-        return act.run(fault)
+        return act.run(fault) if handler is None else signals.run(act, fault, handler)
 
     def _child(self, files: Files, work: Callable[[], dict[str, Any]], *, still: str = "") -> dict[str, Any]:
         """Do `work` in a fork, if need be with a clock that stands still; return what it returns, and how it ended."""
@@ -237,39 +242,44 @@ class Server:
 
 
 class Act:
-    """One scenario with a fault, in a process of its own."""
+    """One scenario with a fault, in a process of its own.
+
+    Attributes:
+        files, journal, shim: Those of the case.
+        store: The open store, or None.
+    """
 
     def __init__(self, files: Files, scenario: Scenario, journal: Journal, shim: Preloaded) -> None:
-        self._files = files
+        self.files = files
         self._scenario = scenario
-        self._journal = journal
-        self._shim = shim
-        self._store: Any = None
+        self.journal = journal
+        self.shim = shim
+        self.store: Any = None
 
     def run(self, fault: Fault) -> dict[str, Any]:
         """Act; after an error say whether it was a good one, and act again without faults."""
-        self._shim.arm(fault, self._scenario.hit(self._files.store), self._files.log)
+        self.shim.arm(fault, self._scenario.hit(self.files.store), self.files.log)
         error = self.attempt()
-        self._shim.disarm()
-        answer = {"hits": self._shim.hits, "count": self._shim.count, "error": "", "violations": []}
+        self.shim.disarm()
+        answer = {"hits": self.shim.hits, "count": self.shim.count, "error": "", "violations": []}
         wrong: list[str] = []
-        if self._shim.second_syncs:
+        if self.shim.second_syncs:
             wrong.append("a file whose fsync had failed was fsynced again")
         if error is not None:
             answer["error"] = f"{type(error).__name__}: {error}"
             wrong += self._after(error)
-        if self._store is not None:
-            self._store.close()
-        left = {**open_below(self._files.store), **open_below(self._files.folder / "place")}
+        if self.store is not None:
+            self.store.close()
+        left = {**open_below(self.files.store), **open_below(self.files.folder / "place")}
         wrong += [f"the process left open: {name}" for name in left.values()]
         return {**answer, "violations": wrong}
 
     def attempt(self) -> BaseException | None:
         """Open the store, unless that was done, and act; return the error."""
         try:
-            if self._store is None:
-                self._store = self._scenario.open(self._files.store, self._journal)
-            self._scenario.act(self._store, self._journal)
+            if self.store is None:
+                self.store = self._scenario.open(self.files.store, self.journal)
+            self._scenario.act(self.store, self.journal)
         except BaseException as error:
             return error
         return None
@@ -279,14 +289,14 @@ class Act:
         if not isinstance(error, CkstoreError):
             wrong.append("not a CkstoreError: " + "".join(traceback.format_exception(error)))
         said = str(error)
-        self._journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
+        self.journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
         error.__traceback__ = None
-        if self._store is not None and not self._scenario.begins_damaged:
-            wrong += check_contents(self._store, read_journal(self._files.journal))
+        if self.store is not None and not self._scenario.begins_damaged:
+            wrong += check_contents(self.store, read_journal(self.files.journal))
         again = self.attempt()
         if again is not None and "anew" in said + str(again):
-            self._store.close()
-            self._store = None
+            self.store.close()
+            self.store = None
             again = self.attempt()
         if again is not None:
             wrong.append("the same process cannot try again: " + "".join(traceback.format_exception(again)))
