@@ -77,7 +77,9 @@ class Catalog:
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             for run, step in targets:
-                rows.set_checkpoint(connection, run, step, look(run, step))
+                found = look(run, step)
+                connection.renew(0 if found is None else rows.row_count(found.manifest))
+                rows.set_checkpoint(connection, run, step, found)
             if tags is not None:
                 rows.set_tags(connection, tags())
             if readings:

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import beside, journal
 from ckstore.catalog.forms import NotOfItsForm
+from ckstore.catalog.limits import BoundedConnection
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
+from ckstore_migrations.schema import is_schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +65,7 @@ os.register_at_fork(after_in_child=_look_in_child)
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path) -> Iterator[BoundedConnection]:
     """Open the catalog to read from one state of it; takes no flock and changes nothing.
 
     Raises:
@@ -71,13 +73,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
         connection.execute("PRAGMA query_only=ON")
-        check_header(connection, path)
         connection.execute("BEGIN")
+        check_header(connection, path)
         yield connection
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, timeout_s: float) -> Iterator[sqlite3.Connection]:
+def writing(path: Path, *, timeout_s: float) -> Iterator[BoundedConnection]:
     """Open the catalog for one transaction: it is durable after the block, or has not happened.
 
     The block must not use the catalog in any other way: the flock is held.
@@ -112,7 +114,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
 
 
 @contextlib.contextmanager
-def opened_for_writing(path: Path, deadline: float) -> Iterator[sqlite3.Connection]:
+def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnection]:
     """Open the file, which must exist, unchecked and unchanged; the flock must be held."""
     timeout_s = max(deadline - time.monotonic(), _LEAST_WAIT_S)
     with (
@@ -180,6 +182,8 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
         refuse_newer(path, version, for_writing=for_writing)
     if version < VERSION:
         raise unavailable(path, f"has schema {version}, this ckstore has {VERSION}", "behind")
+    if not is_schema_of(connection, VERSION):
+        raise unavailable(path, "has other tables, views or indexes than ckstore makes", "damaged")
 
 
 def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
@@ -205,7 +209,7 @@ def unavailable(path: Path, found: str, why: Why) -> CatalogUnavailable:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connection]:
+def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnection]:
     if _forked_while_open:
         found = "was open in the parent when this process was forked, so it is not opened here"
         raise unavailable(path, found, "unreadable")
@@ -221,8 +225,10 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
             uri=True,
             timeout=timeout_s,
             isolation_level=None,
+            factory=BoundedConnection,
         )
         try:
+            connection.bound(_file_bytes(path))
             if _identity(path) != there:
                 raise unavailable(path, "was replaced while it was being opened", "unreadable")
             if not mapped:
@@ -238,6 +244,15 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[sqlite3.Connect
             raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
         _open.discard(token)
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the size of the database and its log in bytes."""
+    total = 0
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_size
+    return total
 
 
 def _may_be_mapped(path: Path) -> bool:
@@ -288,4 +303,7 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close what has a transaction open in it") from error
+        if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
+            found = "cannot be used: a statement takes more steps than one of a sound catalog of its size"
+            raise unavailable(path, found, "damaged") from error
         raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

@@ -55,6 +55,12 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         )
 
 
+def row_count(manifest: Manifest) -> int:
+    """Return how many rows a checkpoint has, at most."""
+    extents = sum(len(storage.extents) for storage in manifest.storages)
+    return len(manifest.leaves) + len(manifest.blobs) + extents
+
+
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, tuple[str, int]]) -> None:
     """Make the rows of tags equal to `tags`."""
     old = queries.tags(connection)

@@ -68,18 +68,23 @@ def freed_by(connection: sqlite3.Connection, places: Sequence[tuple[str, int]]) 
     The index is that of the last of its users to go; blobs that any other checkpoint uses are left out.
     """
     query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
-    found = [(row[0], i) for i, place in enumerate(places) for row in connection.execute(query, place).fetchall()]
-    if not found:
-        return []
-    values = ", ".join(f"({int(number)}, {i})" for number, i in found)
-    rows = connection.execute(
-        f"WITH going (id, place) AS (VALUES {values})"  # noqa: S608 - numbers of rows
-        " SELECT max(g.place), b.digest, b.nbytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
-        " LEFT JOIN going g ON g.id = u.checkpoint_id"
-        " WHERE b.id IN (SELECT blob_id FROM uses WHERE checkpoint_id IN (SELECT id FROM going))"
-        " GROUP BY b.id HAVING count(*) = count(g.place)"
-    ).fetchall()
-    return checked(rows, forms.sizes, forms.digests, forms.sizes)
+    going = {row[0]: i for i, place in enumerate(places) for row in connection.execute(query, place).fetchall()}
+    last: dict[int, tuple[int, int]] = {}  # blob -> index of the last that goes, how many go
+    for marks, part in in_parts(list(going)):
+        query = f"SELECT checkpoint_id, blob_id FROM uses WHERE checkpoint_id IN {marks}"  # noqa: S608
+        rows = connection.execute(query, part).fetchall()
+        for checkpoint_id, blob_id in checked(rows, forms.integers, forms.integers):
+            index, count = last.get(blob_id, (0, 0))
+            last[blob_id] = max(index, going[checkpoint_id]), count + 1
+    freed = []
+    for marks, part in in_parts(sorted(last)):
+        query = (
+            "SELECT b.id, b.digest, b.nbytes, (SELECT count(*) FROM uses u WHERE u.blob_id = b.id)"  # noqa: S608
+            f" FROM blobs b WHERE b.id IN {marks} ORDER BY b.id"
+        )
+        rows = checked(connection.execute(query, part).fetchall(), forms.integers, forms.digests, *(forms.sizes,) * 2)
+        freed += [(last[blob][0], digest, nbytes) for blob, digest, nbytes, uses in rows if uses == last[blob][1]]
+    return freed
 
 
 def without_use(

@@ -18,6 +18,7 @@ from ckstore.errors import CkstoreError, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.descriptors import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
+from ckstore_migrations.schema import is_schema_of
 
 SET_ASIDE_KEPT = 3
 """How many catalogs that were set aside stay, of each kind; the oldest go."""
@@ -82,9 +83,14 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             connections.check_header(connection, path, for_writing=True)
         if version > VERSION:
             connections.refuse_newer(path, version, for_writing=True)
+        if not is_schema_of(connection, version if application else 0):
+            raise connections.unavailable(path, f"has not the schema that version {version} made", "damaged")
         connections.prepare_to_write(connection, path)
         with connections.transaction(connection):
             _apply(connection, store)
+            if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
+                found = "cannot be made: this SQLite writes another schema than ckstore knows"
+                raise connections.unavailable(path, found, "unreadable")
     return True
 
 
@@ -155,12 +161,12 @@ def _make_file(path: Path) -> None:
 def _apply(connection: sqlite3.Connection, store: str) -> None:
     from sqlite_utils import Database
 
-    from ckstore_migrations import migrations
+    from ckstore_migrations import apply
 
     # sqlite-utils begins a transaction that could not become a writing one when another process is
     # ahead; inside ours it uses savepoints. Plugins of somebody's environment have no place here.
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
-    migrations().apply(database)
+    apply(database)
     if store:
         connection.execute("INSERT OR IGNORE INTO store (id, uuid) VALUES (1, ?)", (store,))
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")

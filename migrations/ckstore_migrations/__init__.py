@@ -21,13 +21,33 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
     from sqlite_utils.migrations import Migrations
 
-__all__ = ["APPLICATION_ID", "STEPS", "VERSION", "migrations"]
+__all__ = ["APPLICATION_ID", "STEPS", "VERSION", "apply", "migrations"]
 
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
 STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store, m0003_readings)
 VERSION = len(STEPS)
+
+# As sqlite-utils makes them; here, so that the schema is the same with every version of it.
+_APPLIED = (
+    """CREATE TABLE IF NOT EXISTS "_sqlite_migrations" (
+   "id" INTEGER PRIMARY KEY,
+   "migration_set" TEXT,
+   "name" TEXT,
+   "applied_at" TEXT
+)""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS "idx__sqlite_migrations_migration_set_name"
+    ON "_sqlite_migrations" ("migration_set", "name")""",
+)
+
+
+def apply(database: Database, count: int | None = None) -> None:
+    """Apply the steps that a catalog lacks; `count`: the first so many of all only."""
+    for statement in _APPLIED:
+        database.execute(statement)
+    later = [step.__name__ for step in STEPS[len(STEPS) if count is None else count :]]
+    migrations().apply(database, stop_before=later)
 
 
 def migrations() -> Migrations:

@@ -173,4 +173,4 @@ def m0001_initial(db: Database) -> None:
     for statement in _TABLES:
         db.execute(statement)
     for name, query in _VIEWS.items():
-        db.create_view(name, query)
+        db.execute(f'CREATE VIEW "{name}" AS {query.rstrip()}')

@@ -26,6 +26,7 @@ from ckstore.fs.locks import lock_exclusive
 from ckstore.model.published import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
 from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
+from tests.catalog.older import make_older
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import require_root
 
@@ -157,15 +158,20 @@ def test_a_journal_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_
 def test_a_damaged_file_that_gives_a_checkpoint_twice_is_told_to_be_damaged(tmp_path: Path) -> None:
     # A bit that flips in a row leaves it in the place that the index has for the old value.
     catalog = filled(tmp_path, steps=3)
+    unique = "type = 'index' AND name = 'sqlite_autoindex_checkpoints_1'"
     with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
         ((sql,),) = opened.execute("SELECT sql FROM sqlite_schema WHERE name = 'checkpoints'").fetchall()
-        opened.execute("PRAGMA foreign_keys=OFF")
-        opened.execute("CREATE TABLE copied AS SELECT * FROM checkpoints")
-        opened.execute("DROP TABLE checkpoints")
-        opened.execute("CREATE TABLE checkpoints AS SELECT * FROM copied")
+        (index,) = opened.execute(f"SELECT * FROM sqlite_schema WHERE {unique}").fetchall()
+        opened.execute("PRAGMA writable_schema=ON")
+        opened.execute(f"DELETE FROM sqlite_schema WHERE {unique}")
+        loose = sql.replace("UNIQUE (run, step)", "CHECK (id > 0)")
+        opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (loose,))
+    with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
         opened.execute("UPDATE checkpoints SET step = 1 WHERE step = 2")
+        opened.execute("PRAGMA writable_schema=ON")
+        opened.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
+        opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (sql,))
 
-    assert "UNIQUE" in sql or "PRIMARY KEY" in sql
     with pytest.raises(CatalogUnavailable, match="has two rows of one checkpoint") as caught:
         catalog.infos()
     assert caught.value.why == "damaged"
@@ -231,15 +237,25 @@ def test_a_newer_catalog_is_left_aside_by_readers_and_refused_to_writers(catalog
 
 def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(tmp_path: Path) -> None:
     catalog = filled(tmp_path)
-    with closing(sqlite3.connect(catalog.path)) as opened:
-        opened.execute("PRAGMA user_version=0")  # as if the last step had not been there
+    make_older(catalog.path)
 
     assert why(catalog) == "behind"
-    with pytest.raises(CatalogUnavailable, match="has schema 0"):
+    with pytest.raises(CatalogUnavailable, match=f"has schema {VERSION - 1}"):
         catalog.record_event("test", {}, timeout_s=SOON_S)
     catalog.create_or_migrate(timeout_s=SOON_S)
 
     assert len(catalog.listing()) == 50
+
+
+def test_a_catalog_that_only_says_that_it_is_older_is_damaged(tmp_path: Path) -> None:
+    catalog = filled(tmp_path)
+    with closing(sqlite3.connect(catalog.path)) as opened:
+        opened.execute(f"PRAGMA user_version={VERSION - 1}")
+
+    assert why(catalog) == "behind"
+    with pytest.raises(CatalogUnavailable, match=f"has not the schema that version {VERSION - 1} made") as caught:
+        catalog.create_or_migrate(timeout_s=SOON_S)
+    assert caught.value.why == "damaged"
 
 
 # ------------------------------------------------------------------------------------------ damaged

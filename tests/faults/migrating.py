@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import ckstore_migrations
 from ckstore.catalog import connection, upkeep
+from ckstore_migrations import schema
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -26,6 +27,7 @@ def m9999_next(database: Database) -> None:
 def become_next() -> None:
     """Make this process the next ckstore; for a child that ends soon."""
     vars(ckstore_migrations)["STEPS"] = (*ckstore_migrations.STEPS[: NEXT - 1], m9999_next)
+    vars(schema)["DIGESTS"] = tuple(schema.digests())
     for module in (ckstore_migrations, connection, upkeep):
         vars(module)["VERSION"] = NEXT
 

@@ -11,7 +11,7 @@ from sqlite_utils import Database
 
 import ckstore_migrations
 from ckstore.catalog import Catalog
-from ckstore_migrations import STEPS, VERSION, migrations
+from ckstore_migrations import STEPS, VERSION, apply, migrations, schema
 from tests.catalog.manifests import Directories, chunk_of, new_catalog, piece_of, published
 
 FOLDER = Path(ckstore_migrations.__file__).parent
@@ -39,6 +39,22 @@ def test_each_step_makes_the_schema_that_it_always_made() -> None:
     assert found == SCHEMAS
 
 
+def test_the_digests_are_those_of_what_the_steps_make() -> None:
+    assert tuple(schema.digests()) == schema.DIGESTS, "python -m ckstore_migrations.schema prints the right ones"
+
+
+def test_a_version_of_sqlite_utils_that_writes_other_statements_changes_no_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    for name in ("create_view", "create_table"):
+        monkeypatch.setattr(Database, name, refuse)
+
+    assert tuple(schema.digests()) == schema.DIGESTS
+
+
 def test_the_steps_import_nothing_of_ckstore() -> None:
     imported: set[str] = set()
     for path in FOLDER.glob("*.py"):
@@ -55,7 +71,7 @@ def test_the_steps_import_nothing_of_ckstore() -> None:
 def test_all_steps_run_inside_one_transaction_of_the_caller() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        migrations().apply(Database(connection, execute_plugins=False))
+        apply(Database(connection, execute_plugins=False))
 
         still_inside = connection.in_transaction
         connection.execute("ROLLBACK")
@@ -67,11 +83,11 @@ def test_all_steps_run_inside_one_transaction_of_the_caller() -> None:
 def test_applying_twice_is_applying_once() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         database = Database(connection, execute_plugins=False)
-        migrations().apply(database)
-        schema = database.schema
-        migrations().apply(database)
+        apply(database)
+        before = database.schema
+        apply(database)
 
-        assert database.schema == schema
+        assert database.schema == before
         assert [step.name for step in migrations().applied(database)] == [step.__name__ for step in STEPS]
 
 

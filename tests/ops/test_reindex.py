@@ -24,6 +24,7 @@ from ckstore.errors import InsufficientSpace, NewerFormat, SaveFailed
 from ckstore.model.retention import RetentionPlan
 from ckstore.ops import entering
 from ckstore.ops import reindex as reindexing
+from tests.catalog.older import make_older
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.meanwhile import elsewhere
@@ -387,8 +388,7 @@ def test_opening_says_once_what_was_wrong_with_the_catalog_and_mends_it(store: S
     elif how == "damaged":
         (store.path / "catalog.db").write_bytes(b"no database" * 1000)
     else:
-        with closing(sqlite3.connect(store.path / "catalog.db")) as catalog:
-            catalog.execute("PRAGMA user_version=0")
+        make_older(store.path / "catalog.db")
 
     with pytest.warns(CkstoreWarning, match="(Rebuilt|Brought) the catalog") as caught:
         again = Store.open(store.path)

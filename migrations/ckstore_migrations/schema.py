@@ -1,0 +1,68 @@
+"""What the schema is after each step, exactly: a catalog with any other is not read, since it could be anything.
+
+A view in the place of a table may never end; a trigger, a generated column or an index of an expression runs what
+someone else wrote. So the text of the schema is compared before a statement touches a table.
+
+``python -m ckstore_migrations.schema`` prints what belongs into `DIGESTS` after a step was added.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from importlib import import_module
+from typing import Any
+
+DIGESTS: tuple[str, ...] = (
+    "72c3f8ce5cfc514e050ccb3253a91e95bfedaef0bfa90993fb87fce9f9505f2a",
+    "07ec91ce18f3a00609dcf79eb11592adc98136beeca16ecf31dabf276e7c4c1b",
+    "049eca28e2089849b1721db15b37803a8a04332fab003578c65a96239e0f5d15",
+)
+"""SHA-256 of the schema after each step."""
+
+
+def is_schema_of(connection: sqlite3.Connection, version: int) -> bool:
+    """Whether the schema of a database is what the first `version` steps make; 0: whether it is empty."""
+    found = digest_of(connection)
+    return found == (DIGESTS[version - 1] if version else _digest([]))
+
+
+def digest_of(connection: sqlite3.Connection) -> str:
+    """Return the digest of the schema of a database: of all that `sqlite_schema` says but the numbers of pages."""
+    return _digest(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall())
+
+
+def digests() -> Iterator[str]:
+    """Make the schema step by step; yield the digest after each."""
+    from sqlite_utils import Database
+
+    from ckstore_migrations import STEPS, apply
+
+    for count in range(1, len(STEPS) + 1):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            apply(Database(connection, execute_plugins=False), count)
+            yield digest_of(connection)
+
+
+def _digest(rows: list[tuple[Any, ...]]) -> str:
+    digest: str = _sha256()(repr(sorted(rows, key=repr)).encode("utf-8", "surrogatepass")).hexdigest()
+    return digest
+
+
+def _sha256() -> Callable[[bytes], Any]:
+    # As Python's own `random`: `hashlib` loads OpenSSL, which takes 2 ms of a command.
+    for lean in ("_sha2", "_sha256"):
+        try:
+            found: Callable[[bytes], Any] = import_module(lean).sha256
+        except (ImportError, AttributeError):
+            continue
+        return found
+    import hashlib
+
+    return hashlib.sha256
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f'    "{digest}",\n' for digest in digests())

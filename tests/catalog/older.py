@@ -1,0 +1,29 @@
+"""A catalog as the ckstore before this one made it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from sqlite_utils import Database
+
+from ckstore_migrations import APPLICATION_ID, VERSION, apply
+
+
+def make_older(path: Path) -> None:
+    """Put a catalog without the last step, with the same rows, in the place of one."""
+    newer = path.rename(path.with_name("newer.db"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        apply(Database(connection, execute_plugins=False), VERSION - 1)
+        connection.execute("ATTACH ? AS newer", (str(newer),))
+        query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE '\\_%' ESCAPE '\\'"
+        for (table,) in connection.execute(query).fetchall():
+            columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})").fetchall())
+            connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM newer.{table}")
+        connection.execute("DETACH newer")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION - 1}")
+    path.chmod(0o600)
+    newer.unlink()
