@@ -1,0 +1,146 @@
+"""Every public method that reads, on a disk that fails at one call: ``python -m tests.faults.reading STORE LOG STEP``.
+
+It runs with the fault library preloaded, opens the store for reading only, so that a case leaves nothing for the next,
+and prints for each method, as JSON, how many calls were made to fail and what was wrong with what it raised. `STEP`:
+one call in so many is tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ckstore
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import CkstoreError
+from tests.faults.shim import Family, Fault, Preloaded
+from tests.support.descriptors import open_below
+
+STATE = {"w": np.arange(600_000, dtype=np.float32), "small": np.arange(9), "text": "x" * 5000, "n": 3}
+WAYS = {
+    "reading": (Family.READ, errno.EIO),
+    "opening": (Family.OPEN, errno.EIO),
+    "too many files": (Family.OPEN, errno.EMFILE),
+    "locking": (Family.LOCK, errno.ENOLCK),
+    "server gone": (Family.READ | Family.OPEN | Family.LOCK, errno.ESTALE),
+}
+
+
+def make(path: Path) -> None:
+    """Make the store that is read: two states and some files, a tag, a pin and added metrics."""
+    with Store.init(path, chunk_bytes=2**20) as store:
+        (path.parent / "file").write_bytes(bytes(100_000))
+        store.commit(path.parent / "file", 3)
+        store.save(STATE, 1, tags=["first"])
+        store.save({**STATE, "small": np.arange(10)}, 2)
+        store.pin(1, "kept")
+        store.annotate(2, {"loss": 1.0}, note="a note")
+        store.set_retention(RetentionPolicy(keep_last=5))
+
+
+def _inside(read: Callable[[Any], object]) -> Callable[[Store], object]:
+    def act(store: Store) -> object:
+        with store.open_checkpoint(2) as checkpoint:
+            return read(checkpoint)
+
+    return act
+
+
+def _fresh(store: Store, write: Callable[[Path], object]) -> object:
+    out = store.path.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    return write(out)
+
+
+def _digest(store: Store) -> str:
+    return next(path.name for path in sorted(store.path.glob("checkpoints/main/1/blobs/*")))
+
+
+ACTS: dict[str, Callable[[Store], object]] = {
+    "open": lambda store: Store(store.path, readonly=True),
+    "load": lambda store: store.load(2),
+    "load latest": lambda store: store.load(),
+    "load by tag": lambda store: store.load("first", select="w"),
+    "load latest-valid": lambda store: store.load("latest-valid", verify=False),
+    "load mapped": lambda store: store.load(2, mmap=True),
+    "load_into": lambda store: store.load_into({"w": np.zeros(600_000, np.float32)}, 2, strict=False),
+    "open_checkpoint": _inside(lambda checkpoint: checkpoint["w"]),
+    "open_checkpoint of a path": lambda store: ckstore.open_checkpoint(store.path / "checkpoints/main/2").close(),
+    "slice": _inside(lambda checkpoint: checkpoint.slice("w")[10:500_000]),
+    "slice by an index": _inside(lambda checkpoint: checkpoint.slice("w")[10]),
+    "load of an open one": _inside(lambda checkpoint: checkpoint.load(select="small")),
+    "info": lambda store: store.info("first"),
+    "latest valid": lambda store: store.latest(valid=True),
+    "checkpoints": lambda store: store.checkpoints(),
+    "leaves": lambda store: store.leaves(1),
+    "files": lambda store: store.files(3),
+    "directory_of": lambda store: store.directory_of(1),
+    "diff": lambda store: store.diff(1, 2, values=True),
+    "du": lambda store: store.du(),
+    "why": lambda store: store.why(_digest(store)),
+    "plan_gc": lambda store: store.plan_gc(),
+    "gc that is dry": lambda store: store.gc(dry_run=True),
+    "leaks": lambda store: store.leaks(),
+    "doctor": lambda store: store.doctor(),
+    "tags": lambda store: store.tags(),
+    "pins": lambda store: store.pins(),
+    "retention": lambda store: store.retention,
+    "make_room": lambda store: store.make_room,
+    "read_back": lambda store: store.read_back,
+    "recheck_share": lambda store: store.recheck_share,
+    "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
+    "verify": lambda store: store.verify(),
+    "verify quickly": lambda store: store.verify(quick=True),
+    "checkout": lambda store: _fresh(store, lambda out: store.checkout(3, out)),
+    "export": lambda store: _fresh(store, lambda out: store.export_safetensors(1, out)),
+}
+
+
+def try_act(shim: Preloaded, store: Path, log: Path, act: Callable[[Store], object], one_in: int) -> dict[str, Any]:
+    """Make every call of an act fail in every way; return how often, and what was wrong."""
+    hits, wrong = 0, []
+    for way, (families, error) in WAYS.items():
+        at = 1
+        while True:
+            handle = Store(store, readonly=True)
+            shim.arm(Fault("error", at, error, families=families), store, log)
+            try:
+                act(handle)
+            except CkstoreError:
+                pass
+            except BaseException:
+                wrong.append(f"{way}, call {at}: {traceback.format_exc()}")
+            shim.disarm()
+            if not shim.hits:
+                break
+            hits += 1
+            gc.collect()
+            wrong += [f"{way}, call {at}: left open: {name}" for name in open_below(store).values()]
+            at += one_in
+        act(Store(store, readonly=True))
+    return {"hits": hits, "wrong": wrong}
+
+
+def main() -> None:
+    """Try every act."""
+    store, log, one_in = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    warnings.simplefilter("ignore")
+    make(store)
+    shim = Preloaded()
+    for act in ACTS.values():  # what is imported on the way is read too, and is not below the store
+        act(Store(store, readonly=True))
+    print(json.dumps({name: try_act(shim, store, log, act, one_in) for name, act in ACTS.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""On a disk that fails, every public method that reads raises an error of ckstore, and no other.
+
+``CKSTORE_CRASH=full`` lets every call fail, else one in 41; the counts are printed. What is tried is in `reading.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from ckstore.ops.open_checkpoint import OpenCheckpoint
+from tests.faults.reading import ACTS
+from tests.faults.shim import built
+from tests.support.coverage import covered
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_ROOT = Path(__file__).parents[2]
+_TIMEOUT_S = 1_500.0
+_ONE_IN = 1 if CRASH_FULL else 41
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_a_call_that_fails_gives_an_error_of_ckstore(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paths = [str(_ROOT), str(_ROOT / "cli"), str(_ROOT / "migrations")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.reading", str(tmp_path / "store"), str(tmp_path / "calls"), str(_ONE_IN)],
+        env={**os.environ, "LD_PRELOAD": str(built()), "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    wrong = [f"{act}: {line}" for act, outcome in found.items() for line in outcome["wrong"]]
+    calls = sum(outcome["hits"] for outcome in found.values())
+    line = covered("failing reads", "every method that reads", violations=len(wrong), acts=len(found), calls=calls)
+    with capfd.disabled():
+        print(f"\n{line}", file=sys.stderr, flush=True)
+    assert wrong == []
+    assert found.keys() == ACTS.keys()
+    assert all(outcome["hits"] for act, outcome in found.items() if act != "leaks")
+
+
+def test_no_method_that_reads_is_left_out() -> None:
+    changing = {
+        *("save", "commit", "delete", "gc", "reindex", "tag", "untag", "pin", "unpin", "annotate", "apply"),
+        *("set_retention", "set_make_room", "set_read_back", "set_recheck_share", "check_alone"),
+    }
+    quick = {"warnings", "settings", "close", "init", "open_or_init"}
+    methods = {name for name in vars(Store) if not name.startswith("_")} - changing - quick
+    inside = {name for name in vars(OpenCheckpoint) if not name.startswith("_")}
+    tried = {name.partition(" ")[0] for name in ACTS} | {"latest", "export_safetensors"}
+
+    assert methods <= tried | {"open"}
+    assert inside <= {"keys", "summary", "files", "file_summary", "close", "slice", "load"}
