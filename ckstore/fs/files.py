@@ -29,6 +29,7 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_MOST_BYTES = 16 * 2**20
+_SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache: there is little to gain."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
@@ -313,12 +314,15 @@ def _sync_names(fd: int) -> None:
             raise
 
 
-def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
+def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
     """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
+
+    A document that is not on the disk, but for some blocks, is not read: its size costs nobody anything. Blobs may have
+    zeros, which some programs copy as holes.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedBlob: It is no regular file, or larger than `most_bytes`.
+        DamagedBlob: It is no regular file, or larger than `most_bytes`, or a document with holes.
         OSError: It cannot be read.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:
@@ -326,6 +330,11 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None) -> byt
         if size > most_bytes:
             msg = f"{path} has {size} bytes, at most {most_bytes} are read"
             raise DamagedBlob(msg)
+        if size > _SPARSE_FROM_BYTES and not is_blob:
+            if os.lseek(fd, 0, os.SEEK_HOLE) < size:
+                msg = f"{path} is damaged: wanted {size} bytes of text, found holes in the file"
+                raise DamagedBlob(msg)
+            os.lseek(fd, 0, os.SEEK_SET)
         data = bytearray()
         while len(data) <= most_bytes:
             part = os.read(fd, size + 1 - len(data) if size >= len(data) else _WRITE_MOST_BYTES)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MANIFEST_VERSION = 1
 MANIFEST_MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 100
+BLOB_MAX_BYTES = 2**31
+"""Chunks have at most 1 GiB, and a pack little more than its pieces."""
 MAX_ELEMENTS = 2**63
 """What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
 

@@ -22,6 +22,7 @@ from ckstore.model.document import (
 from ckstore.model.dtypes import itemsize
 from ckstore.model.files_read import read_files
 from ckstore.model.manifest import (
+    BLOB_MAX_BYTES,
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
     MAX_ELEMENTS,
@@ -217,8 +218,8 @@ class _Reader:
                 refuse(self.where, f"blobs[{i}]", "[digest, size]", item)
             digest, nbytes = item
             self.own_digest(digest, f"blobs[{i}]")
-            if type(nbytes) is not int or nbytes < 1:
-                refuse(self.where, f"size of blobs[{i}]", "an integer from 1", nbytes)
+            if type(nbytes) is not int or not 1 <= nbytes <= BLOB_MAX_BYTES:
+                refuse(self.where, f"size of blobs[{i}]", f"an integer from 1 to {BLOB_MAX_BYTES}", nbytes)
             if digest in seen:
                 refuse(self.where, f"blobs[{i}]", "each blob once", digest)
             seen.add(digest)

@@ -81,7 +81,9 @@ def _replace(name: Inside, good: Inside, temporary: Inside) -> None:
     except OSError as error:
         if error.errno not in links.CANNOT_LINK:
             raise
-        files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size)))
+        files.create_blob(
+            temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True))
+        )
     links.rename(temporary, name)
     if peek.exists(temporary):
         links.unlink(temporary)

@@ -233,7 +233,7 @@ class Staging:
         except OSError as error:
             if error.errno not in links.CANNOT_LINK:
                 raise
-            self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size)))
+            self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
 
     def write(self, digest: str, data: memoryview) -> None:
         """Stage a new copy, durably, without offering it to others.

@@ -169,7 +169,7 @@ class Checker:
     ) -> list[Damage]:
         """Check some blobs of an open checkpoint, given by their index in its manifest."""
         manifest = directory.manifest
-        pieces = _pieces(manifest)
+        pieces, teller = _pieces(manifest), Teller(manifest)
         damage = []
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
         # The first by itself: of several that begin at once the budget may take another, and this never has its turn.
@@ -179,7 +179,7 @@ class Checker:
                 if self._report is not None:
                     self._report(self.checked_bytes)
                 if checked.problem or checked.bad:
-                    damage.append(damage_of(manifest, index, checked))
+                    damage.append(teller.damage(index, checked))
         return damage
 
     def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
@@ -254,17 +254,48 @@ def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
     return pieces
 
 
-def damage_of(manifest: Manifest, index: int, checked: Checked) -> Damage:
-    """Say what a damaged blob means for a checkpoint."""
-    hurt = {
-        i
-        for i, storage in enumerate(manifest.storages)
-        if any(e.blob == index and (e.piece, e.offset, e.length) in checked.bad for e in storage.extents)
-    }
-    names = tuple(leaf.name for leaf in manifest.leaves if leaf.storage in hurt)
-    files = tuple(file.path for file in manifest.files if not hurt.isdisjoint(file.storages))
-    what = checked.problem or next(iter(checked.bad.values()))
-    affects = checked.absent or bool(checked.bad)
-    if not affects:
-        what += f"; {manifest.run}@{manifest.step} does not use the damaged bytes"
-    return Damage(manifest.run, manifest.step, names, manifest.blobs[index].digest, what, affects, files)
+class Teller:
+    """Says what damaged blobs mean for a checkpoint: each look costs what it finds, however many blobs are damaged."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._storages: dict[int, list[tuple[int, Piece]]] | None = None
+        self._values: dict[int, list[int]] = defaultdict(list)
+        self._files: dict[int, list[int]] = defaultdict(list)
+        self._told: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    def damage(self, index: int, checked: Checked) -> Damage:
+        """Return what is damaged by blob number `index`."""
+        names, files = self._hurt_by(index, checked)
+        what = checked.problem or next(iter(checked.bad.values()))
+        affects = checked.absent or bool(checked.bad)
+        run, step = self._manifest.run, self._manifest.step
+        if not affects:
+            what += f"; {run}@{step} does not use the damaged bytes"
+        return Damage(run, step, names, self._manifest.blobs[index].digest, what, affects, files)
+
+    def _hurt_by(self, index: int, checked: Checked) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self._storages is None:
+            self._storages = self._look()
+        hurt = frozenset(storage for storage, piece in self._storages[index] if piece in checked.bad)
+        if hurt not in self._told:
+            leaves = sorted({leaf for storage in hurt for leaf in self._values.get(storage, ())})
+            files = sorted({file for storage in hurt for file in self._files.get(storage, ())})
+            self._told[hurt] = (
+                tuple(self._manifest.leaves[leaf].name for leaf in leaves),
+                tuple(self._manifest.files[file].path for file in files),
+            )
+        return self._told[hurt]
+
+    def _look(self) -> dict[int, list[tuple[int, Piece]]]:
+        """Return which storages have which pieces in each blob, and note what is in each storage."""
+        storages: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
+        for i, storage in enumerate(self._manifest.storages):
+            for extent in storage.extents:
+                storages[extent.blob].append((i, (extent.piece, extent.offset, extent.length)))
+        for i, leaf in enumerate(self._manifest.leaves):
+            self._values[leaf.storage].append(i)
+        for i, file in enumerate(self._manifest.files):
+            for number in set(file.storages):
+                self._files[number].append(i)
+        return storages

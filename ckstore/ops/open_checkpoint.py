@@ -15,7 +15,7 @@ from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import act
 from ckstore.ops.load import Select, load
-from ckstore.ops.read import read_memories
+from ckstore.ops.read import check_room, read_memories
 from ckstore.tensors.memory import allocate
 from ckstore.tensors.restore import make_leaf
 
@@ -183,6 +183,7 @@ class LeafSlice:
         for n in leaf.shape[1:]:
             row_bytes *= n
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
+        check_room(self._directory, last - first)
         memory = allocate(leaf.kind, last - first)
         self._fill(memory.view, first, last)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)

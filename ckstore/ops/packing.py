@@ -306,7 +306,7 @@ def _pieces_are_there(
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes
-    data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size))
+    data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
     for digest, place in unchecked.items():
         there = data[place.offset : place.offset + place.length]
         if len(there) != place.length or context.algorithm.digest(there) != digest:
@@ -328,7 +328,9 @@ def _healed(  # noqa: PLR0917
     if not staging.is_damaged(blob):
         return False
     try:
-        there = files.read_file(staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size))
+        there = files.read_file(
+            staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size), is_blob=True
+        )
     except OSError as error:
         if error.errno != errno.EIO:
             raise

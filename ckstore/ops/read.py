@@ -7,7 +7,9 @@ import os
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
+from ckstore.errors import InsufficientSpace
 from ckstore.fs import files, mapping
+from ckstore.fs.memory import available_bytes
 from ckstore.ops.workers import Workers
 from ckstore.tensors.memory import StorageMemory, allocate, wrap
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
+_ASK_FROM_BYTES = 64 * 2**20
+"""Less is not asked for: the kernel's answer takes longer than reading it."""
 
 
 class StorageNames:
@@ -125,10 +129,36 @@ def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threa
         pool.stop()
 
 
+def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
+    """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet.
+
+    A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
+    again and again; so what it says is no measure.
+
+    Raises:
+        InsufficientSpace: They do not.
+    """
+    if nbytes < _ASK_FROM_BYTES:
+        return
+    free_bytes = available_bytes()
+    if free_bytes is not None and nbytes > free_bytes:
+        where = f"{directory.manifest.run}@{directory.manifest.step}"
+        msg = f"reading {where} takes {nbytes} bytes of memory, and {free_bytes} can be had"
+        hint = "select= reads a part of it, mmap=True maps what lies in the store, slice() reads rows"
+        raise InsufficientSpace(msg, hint=hint)
+
+
 def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    """Read storages into fresh memory."""
+    """Read storages into fresh memory.
+
+    Raises:
+        InsufficientSpace: They do not fit into it.
+        DamagedBlob, OSError: As `read_storages`.
+    """
     names = StorageNames(directory)
     records = directory.manifest.storages
+    storages = list(storages)
+    check_room(directory, sum(records[i].nbytes for i in storages))
     memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
     return memories

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.model.digest import fan_out, is_digest
+from ckstore.model.manifest import BLOB_MAX_BYTES
 from ckstore.model.verify_report import Finding, Mode
 from ckstore.objects.canonical import restore_name
 from ckstore.objects.layout import Layout
@@ -160,7 +161,9 @@ def _wrong_names(layout: Layout, names: Names, checker: Checker, mode: Mode) -> 
             continue
         path = layout.blob(digest)
         what = ""
-        if mode == "full":
+        if status.st_size > BLOB_MAX_BYTES:
+            what = f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
+        elif mode == "full":
             what = checker.file(path, digest, status.st_size) or ""
         elif used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
             sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}

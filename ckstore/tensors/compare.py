@@ -18,7 +18,8 @@ def largest_difference(before: Any, after: Any) -> Difference | None:
     infinity against anything else is an infinite one.
 
     Returns:
-        None if they are of another kind, shape or type of element, so that there is nothing to compare.
+        None if they are of another kind, shape or type of element, so that there is nothing to compare; or if both are
+        windows that overlap so far that there are more elements than bytes.
     """
     if is_tensor(before) and is_tensor(after):
         blocks = _torch_blocks(before, after)
@@ -40,18 +41,29 @@ def _torch_blocks(before: Any, after: Any) -> Any:
 
     if before.shape != after.shape or not all(t.is_floating_point() or t.is_complex() for t in (before, after)):
         return None
+    before, after = _distinct(before, after, before.stride(), after.stride())
+    if before.numel() > before.untyped_storage().nbytes() + after.untyped_storage().nbytes():
+        return None
     if any("float4" in str(t.dtype) for t in (before, after)):  # torch cannot convert it
         return None
     wide = torch.complex128 if before.is_complex() or after.is_complex() else torch.float64
 
     def block(tensor: Any, start: int) -> Any:
-        part = tensor.reshape(-1)[start : start + _BLOCK_ELEMENTS]
+        part = tensor[start : start + _BLOCK_ELEMENTS]
         if part.element_size() == 1:  # the small floats convert to float32 only
             part = part.to(torch.float32)
         return part.to(wide).numpy()
 
-    starts = range(0, before.numel(), _BLOCK_ELEMENTS)
-    return ((block(before, start), block(after, start)) for start in starts)
+    one, other = before.reshape(-1), after.reshape(-1)
+    return ((block(one, start), block(other, start)) for start in range(0, one.numel(), _BLOCK_ELEMENTS))
+
+
+def _distinct(before: Any, after: Any, strides: Any, other_strides: Any) -> tuple[Any, Any]:
+    """Return both with one index of each dimension in which both have the same elements again and again."""
+    index = tuple(
+        slice(0, 1) if one == other == 0 else slice(None) for one, other in zip(strides, other_strides, strict=True)
+    )
+    return before[index], after[index]
 
 
 def _numpy_blocks(before: Any, after: Any) -> Any:
@@ -60,12 +72,20 @@ def _numpy_blocks(before: Any, after: Any) -> Any:
     if before.shape != after.shape or any(a.dtype.kind not in "fc" for a in (before, after)):
         return None
     wide = np.complex128 if "c" in (before.dtype.kind, after.dtype.kind) else np.float64
+    before, after = _distinct(before, after, before.strides, after.strides)
+    if before.size > _span_bytes(before) + _span_bytes(after):
+        return None
     one, other = before.reshape(-1), after.reshape(-1)
     starts = range(0, one.size, _BLOCK_ELEMENTS)
     return (
         (one[start : start + _BLOCK_ELEMENTS].astype(wide), other[start : start + _BLOCK_ELEMENTS].astype(wide))
         for start in starts
     )
+
+
+def _span_bytes(array: Any) -> int:
+    """Return the bytes from the first to the last of an array in memory."""
+    return int(array.itemsize + sum((n - 1) * abs(step) for n, step in zip(array.shape, array.strides, strict=True)))
 
 
 def _of_block(one: Any, other: Any) -> tuple[float, float]:

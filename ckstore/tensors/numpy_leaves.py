@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ckstore.errors import CannotStore
 from ckstore.model.dtypes import numpy_itemsize
 from ckstore.model.nodes import bytes_of_text, text_of_bytes
-from ckstore.tensors.layout import Region, row_major
+from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
 
 if TYPE_CHECKING:
@@ -134,7 +134,11 @@ def takes(target: object, leaf: LeafRecord) -> bool:
     if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
-    return same and bool(target.flags.writeable)
+    if not same or not target.flags.writeable:
+        return False
+    # Of one that lies in itself, as windows do, the last element written to a place would be that of all.
+    steps = tuple(abs(step) // max(1, target.itemsize) for step in target.strides)
+    return bool(target.flags.c_contiguous) or not may_overlap(target.shape, steps)
 
 
 def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:

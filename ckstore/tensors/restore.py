@@ -92,6 +92,7 @@ class LeafMaker:
         self._memory = memory
         self._device = device
         self._got: dict[int, StorageMemory] = {}
+        self._whole: dict[tuple[int, str], object] = {}
 
     def leaf(self, index: int) -> object:
         """Return the value of leaf `index`."""
@@ -102,7 +103,12 @@ class LeafMaker:
         if memory is None:
             memory = _moved(leaf, self._memory(leaf.storage), self._device)
             self._got[leaf.storage] = memory
-        return _make(leaf, memory)
+        if leaf.kind in ("torch", "numpy"):
+            return _make(leaf, memory)
+        key = leaf.storage, leaf.kind  # bytes and strings are copies: one of each storage, however many leaves name it
+        if key not in self._whole:
+            self._whole[key] = _make(leaf, memory)
+        return self._whole[key]
 
 
 def _moved(leaf: LeafRecord, memory: StorageMemory, device: object) -> StorageMemory:

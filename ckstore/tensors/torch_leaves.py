@@ -182,8 +182,15 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def empty_bytes(nbytes: int) -> torch.Tensor:
-    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64.
+
+    Raises:
+        MemoryError: There is not so much memory; torch says so in a `RuntimeError`.
+    """
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    except RuntimeError as error:
+        raise MemoryError(f"{nbytes} bytes: {str(error).partition(chr(10))[0]}") from error
 
 
 def bytes_in(view: memoryview) -> torch.Tensor:

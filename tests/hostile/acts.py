@@ -93,7 +93,7 @@ def _load_into(store: Store, ref: str) -> None:
 def _slice(store: Store, ref: str) -> None:
     with store.open_checkpoint(ref) as checkpoint:
         for leaf in checkpoint.summary()[:3]:
-            if leaf.shape:
+            if leaf.shape and leaf.shape[0]:
                 checkpoint.slice(leaf.name)[0:2]
                 checkpoint.slice(leaf.name)[-1]
 

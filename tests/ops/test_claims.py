@@ -1,0 +1,204 @@
+"""What a manifest claims costs nothing: memory and time follow the bytes that are there, and the manifest's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore import Store
+from ckstore.errors import DamagedBlob, InsufficientSpace
+from ckstore.fs import memory
+from ckstore.model.manifest import BlobRecord, Manifest, StorageRecord
+from ckstore.objects.checking import Checked
+from ckstore.ops.checker import Teller
+from tests.hostile.archives_manifests import digest, dumps, framed, members_of, named, tensor, text
+
+MIB = 2**20
+ZEROS = bytes(MIB)
+
+
+def forge(folder: Path, blob: bytes, **members: Any) -> Path:
+    """Make the directory of a checkpoint with one blob, and these members in its manifest."""
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(framed(dumps(members_of(blob, **members))))
+    (folder / "blobs" / digest(blob)).write_bytes(blob)
+    return folder
+
+
+def zeros(times: int) -> dict[str, Any]:
+    """Return the members of a tensor that is one chunk of zeros again and again."""
+    size = times * MIB
+    extents = [[digest(ZEROS), 0, 0, MIB]] * times
+    return {"storages": [[size, extents]], "leaves": [tensor("w", [size])]}
+
+
+def test_more_than_fits_into_memory_is_refused_with_both_numbers_before_anything_is_taken(tmp_path: Path) -> None:
+    path = forge(tmp_path / "huge", ZEROS, **zeros(100_000))  # 98 GiB of one MiB
+
+    with ckstore.open_checkpoint(path) as checkpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckstore.ops.read.available_bytes", lambda: 2**33)
+        reads: list[Callable[[], object]] = [checkpoint.load, lambda: checkpoint["w"], lambda: checkpoint.slice("w")[:]]
+        for read in reads:
+            with pytest.raises(InsufficientSpace, match=f"{100_000 * MIB} bytes of memory, and {2**33} can be had"):
+                read()
+        assert len(checkpoint.slice("w")[5 : 5 + 10]) == 10
+
+
+def test_a_tensor_of_zeros_is_loaded_however_few_bytes_it_takes(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.save({"w": torch.zeros(200 * MIB, dtype=torch.uint8)}, step=1)
+
+        assert not store.load(1)["w"].any()
+        assert not store.load(1, mmap=True)["w"].any()
+        assert sum(path.stat().st_size for path in (store.directory_of(1) / "blobs").iterdir()) == MIB
+
+
+@pytest.mark.parametrize("kind", ["str", "bytes"])
+def test_texts_of_one_storage_are_one_object(tmp_path: Path, kind: str) -> None:
+    path = forge(tmp_path / "texts", b"x" * MIB, **named([text("", kind) for _ in range(1000)]))
+
+    with ckstore.open_checkpoint(path) as checkpoint:
+        loaded = checkpoint.load()
+
+    assert len({id(value) for value in loaded.values()}) == 1
+    assert loaded["a0"] in (b"x" * MIB, "x" * MIB)
+
+
+def test_views_that_are_expanded_share_the_bytes_that_are_there(tmp_path: Path) -> None:
+    leaves = [tensor("", [2**50], "float32", strides=[0]), tensor("", [2**50, 8], "<f4", strides=[0, 1])]
+    path = forge(tmp_path / "views", b"x" * 4096, **named(leaves))
+
+    with ckstore.open_checkpoint(path) as checkpoint:
+        loaded = checkpoint.load()
+
+    assert loaded["a0"].untyped_storage().nbytes() == 4096
+    assert loaded["a1"].base.nbytes == 4096
+
+
+def test_an_array_that_lies_in_itself_is_replaced_and_not_filled(tmp_path: Path) -> None:
+    leaf = tensor("w", [2**40, 8], "<f4", strides=[0, 1])
+    forge(tmp_path / "store-like" / "windows", b"x" * 4096, leaves=[leaf])
+    target = np.lib.stride_tricks.as_strided(np.zeros(8, "<f4"), (2**40, 8), (0, 4))
+
+    with Store.init(tmp_path / "store") as store:
+        (store.path / "checkpoints" / "main").mkdir()
+        (tmp_path / "store-like" / "windows").rename(store.path / "checkpoints" / "main" / "3")
+        into = {"w": target}
+        store.load_into(into, "main@3")
+
+    assert into["w"] is not target
+    assert into["w"].strides == target.strides
+
+
+def test_the_values_of_expanded_tensors_are_compared_once_and_windows_are_left_out(tmp_path: Path) -> None:
+    def leaves() -> dict[str, Any]:
+        expanded = tensor("", [2**40, 4], "float32", strides=[0, 1])
+        windows = tensor("", [500, 500], "float32", strides=[1, 1])
+        return named([expanded, windows])
+
+    values = [np.arange(1024, dtype="<f4") + i for i in range(2)]
+    with Store.init(tmp_path / "store") as store:
+        (store.path / "checkpoints" / "main").mkdir()
+        for step, data in enumerate(values, 3):
+            forge(store.path / f"checkpoints/main/{step}", data.tobytes(), step=step, sequence=step, **leaves())
+        found = {change.name: change.difference for change in store.diff("main@3", "main@4", values=True).changed}
+
+    assert found["a0"] is not None
+    assert found["a0"].largest_absolute == 1
+    assert found["a1"] is None
+
+
+def test_a_document_that_is_a_hole_is_refused_unread(tmp_path: Path) -> None:
+    path = forge(tmp_path / "sparse", b"x" * 4096)
+    with (path / "manifest.json").open("r+b") as file:
+        file.truncate(2**29)
+
+    before = time.process_time()
+    with pytest.raises(DamagedBlob, match="holes"):
+        ckstore.open_checkpoint(path)
+    assert time.process_time() - before < 10
+
+
+def test_a_blob_larger_than_any_is_refused(tmp_path: Path) -> None:
+    path = forge(tmp_path / "large", b"x" * 4096, blobs=[[digest(b"x" * 4096), 4096], ["xxh3-" + "0" * 32, 2**31 + 1]])
+
+    with pytest.raises(DamagedBlob, match=f"wanted an integer from 1 to {2**31}"):
+        ckstore.open_checkpoint(path)
+
+
+def test_verify_does_not_read_what_is_larger_than_a_blob(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        path = store.path / "blobs" / "00" / ("xxh3-" + "0" * 32)
+        path.parent.mkdir()
+        with path.open("wb") as file:
+            file.truncate(2**40)
+
+        report = store.verify()
+
+    assert any("more than a blob can have" in finding.what for finding in report.findings)
+    assert report.checked_bytes == 0
+
+
+def test_each_of_many_damaged_blobs_is_told_with_the_same_names(tmp_path: Path) -> None:
+    count = 300
+    path = forge(tmp_path / "many", b"x" * 4096, **named([tensor("", [4096]) for _ in range(count)]))
+    with ckstore.open_checkpoint(path) as checkpoint:
+        manifest: Manifest = checkpoint._directory.manifest
+    extent = manifest.storages[0].extents[0]
+    extents = tuple(extent._replace(blob=i) for i in range(count))
+    blobs = tuple(BlobRecord(f"xxh3-{i:032x}", 4096) for i in range(count))
+    wide = Manifest(
+        **{
+            **{name: getattr(manifest, name) for name in manifest.__slots__},
+            "blobs": blobs,
+            "storages": (StorageRecord(4096 * count, extents),),
+        }
+    )
+    piece = (extent.piece, extent.offset, extent.length)
+
+    teller = Teller(wide)
+    found = [teller.damage(i, Checked("it is missing", {piece: "it is missing"})) for i in range(count)]
+
+    assert [damage.blob for damage in found] == [blob.digest for blob in blobs]
+    assert {len(damage.names) for damage in found} == {count}
+    assert len({id(damage.names) for damage in found}) == 1
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Control groups of which the inner one has no limit and the outer one has."""
+    folder = tmp_path / "cgroup"
+    (folder / "outer/inner").mkdir(parents=True)
+    (folder / "outer/inner/memory.max").write_text("max\n")
+    (folder / "outer/inner/memory.current").write_text("100\n")
+    (folder / "outer/memory.max").write_text("5000\n")
+    (folder / "outer/memory.current").write_text("4000\n")
+    (folder / "outer/memory.stat").write_text("anon 1000\ninactive_file 2000\nactive_file 300\n")
+    (tmp_path / "own").write_text("0::/outer/inner\n")
+    monkeypatch.setattr(memory, "_GROUPS", folder)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    return folder
+
+
+def test_what_a_control_group_leaves_is_counted_with_its_cache(groups: Path) -> None:
+    assert memory.available_bytes() == 1000 + 2300
+
+    (groups / "outer/memory.max").write_text("max\n")
+
+    machine = memory.available_bytes()
+    assert machine is not None
+    assert machine > 3300
+
+
+def test_where_the_kernel_says_nothing_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_MEMINFO", "_OWN_GROUPS", "_GROUPS"):
+        monkeypatch.setattr(memory, name, tmp_path / "nothing")
+
+    assert memory.available_bytes() is None
