@@ -38,20 +38,32 @@ class StorageMemory:
 
 
 def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
-    """Return fresh memory for a storage of `nbytes` bytes; its content is undefined."""
+    """Return fresh memory for a storage of `nbytes` bytes; its content is undefined.
+
+    Raises:
+        MemoryError: There is not so much.
+    """
+    try:
+        return _in_huge_pages(_fresh(kind, nbytes))
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
+        msg = f"{nbytes} bytes for one storage could not be allocated"
+        raise MemoryError(msg) from error
+
+
+def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
     owner: Any
     if kind == "torch":
         from ckstore.tensors import torch_leaves
 
         owner = torch_leaves.empty_bytes(nbytes)
-        return _in_huge_pages(StorageMemory(owner, memoryview(owner.numpy())))
+        return StorageMemory(owner, memoryview(owner.numpy()))
     if kind == "numpy":
         from ckstore.tensors import numpy_leaves
 
         owner = numpy_leaves.empty_bytes(nbytes)
     else:
         owner = bytearray(nbytes)
-    return _in_huge_pages(StorageMemory(owner, memoryview(owner)))
+    return StorageMemory(owner, memoryview(owner))
 
 
 def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
