@@ -60,6 +60,8 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "set_make_room": lambda store: store.set_make_room(None),
     "read_back": lambda store: store.read_back,
     "set_read_back": lambda store: store.set_read_back(False),
+    "recheck_share": lambda store: store.recheck_share,
+    "set_recheck_share": lambda store: store.set_recheck_share(0.01),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
     "export_safetensors": lambda store: store.export_safetensors(1, "out"),
