@@ -34,11 +34,14 @@ class Scan:
 
     Attributes:
         holders: For each inode that was asked for and is held: who has it.
-        unseen_count: Processes that could not be looked at, or not wholly.
+        unseen_count: Processes that could not be looked at, or not wholly; None: nobody knows how many, since
+            ``/proc`` is not there, or does not list those of others (its mount option ``hidepid``).
+        blind: Whether no process at all could be looked at.
     """
 
     holders: dict[Inode, list[Holder]] = field(default_factory=dict)
-    unseen_count: int = 0
+    unseen_count: int | None = 0
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,10 @@ def command_of(pid: int) -> str:
 
 
 def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    pids = _pids()
+    scan.blind = os.getpid() not in pids
+    unseen_count = 0
+    for pid in pids:
         unseen = False
         for source in (_descriptors, _mappings):
             try:
@@ -119,7 +125,16 @@ def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
                 continue
             except OSError:
                 unseen = True
-        scan.unseen_count += unseen
+        unseen_count += unseen
+    # The first process is there always: if it is not listed, those of others are not.
+    scan.unseen_count = unseen_count if not scan.blind and 1 in pids else None
+
+
+def _pids() -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    except OSError:  # no /proc here
+        return []
 
 
 def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:

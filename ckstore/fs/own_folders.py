@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckstore.fs import links
-from ckstore.fs.place import examine
+from ckstore.fs.mounts import examine
 
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
 _PRIVATE = 0o700

@@ -1,4 +1,4 @@
-"""What the filesystem at a place is, and whether it can do what a store needs: looked at and tried, not guessed."""
+"""Whether a place can do what a store needs: tried, not guessed. What filesystem it is, is in `ckstore.fs.mounts`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs import links, locks, peek
-from ckstore.fs.descriptors import open_descriptor
 from ckstore.fs.inside import Inside, open_at
-from ckstore.model.doctor.place import PlaceFacts
+from ckstore.fs.mounts import mount_id
 
 _TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
@@ -34,69 +32,6 @@ _UNABLE = (
 """Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
 
 _able: set[tuple[int, int, int]] = set()
-
-
-def examine(path: Path) -> PlaceFacts:
-    """Look at the filesystem of the directory `path`; nothing is written."""
-    kind, mount, source, options = _mount_of(path)
-    return PlaceFacts(
-        path=str(path),
-        kind=kind,
-        mount=mount,
-        source=source,
-        options=frozenset(options),
-        journal=_has_journal(source) if kind == "ext4" else None,
-    )
-
-
-def _mount_of(path: Path) -> tuple[str, str, str, set[str]]:
-    """Return type, mount point, device and options of the filesystem that holds `path`."""
-    status = os.stat(path)
-    number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mount_id = _mount_id(path)
-    best = ("", "", "", set[str]())
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return best
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, rest = before.split(), after.split()
-        if len(fields) < 6 or len(rest) < 2:
-            continue
-        if fields[2] == number or (mount_id is not None and fields[0] == str(mount_id)):
-            options = set(fields[5].split(",")) | set((rest[2] if len(rest) > 2 else "").split(","))
-            best = (rest[0], _unescaped(fields[4]), _unescaped(rest[1]), options)
-            if fields[0] == str(mount_id):  # a filesystem may be mounted at several places, with options of their own
-                break
-    return best
-
-
-def _mount_id(path: Path) -> int | None:
-    """Return the id of the mount that a directory is reached through; None without ``/proc``."""
-    fd = open_descriptor(path, os.O_PATH | os.O_DIRECTORY)
-    try:
-        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
-
-
-def _unescaped(text: str) -> str:
-    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, char)
-    return text
-
-
-def _has_journal(device: str) -> bool | None:
-    try:
-        name = os.path.basename(os.path.realpath(device))
-        task = Path("/sys/fs/ext4", name, "journal_task").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return task != "<none>"
 
 
 def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
@@ -136,7 +71,7 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
             msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
         )
     status = os.stat(root.path)
-    key = (status.st_dev, status.st_ino, _mount_id(root.path) or 0)
+    key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)

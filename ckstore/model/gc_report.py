@@ -90,8 +90,7 @@ class GcPlan:
         held, linked_elsewhere: What nothing in the store needs and would not be freed.
         dead_stagings: Names of the directories in ``staging/`` that killed saves left.
         trash: Names in ``trash/`` that would go on their way out.
-        dead_pack_bytes: As in `GcReport`.
-        explanation: As in `GcReport`.
+        dead_pack_bytes, unseen_processes, explanation: As in `GcReport`.
     """
 
     blobs: tuple[PlannedBlob, ...] = ()
@@ -100,6 +99,7 @@ class GcPlan:
     dead_stagings: tuple[str, ...] = ()
     trash: tuple[str, ...] = ()
     dead_pack_bytes: int = 0
+    unseen_processes: int | None = 0
     explanation: str = ""
 
     @property
@@ -127,7 +127,8 @@ class GcReport:
         swept_stagings: Directories of killed saves that were moved to trash.
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
-        unseen_processes: How many processes could not be looked at for holders; the kernel's own answer about a
+        unseen_processes: How many processes could not be looked at for holders; None: unknown, since ``/proc`` is not
+            there or does not list the processes of others. The kernel's own answer about a
             blob does not depend on it.
         dry_run: Nothing was changed; the numbers say what would have been.
         explanation: What happened, in words; when nothing was freed, what would.
@@ -142,7 +143,7 @@ class GcReport:
     swept_stagings: int = 0
     trash_left: tuple[str, ...] = ()
     catalog_bytes: int = 0
-    unseen_processes: int = 0
+    unseen_processes: int | None = 0
     dry_run: bool = False
     explanation: str = ""
 
@@ -160,6 +161,7 @@ class GcReport:
             held=plan.held,
             linked_elsewhere=plan.linked_elsewhere,
             dead_pack_bytes=plan.dead_pack_bytes,
+            unseen_processes=plan.unseen_processes,
             swept_stagings=len(plan.dead_stagings),
             dry_run=True,
             explanation=plan.explanation,

@@ -37,7 +37,7 @@ class CheckpointInfo:
         metrics: Name -> number; those of `Store.annotate` come before those of the save.
         notes: Notes of `Store.annotate`, in the order in which they were written.
         tags: Tags that name it when this was read.
-        durable: False if it lies on a filesystem that cannot keep it through a power cut.
+        durable: False if it lies on a filesystem that is not known to keep it through a power cut.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
             UTC, as `created`. Empty: that is not known of each of them.

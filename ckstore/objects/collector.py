@@ -41,6 +41,7 @@ EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None
 (run, step) that they were taken from; raises if it cannot."""
 
 _ENTER_BATCH = 1000
+_BLIND = "without /proc it cannot be seen who has it open"
 _CANNOT_ASK = "the kernel cannot be asked here who has it open"
 
 
@@ -52,14 +53,14 @@ class Collected:
         freed_bytes, freed_count: Sizes and number of the blobs that were freed.
         held: Blobs that somebody has open, by digest.
         linked: Digests without a use that have further names, and their sizes.
-        unseen_count: Processes that could not be looked at, in the scan that saw least.
+        unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
     """
 
     freed_bytes: int = 0
     freed_count: int = 0
     held: dict[str, HeldBlob] = field(default_factory=dict)
     linked: dict[str, int] = field(default_factory=dict)
-    unseen_count: int = 0
+    unseen_count: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,9 @@ class Collector:
         """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
         lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]
         seen = seen or self._look_for(lasts)
+        if seen.blind and not self._leases:  # nothing can be asked
+            self._note_held(lasts, seen)
+            return set()
         freed: set[str] = set()
         held: list[_Last] = []
         for last in lasts:
@@ -244,12 +248,14 @@ class Collector:
     def _note_held(self, lasts: list[_Last], seen: holders.Scan) -> None:
         for last in lasts:
             named = tuple(seen.holders.get(last.inode, ()))
-            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, named, why_unasked(last.path))
+            why = _BLIND if seen.blind and not self._leases else why_unasked(last.path)
+            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, named, why)
 
     def _look_for(self, lasts: list[_Last]) -> holders.Scan:
         """Look at all processes once: after the renames, so that nobody finds the way to these files any more."""
         seen = holders.find_holders([last.inode for last in lasts])
-        self.collected.unseen_count = max(self.collected.unseen_count, seen.unseen_count)
+        before, now = self.collected.unseen_count, seen.unseen_count
+        self.collected.unseen_count = None if before is None or now is None else max(before, now)
         return seen
 
     def _may_be_open(self, path: Inside) -> bool:
@@ -259,7 +265,8 @@ class Collector:
     def _is_open(self, path: Inside, status: os.stat_result) -> bool:
         if self._leases:
             return self._may_be_open(path)
-        return bool(holders.find_holders([(status.st_dev, status.st_ino)]).holders)
+        seen = holders.find_holders([(status.st_dev, status.st_ino)])
+        return seen.blind or bool(seen.holders)
 
     def _unlink_unless_last(self, path: Inside) -> None:
         """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import BadInput, UnsafePlace
-from ckstore.fs.place import examine
+from ckstore.fs.mounts import examine
 
 if TYPE_CHECKING:
     from pathlib import Path

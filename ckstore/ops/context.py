@@ -34,7 +34,7 @@ class Context:
     """An open store.
 
     Attributes:
-        durable: False on a filesystem that cannot keep a checkpoint through a power cut.
+        durable: False on a filesystem that is not known to keep a checkpoint through a power cut.
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if they cannot be.
         catalog_is_private: The catalog is this user's, or this host's, alone. What others publish and drop is in

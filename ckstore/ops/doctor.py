@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import machine, place, statx
+from ckstore.fs import machine, mounts, place, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
@@ -43,7 +43,7 @@ def examine_all(context: Context) -> DoctorReport:
 
 
 def _place(context: Context) -> Findings:
-    yield from check_place(place.examine(context.layout.path))
+    yield from check_place(mounts.examine(context.layout.path))
 
 
 def _space(context: Context) -> Findings:

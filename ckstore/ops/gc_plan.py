@@ -73,7 +73,7 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
     unused |= context.catalog.without_use(touched - unused, without=dropping)
     for digest in unused:
         going.add(digest, layout.blob(digest))
-    blobs, held = _sorted_out(going, leases=not context.shared)
+    blobs, held, seen = _sorted_out(going, leases=not context.shared)
     sizes = {
         digest: status.st_size
         for inode, (digest, _, status) in going.found.items()
@@ -87,6 +87,7 @@ def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
         dead_stagings=tuple(stagings),
         trash=tuple(in_trash),
         dead_pack_bytes=context.catalog.dead_pack_bytes(dropping),
+        unseen_processes=seen.unseen_count,
         explanation=explain(
             (len(blobs), sum(blob.nbytes for blob in blobs)),
             held,
@@ -104,18 +105,18 @@ def _is_free(path: Inside) -> bool:
     return lock is not None
 
 
-def _sorted_out(going: _Going, *, leases: bool) -> tuple[tuple[PlannedBlob, ...], tuple[HeldBlob, ...]]:
+def _sorted_out(going: _Going, *, leases: bool) -> tuple[tuple[PlannedBlob, ...], tuple[HeldBlob, ...], holders.Scan]:
     """Return the blobs that would lose their last name: those that would be freed, and those that are held."""
     last = sorted(found for inode, found in going.found.items() if going.counts[inode] == found[2].st_nlink)
     seen = holders.find_holders([(status.st_dev, status.st_ino) for _, _, status in last])
     blobs, held = [], []
     for digest, path, status in last:
         named = tuple(seen.holders.get((status.st_dev, status.st_ino), ()))
-        if named or (leases and lease.ask(path) is not lease.Holding.FREE):
+        if named or (seen.blind and not leases) or (leases and lease.ask(path) is not lease.Holding.FREE):
             held.append(HeldBlob(digest, status.st_size, named, why_unasked(path)))
         else:
             blobs.append(PlannedBlob(digest, status.st_size))
-    return tuple(blobs), tuple(held)
+    return tuple(blobs), tuple(held), seen
 
 
 def next_to_free(context: Context) -> NextToFree:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.fs import peek
-from ckstore.fs.place import examine
+from ckstore.fs.mounts import examine
 from ckstore.objects.layout import Layout
 from ckstore.ops.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
 from ckstore.ops.context import Context

@@ -22,7 +22,7 @@ from ckstore.catalog.upkeep import create_or_migrate
 from ckstore.errors import InUse
 from ckstore.fs import direct, files, lease, links, locks, peek
 from ckstore.fs.inside import Held, Inside
-from ckstore.fs.place import _mount_id
+from ckstore.fs.mounts import mount_id
 from tests.faults.shim import Family, Fault, Preloaded
 
 folder = Path(sys.argv[2])
@@ -61,7 +61,7 @@ WAYS = {
     "shared": lambda: locked(locks.lock_shared(folder)),
     "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
     "lease": lambda: lease.ask(folder / "file"),
-    "mount": lambda: _mount_id(folder),
+    "mount": lambda: mount_id(folder),
     "held": lambda: use(Held(deep)),
     "in a store, opened": lambda: use(files.opened(deep / "file", os.O_RDONLY)),
     "in a store, read": lambda: files.read_file(deep / "file", most_bytes=99),

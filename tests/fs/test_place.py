@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import links, locks, machine, place, statx
+from ckstore.fs import links, locks, machine, mounts, place, statx
 from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
@@ -45,34 +45,34 @@ def everything(root: Path) -> list[str]:
 
 def test_an_ext4_with_a_journal_is_told_from_one_without(tmp_path: Path) -> None:
     with loop_filesystem("ext4", 32, tmp_path) as mount:
-        assert place.examine(mount).journal is True
-        assert place.examine(mount).durable
+        assert mounts.examine(mount).journal is True
+        assert mounts.examine(mount).durable
     with loop_filesystem("ext4", 32, tmp_path, mkfs_options=("-O", "^has_journal")) as mount:
-        facts = place.examine(mount)
+        facts = mounts.examine(mount)
         assert (facts.kind, facts.mount, facts.journal, facts.durable) == ("ext4", str(mount), False, False)
 
 
 def test_write_barriers_that_are_off_are_seen(tmp_path: Path) -> None:
     with loop_filesystem("ext4", 32, tmp_path, mount_options="nobarrier") as mount:
-        assert not place.examine(mount).durable
+        assert not mounts.examine(mount).durable
 
 
 def test_memory_and_overlays_are_seen(tmp_path: Path) -> None:
     with mounted("tmpfs", "size=8M", tmp_path / "memory") as memory:
-        assert (place.examine(memory).kind, place.examine(memory).durable) == ("tmpfs", False)
+        assert (mounts.examine(memory).kind, mounts.examine(memory).durable) == ("tmpfs", False)
         for name in ("lower", "upper", "work"):
             (memory / name).mkdir()
         options = f"lowerdir={memory}/lower,upperdir={memory}/upper,workdir={memory}/work"
         with mounted("overlay", options, tmp_path / "overlay") as overlay:
-            assert place.examine(overlay).kind == "overlay"
+            assert mounts.examine(overlay).kind == "overlay"
 
 
 def test_options_are_those_of_the_mount_that_is_used(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with mounted("bind", "", tmp_path / "b", str(tmp_path / "a")) as view:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(view)], check=True)
-        assert "ro" in place.examine(view).options
-        assert "ro" not in place.examine(tmp_path / "a").options
+        assert "ro" in mounts.examine(view).options
+        assert "ro" not in mounts.examine(tmp_path / "a").options
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])

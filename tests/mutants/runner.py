@@ -79,6 +79,7 @@ def run(mutant: Mutant) -> Outcome:
     """Make the mutant in a copy of the sources, and run the test that catches it."""
     with tempfile.TemporaryDirectory(prefix="ckstore-mutant-") as folder:
         copy = Path(folder)
+        copy.chmod(0o755)  # tests of several users use it as each of them
         for name in _COPIED:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.md") if name != "docs" else None)
         shutil.copy2(ROOT / "pyproject.toml", copy)

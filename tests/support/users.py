@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ckstore
 from tests.support.requirements import require, require_program, require_root
 
-ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(ckstore.__file__).resolve().parents[1]
+"""Of the ckstore that is tested, which may be a mutant."""
 FIRST_UID = 70_001
 GROUP = 70_000
 """The group of a store that several users share. The system knows neither this number nor those of the users."""
@@ -48,7 +50,7 @@ class User:
         drop = f'exec setpriv --reuid={self.uid} --regid={self.uid} {groups} -- sh -c \'{enter} && exec "$@"\' sh "$@"'
         return subprocess.Popen(
             ["unshare", "--mount", "sh", "-ec", f"{self.reach}{drop}", "sh", *map(str, command)],
-            env={**os.environ, "HOME": str(self.home), "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "HOME": str(self.home), "PYTHONPATH": str(SOURCES), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,7 +104,7 @@ def _reach(folder: Path) -> str:
 
     It runs in a namespace of mounts of its own: what it covers is covered for that process alone.
     """
-    needed = [path for path in {Path(sys.base_prefix), Path(sys.prefix), ROOT} if _barrier(path) is not None]
+    needed = [path for path in {Path(sys.base_prefix), Path(sys.prefix), SOURCES} if _barrier(path) is not None]
     lines = []
     for number, path in enumerate(needed):
         kept = folder / f"kept-{number}"

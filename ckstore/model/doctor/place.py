@@ -15,6 +15,12 @@ NETWORK = frozenset(
 _FUSE = "fuse"
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs"})
 TRIED = frozenset({"ext4", "xfs"})
+JOURNALED = frozenset({"ext3", "ext4"})
+"""With or without a journal, by how they were made."""
+_KEEPING = TRIED | JOURNALED | {"btrfs"}
+_WITHOUT_JOURNAL = frozenset({"ext2", "vfat", "msdos", "exfat"})
+_VOLATILE = frozenset({"volatile", "fsync=volatile"})
+_NO_BARRIER = frozenset({"nobarrier", "barrier=0"})
 _LOCAL = "put the store on ext4 or XFS on a disk of this machine: move it with cp -a, then ckstore reindex"
 
 
@@ -29,6 +35,8 @@ class PlaceFacts:
         source: What is mounted there: a device, usually.
         options: Of the mount and of the filesystem.
         journal: Whether an ext4 has a journal; None: not known, or it is no ext4.
+        below: The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file
+            behind a loop device. None: there is none, or it cannot be seen.
     """
 
     path: str
@@ -37,6 +45,7 @@ class PlaceFacts:
     source: str = ""
     options: frozenset[str] = frozenset()
     journal: bool | None = None
+    below: PlaceFacts | None = None
 
     @property
     def shared(self) -> bool:
@@ -46,8 +55,52 @@ class PlaceFacts:
 
     @property
     def durable(self) -> bool:
-        """Whether it keeps what was made durable through a power cut, as far as can be seen."""
-        return all(finding.level != "error" for finding in check_place(self))
+        """Whether it is known to keep what was made durable through a power cut; of a disk that lies nobody knows."""
+        return not why_not_durable(self) and not why_unknown(self)
+
+
+def why_not_durable(facts: PlaceFacts) -> str:
+    """Return why a power cut loses what was made durable here, as the end of a sentence; empty: no reason is known."""
+    if facts.kind in MEMORY:
+        return f"is on {facts.kind}, which is memory: nothing survives a restart of the machine"
+    if facts.journal is False:
+        return "is on ext4 without a journal: after a power cut it may lose checkpoints that were acknowledged"
+    if facts.kind in _WITHOUT_JOURNAL:
+        return f"is on {facts.kind}: after a power cut it may lose checkpoints that were acknowledged"
+    if facts.options & _VOLATILE:
+        return "is on an overlay that is mounted volatile: fsync does nothing there, so a power cut loses saves"
+    if facts.options & _NO_BARRIER:
+        return "is mounted without write barriers: a power cut may lose acknowledged checkpoints"
+    if facts.below is None or not (why := why_not_durable(facts.below)):
+        return ""
+    # A filesystem in a file answers for itself (`_durability` says what lies below), unless all of it is memory.
+    if facts.kind == "overlay" or _is_memory(facts.below):
+        return f"keeps its files in {facts.below.path}, which {why}"
+    return ""
+
+
+def _is_memory(facts: PlaceFacts) -> bool:
+    return facts.kind in MEMORY or (facts.below is not None and _is_memory(facts.below))
+
+
+def why_unknown(facts: PlaceFacts) -> str:
+    """Return why it cannot be told whether a power cut loses what was made durable here; empty if it can be told."""
+    kind = facts.kind
+    if not kind:
+        return "/proc/self/mountinfo does not show its filesystem"
+    if kind == "overlay":
+        if facts.below is None:
+            return "the upper layer of the overlay cannot be seen from here, as in a container"
+        return why_unknown(facts.below)
+    if kind in JOURNALED and facts.journal is None:
+        return f"/sys/fs/ext4 does not show whether {facts.source} has a journal"
+    if kind in _KEEPING | MEMORY | _WITHOUT_JOURNAL:
+        return ""
+    if kind.startswith(_FUSE):
+        return f"a program shows it ({kind})"
+    if kind in NETWORK:
+        return f"it depends on other machines ({kind})"
+    return f"power cuts are tried on ext4, XFS and btrfs, not on {kind}"
 
 
 def check_place(facts: PlaceFacts) -> Iterator[Finding]:
@@ -55,6 +108,7 @@ def check_place(facts: PlaceFacts) -> Iterator[Finding]:
     yield _filesystem(facts)
     yield _journal(facts)
     yield _options(facts)
+    yield _durability(facts)
     if facts.kind == "lustre":
         yield _striping(facts)
 
@@ -65,13 +119,6 @@ def _filesystem(facts: PlaceFacts) -> Finding:
         do = "see what df -T says of it; ext4 and XFS are what ckstore is tested on"
         return Finding(
             "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo lacks it", do
-        )
-    if kind in MEMORY:
-        return Finding(
-            "error",
-            "filesystem",
-            f"{path} is on {kind}, which is memory: nothing survives a restart of the machine",
-            _LOCAL,
         )
     if facts.shared:
         return Finding(
@@ -97,29 +144,16 @@ def _filesystem(facts: PlaceFacts) -> Finding:
 
 
 def _journal(facts: PlaceFacts) -> Finding:
-    if facts.kind != "ext4":
-        return ok("journal", "only ext4 can be without one")
+    if facts.kind not in JOURNALED:
+        return ok("journal", "only ext4 and ext3 can be made without one")
     if facts.journal is None:
         do = "look yourself, as root: dumpe2fs -h DEVICE must list has_journal"
         return Finding("note", "journal", f"whether {facts.source} has a journal cannot be seen from here", do)
-    if facts.journal:
-        return ok("journal", f"{facts.source} has one")
-    return Finding(
-        "error",
-        "journal",
-        f"{facts.path} is on ext4 without a journal: after a power cut it may lose checkpoints that were acknowledged",
-        f"unmount it, then as root: tune2fs -O has_journal {facts.source} and e2fsck -f {facts.source}",
-    )
+    found = f"{facts.source} has one" if facts.journal else f"{facts.source} has none"
+    return ok("journal", found)
 
 
 def _options(facts: PlaceFacts) -> Finding:
-    if "nobarrier" in facts.options or "barrier=0" in facts.options:
-        return Finding(
-            "error",
-            "mount options",
-            f"{facts.path} is mounted without write barriers: a power cut may lose acknowledged checkpoints",
-            f"as root: mount -o remount,barrier {facts.mount}, and mend /etc/fstab",
-        )
     if "ro" in facts.options:
         do = "nothing, if it is only to be read; else, as root: mount -o remount,rw, after a look at dmesg"
         return Finding("note", "mount options", f"{facts.mount} is mounted read-only: nothing can be saved", do)
@@ -128,6 +162,30 @@ def _options(facts: PlaceFacts) -> Finding:
         do = f"remount without {', '.join(slow)}: ckstore itself makes durable what has to be"
         return Finding("note", "mount options", f"{facts.mount} is mounted with {', '.join(slow)}: slow", do)
     return ok("mount options", "nothing that weakens a promise")
+
+
+def _durability(facts: PlaceFacts) -> Finding:
+    """Return whether `PlaceFacts.durable`, and why not."""
+    if why := why_not_durable(facts):
+        return Finding("error", "durability", f"{facts.path} {why}", _mended(facts))
+    if why := why_unknown(facts):
+        told = f"whether {facts.path} keeps acknowledged checkpoints through a power cut could not be determined: {why}"
+        return Finding("warning", "durability", told, f"if that matters, {_LOCAL}")
+    if facts.below is not None and not facts.below.durable:
+        why = why_not_durable(facts.below) or f"is of unknown kind: {why_unknown(facts.below)}"
+        told = f"{facts.mount} keeps what it is told, but its files are in {facts.below.path}, which {why}"
+        return Finding("note", "durability", told, "nothing, if that is meant; else put the store on a disk itself")
+    return ok("durability", f"{facts.kind} keeps what was made durable through a power cut")
+
+
+def _mended(facts: PlaceFacts) -> str:
+    if facts.kind in JOURNALED and facts.journal is False:
+        return f"unmount it, then as root: tune2fs -O has_journal {facts.source} and e2fsck -f {facts.source}"
+    if facts.options & _NO_BARRIER:
+        return f"as root: mount -o remount,barrier {facts.mount}, and mend /etc/fstab"
+    if facts.kind == "overlay":
+        return "in a container mount a volume or a directory of the host, on ext4 or XFS, and put the store there"
+    return _LOCAL
 
 
 def _striping(facts: PlaceFacts) -> Finding:

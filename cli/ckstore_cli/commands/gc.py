@@ -95,6 +95,8 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
         yield report.explanation
     if report.dead_pack_bytes:
         yield f"{size_text(report.dead_pack_bytes)} in shared blobs are dead and go with the rest of their blob"
+    if report.unseen_processes is None:
+        yield "which processes have files open could not be seen: /proc is missing, or hides them"
     if report.trash_left:
         yield f"{len(report.trash_left)} in trash/ wait for who is at work there"
 

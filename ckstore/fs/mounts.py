@@ -1,0 +1,159 @@
+"""What the filesystem at a place is, layer by layer, as the table of mounts and ``/sys`` show it; nothing is written.
+
+An overlay keeps what it is given on the filesystem of its upper layer, a loop device in a file of another one. What
+lies below is looked at as well, where it can be reached by the path that the kernel tells: in a container it often
+cannot, and then nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from ckstore.fs.descriptors import open_descriptor
+from ckstore.model.doctor.place import JOURNALED, PlaceFacts
+
+_MOST_LAYERS = 4
+
+
+class _Mount(NamedTuple):
+    """A line of ``/proc/self/mountinfo``: proc(5)."""
+
+    number: str
+    kind: str
+    mount: str
+    source: str
+    options: frozenset[str]
+
+
+_NONE = _Mount("", "", "", "", frozenset())
+
+
+def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
+    """Look at the filesystem of the directory `path`, and at most so many layers of it.
+
+    Raises:
+        OSError: `path` cannot be looked at.
+    """
+    mount = _mount_of(path)
+    device = _device(mount)
+    return PlaceFacts(
+        path=str(path),
+        kind=mount.kind,
+        mount=mount.mount,
+        source=mount.source,
+        options=mount.options,
+        journal=_has_journal(device) if mount.kind in JOURNALED else None,
+        below=_below(mount, device, layers - 1) if layers > 1 else None,
+    )
+
+
+def _mount_of(path: Path) -> _Mount:
+    """Return the mount through which `path` is reached."""
+    status = os.stat(path)
+    number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    number_of_mount = mount_id(path)
+    best = _NONE
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return best
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, rest = before.split(), after.split()
+        if len(fields) < 6 or len(rest) < 2:
+            continue
+        if fields[2] == number or fields[0] == str(number_of_mount):
+            options = frozenset(fields[5].split(",")) | frozenset((rest[2] if len(rest) > 2 else "").split(","))
+            best = _Mount(fields[2], rest[0], _unescaped(fields[4]), _unescaped(rest[1]), options)
+            # A filesystem may be mounted at several places, with options of their own.
+            if fields[0] == str(number_of_mount):
+                break
+    return best
+
+
+def mount_id(path: Path) -> int | None:
+    """Return the id of the mount that a directory is reached through; None without ``/proc``."""
+    fd = open_descriptor(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), None)
+
+
+def _unescaped(text: str) -> str:
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
+
+
+def _device(mount: _Mount) -> str:
+    """Return the kernel's name of a block device; empty: none, or ``/sys`` does not show it.
+
+    By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
+    """
+    for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
+        found = os.path.realpath(where)
+        if os.path.isdir(found):
+            return os.path.basename(found)
+    return ""
+
+
+def _has_journal(device: str) -> bool | None:
+    try:
+        task = Path("/sys/fs/ext4", device or "?", "journal_task").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return task != "<none>"
+
+
+def _below(mount: _Mount, device: str, layers: int) -> PlaceFacts | None:
+    """Return the filesystem that this one keeps its files in; None: none, or it cannot be seen."""
+    if mount.kind == "overlay":
+        folder = _upper_layer(mount)
+    elif device.startswith("loop"):
+        folder = _folder_of_loop(device)
+    else:
+        return None
+    try:
+        return None if folder is None else examine(folder, layers=layers)
+    except OSError:
+        return None
+
+
+def _upper_layer(mount: _Mount) -> Path | None:
+    """Return the upper layer of an overlay, if the paths that it was mounted with lead to it from here.
+
+    They are those of the one who mounted it. Beside an upper layer is what overlayfs itself makes in its working
+    directory, on the same filesystem, which tells it from a directory that happens to have that name.
+    """
+    paths = {}
+    for option in mount.options:
+        name, _, value = option.partition("=")
+        if name in ("upperdir", "workdir"):
+            paths[name] = Path(_unescaped(value))
+    if len(paths) < 2 or not all(path.is_absolute() for path in paths.values()):
+        return None
+    try:
+        upper, work = os.stat(paths["upperdir"]), os.stat(paths["workdir"] / "work")
+    except OSError:
+        return None
+    same = upper.st_dev == work.st_dev and stat.S_ISDIR(upper.st_mode) and stat.S_ISDIR(work.st_mode)
+    return paths["upperdir"] if same else None
+
+
+def _folder_of_loop(device: str) -> Path | None:
+    """Return the directory of the file behind a loop device, if that can be reached from here."""
+    here = Path(os.path.realpath(f"/sys/class/block/{device}"))
+    for folder in (here, here.parent):  # a partition has that of its device
+        try:
+            file = Path(os.fsdecode((folder / "loop/backing_file").read_bytes()).rstrip("\n"))
+        except OSError:
+            continue
+        return file.parent if file.is_absolute() and file.is_file() else None
+    return None
