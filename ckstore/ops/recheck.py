@@ -58,6 +58,7 @@ class Recheck:
         self._context = context
         self._staging = staging
         self._run = run
+        self._everything = share == 1
         self._budget_bytes = self._unforeseen_bytes = recheck_bytes(state_bytes, share)
         self._known = {reading.digest: reading for reading in self._foreseen()}
         self._due = {part.digest: part for part in due(self._known.values(), self._budget_bytes, time.time_ns())}
@@ -166,10 +167,13 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`."""
+        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`.
+
+        A share of 1 is the wish that everything is read, however long it takes.
+        """
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
-            return self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
+            return self._everything or self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
 
     def _took(self, begun_s: float, nbytes: int) -> None:
         with self._mutex:
