@@ -40,6 +40,9 @@ def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecor
         parent = parent_of(record.path)
         if parent and kinds.get(parent) != "directory":
             refuse(where, f"parent of {shown(record.path)}", "a directory that is listed", kinds.get(parent))
+    every = [number for record in records for number in record.storages]
+    if len(set(every)) != len(every):
+        refuse(where, "files", "each storage in one place of one file", "one in several", words=True)
     return records
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MANIFEST_VERSION = 1
 MANIFEST_MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 100
+NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
+"""The paths to all values of a state have together at most so many characters, and so many more for each byte of the
+manifest: a comparison and an export write them out."""
 BLOB_MAX_BYTES = 2**31
 """Chunks have at most 1 GiB, and a pack little more than its pieces."""
 MAX_ELEMENTS = 2**63

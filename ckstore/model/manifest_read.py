@@ -6,7 +6,7 @@ Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by 
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import SAFE_INT
@@ -26,6 +26,8 @@ from ckstore.model.manifest import (
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
     MAX_ELEMENTS,
+    NAMES_MOST_CHARS,
+    NAMES_MOST_TIMES,
     BlobRecord,
     Description,
     Extent,
@@ -79,7 +81,7 @@ def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[M
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
-        return _Reader(parse_object(body, where=where), manifest_id, where).manifest(), manifest_id
+        return _Reader(parse_object(body, where=where), manifest_id, where, len(body)).manifest(), manifest_id
 
 
 def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:
@@ -126,8 +128,9 @@ def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
 class _Reader:
     """Checks one parsed manifest, member by member."""
 
-    def __init__(self, members: dict[str, Any], manifest_id: str, where: str) -> None:
+    def __init__(self, members: dict[str, Any], manifest_id: str, where: str, nbytes: int) -> None:
         self.members = members
+        self.nbytes = nbytes
         self.where = where
         prefix = manifest_id.partition("-")[0]
         self.is_own_digest = re.compile(rf"{prefix}-[0-9a-f]{{{_HEX_BY_PREFIX[prefix]}}}\Z").match
@@ -143,7 +146,7 @@ class _Reader:
         leaves = self.leaves(storages)
         if "state" not in members:
             refuse(self.where, "state", "a node", "no such member", words=True)
-        check_state(members["state"], leaves, self.where)
+        check_state(members["state"], leaves, self.where, NAMES_MOST_CHARS + NAMES_MOST_TIMES * self.nbytes)
         logical_bytes = self.integer("logical_bytes")
         total = sum(storage.nbytes for storage in storages)
         if logical_bytes != total:
@@ -284,7 +287,25 @@ class _Reader:
                 if leaf.name in seen:
                     refuse(self.where, "leaves", "each name once", leaf.name)
                 seen.add(leaf.name)
+        self.check_alone(leaves)
         return leaves
+
+    def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
+        """Check that arrays, bytes and strings have a storage each: only tensors share, which takes no memory."""
+        owners: dict[int, str] = {}
+        for leaf in leaves:
+            if leaf.kind != "torch" and 0 not in leaf.shape and owners.setdefault(leaf.storage, leaf.name) != leaf.name:
+                self.refuse_shared(leaf.name, owners[leaf.storage])
+        if owners:
+            for leaf in leaves:
+                if leaf.kind == "torch" and leaf.storage in owners and 0 not in leaf.shape:
+                    self.refuse_shared(leaf.name, owners[leaf.storage])
+
+    def refuse_shared(self, name: str, other: str) -> NoReturn:
+        what = f"storage of leaf {shown(name)}"
+        refuse(
+            self.where, what, "one of its own, unless all its leaves are tensors", f"that of {shown(other)}", words=True
+        )
 
     def leaf(self, item: Any, i: int, sizes: list[int]) -> LeafRecord:
         if type(item) is not dict:

@@ -11,11 +11,12 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
+from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, decimal_of_int
 from ckstore.model.document import int_of_decimal
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import Node
+    from ckstore.model.manifest import LeafRecord, Node
 
 _DOUBLE = struct.Struct(">d")
 
@@ -64,6 +65,19 @@ def decode_scalar(node: Node) -> object:
     if tag == "bytes":
         return bytes_of_text(node[1])
     raise ValueError(f"wanted the node of a plain value, found {tag!r}")
+
+
+def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
+    """Return the string that the bytes of a leaf are.
+
+    Raises:
+        DamagedBlob: They are none: their digest is right, and they were no string before.
+    """
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        msg = f"{leaf.name} is no text: wanted UTF-8, found byte {data[error.start]:#04x} at {error.start}"
+        raise DamagedBlob(msg, names=(leaf.name,)) from error
 
 
 def text_of_bytes(value: bytes) -> str:

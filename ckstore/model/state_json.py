@@ -14,7 +14,7 @@ from typing import Any
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest import LeafRecord, Node
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import bytes_of_text, decode_key, text_of_bytes
+from ckstore.model.nodes import bytes_of_text, decode_key, text_of_bytes, text_of_leaf
 
 _FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
@@ -131,7 +131,7 @@ def json_of_text(text: str) -> Any:
 def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
     """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
     if leaf.kind == "str":
-        return json_of_text(data.decode("utf-8", "surrogatepass"))
+        return json_of_text(text_of_leaf(leaf, data))
     if leaf.kind == "bytes":
         return {"bytes": text_of_bytes(data)}
     return {leaf.kind: leaf.dtype, "shape": list(leaf.shape), "data": text_of_bytes(data)}

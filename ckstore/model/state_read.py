@@ -18,19 +18,26 @@ from ckstore.model.names import join_index, join_key
 
 _BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
 _EXPONENT = 0x7FF
+_INDEX_CHARS = 3
 _ATTRIBUTES = object()
 """Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
 
 _Children = Iterable[tuple[Any, Any]]
 
 
-def check_state(state: Any, leaves: Sequence[LeafRecord], where: str) -> None:
+def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
     """Check that `state` is a node, and that it names each of `leaves` once, by its path.
+
+    Args:
+        state: The root node.
+        leaves: All of the manifest.
+        where: Its path, for messages.
+        names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
 
     Raises:
         BadInput: It is not, or it does not, or containers are nested more than `MAX_DEPTH` deep.
     """
-    walk = _Walk(leaves, where)
+    walk = _Walk(leaves, where, names_most)
     walk.down([(None, state)])
     if not all(walk.named):
         name = leaves[walk.named.index(False)].name
@@ -43,7 +50,7 @@ class _Place:
     So a hostile manifest cannot make us write out a long name for each of many empty containers.
     """
 
-    __slots__ = ("_name", "depth", "key", "leafless", "parent")
+    __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
 
     def __init__(self, parent: _Place | None, key: Any) -> None:
         self.parent = parent
@@ -51,6 +58,8 @@ class _Place:
         self.depth: int = parent.depth + 1 if parent else 0
         self.leafless: bool = key is _ATTRIBUTES or (parent is not None and parent.leafless)
         self._name: str | None = None if parent else ""
+        own_chars = len(key) if type(key) is str else 0 if key is _ATTRIBUTES else _INDEX_CHARS
+        self.name_chars: int = parent.name_chars + own_chars if parent else 0
 
     @property
     def name(self) -> str:
@@ -72,7 +81,8 @@ class _Place:
 class _Walk:
     """Checks each node once."""
 
-    def __init__(self, leaves: Sequence[LeafRecord], where: str) -> None:
+    def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
+        self.names_most = self.names_left = names_most
         self.leaves = leaves
         self.where = where
         self.named = [False] * len(leaves)
@@ -93,6 +103,9 @@ class _Walk:
                     below = _Place(place, key)
                     if below.depth > MAX_DEPTH:
                         self.refuse(place, key, f"containers at most {MAX_DEPTH} deep", node)
+                    self.names_left -= below.name_chars * len(node[1])
+                    if self.names_left < 0:
+                        self.refuse(place, key, f"names of at most {self.names_most} characters", "more", words=True)
                     stack.append((below, iter(children)))
                     break
             else:

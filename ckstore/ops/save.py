@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
 from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import MANIFEST_MAX_BYTES, Description, Manifest, StateTexts, content_digest, render
+from ckstore.model.manifest import (
+    MANIFEST_MAX_BYTES,
+    NAMES_MOST_CHARS,
+    NAMES_MOST_TIMES,
+    Description,
+    Manifest,
+    StateTexts,
+    content_digest,
+    render,
+)
 from ckstore.model.manifest_read import parse_manifest
 from ckstore.model.names import check_run, check_step, check_tag
 from ckstore.model.published import Published
@@ -158,6 +167,7 @@ def _stage_and_publish(
     step = request.step if request.step is not None else _next_step(context, request.run)
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
+        _check_names(captured.name_chars, texts)
         draft = _draft(context, captured, stored, request, texts)
     for _ in range(_AUTO_STEP_TRIES):
         manifest = replace(draft, step=step, sequence=context.next_sequence())
@@ -183,6 +193,18 @@ def _stage_and_publish(
 def _next_step(context: Context, run: str) -> int:
     seen = context.directories_seen.look(context.layout).get(run)
     return check_step(max((step for _, step in seen.published), default=-1) + 1 if seen else 0)
+
+
+def _check_names(name_chars: int, texts: StateTexts) -> None:
+    """Raise if the names of all values of a state are longer than a manifest may have them.
+
+    Raises:
+        CannotStore: They are.
+    """
+    most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
+    if name_chars > most:
+        why = f"the paths to its values have {name_chars} characters, at most {most} can be read"
+        raise CannotStore("", why, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
 
 
 def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:

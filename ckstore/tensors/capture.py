@@ -59,7 +59,7 @@ def capture(state: object) -> Captured:
     walk.place_tensors()
     leaves = tuple(walk.leaves[index] for index in range(walk.leaf_count))
     sources = tuple(walk.sources[index] for index in range(walk.storage_count))
-    return Captured(node, leaves, sources)
+    return Captured(node, leaves, sources, name_chars=walk.name_chars)
 
 
 class _Walk:
@@ -73,6 +73,7 @@ class _Walk:
         self.sources: dict[int, ByteSource] = {}
         self.leaf_count = 0
         self.storage_count = 0
+        self.name_chars = 0
         self._open: set[int] = set()
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
@@ -122,6 +123,7 @@ class _Walk:
             why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
             raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
         self._open.add(id(value))
+        self.name_chars += len(path) * len(value)
         if isinstance(value, dict):
             node = self._dict(value, path, depth)
         else:

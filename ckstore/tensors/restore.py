@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import decode_key, decode_scalar
+from ckstore.model.nodes import decode_key, decode_scalar, text_of_leaf
 from ckstore.tensors.memory import StorageMemory, allocate
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ class LeafMaker:
         self._memory = memory
         self._device = device
         self._got: dict[int, StorageMemory] = {}
-        self._whole: dict[tuple[int, str], object] = {}
 
     def leaf(self, index: int) -> object:
         """Return the value of leaf `index`."""
@@ -103,12 +102,7 @@ class LeafMaker:
         if memory is None:
             memory = _moved(leaf, self._memory(leaf.storage), self._device)
             self._got[leaf.storage] = memory
-        if leaf.kind in ("torch", "numpy"):
-            return _make(leaf, memory)
-        key = leaf.storage, leaf.kind  # bytes and strings are copies: one of each storage, however many leaves name it
-        if key not in self._whole:
-            self._whole[key] = _make(leaf, memory)
-        return self._whole[key]
+        return _make(leaf, memory)
 
 
 def _moved(leaf: LeafRecord, memory: StorageMemory, device: object) -> StorageMemory:
@@ -129,7 +123,7 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
 
         return numpy_leaves.make_array(leaf, numpy_leaves.flat_array(memory))
     data = bytes(memory.view)
-    return data if leaf.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+    return data if leaf.kind == "bytes" else text_of_leaf(leaf, data)
 
 
 class _Building:

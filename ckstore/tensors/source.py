@@ -48,12 +48,14 @@ class Captured:
         leaves: What is kept as bytes.
         sources: The bytes; ``sources[i]`` is storage `i` of the leaves.
         files: The files that were committed; a saved state has none.
+        name_chars: Characters of the names of all its values, but for their own keys.
     """
 
     state: Node
     leaves: tuple[LeafRecord, ...]
     sources: tuple[ByteSource, ...]
     files: tuple[FileRecord, ...] = ()
+    name_chars: int = 0
 
     def first_changed(self) -> str | None:
         """Return the name of a source that was seen to be modified since the capture; None if none was."""

@@ -45,7 +45,7 @@ def drawn(seed: int) -> Builder:
                     spoil_names(scene.store, draw)
                 else:
                     draw.choice(list(HAND_MADE.values()))(scene)
-            except OSError:  # what an earlier attack has taken away
+            except (OSError, ValueError):  # what an earlier attack has taken away, or made no JSON
                 continue
 
     return build

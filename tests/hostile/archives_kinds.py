@@ -34,10 +34,16 @@ def _folder(path: Path) -> None:
 
 
 def _device(path: Path) -> None:
-    if os.geteuid() == 0:
-        os.mknod(path, stat.S_IFCHR | 0o666, _ZERO)
-    else:
+    if os.getuid() != 0:
         os.mkfifo(path)
+        return
+    user = os.geteuid()
+    os.seteuid(0)
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, _ZERO)
+        os.chown(path, user, user)
+    finally:
+        os.seteuid(user)
 
 
 def _sparse(path: Path) -> None:

@@ -153,8 +153,8 @@ def _within(name: str, target: str) -> Builder:
 
 
 def _root_is_a_link(scene: Scene) -> None:
-    scene.store.rename(scene.out / "real")
-    scene.store.symlink_to(scene.out / "real")
+    scene.store.rename(scene.folder / "real")
+    scene.store.symlink_to(scene.folder / "real")
 
 
 def _outside(scene: Scene) -> Path:

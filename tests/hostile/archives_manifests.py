@@ -204,9 +204,12 @@ CASES: dict[str, Builder] = {
     # ---------------------------------------------------------------------------------------- bytes counted often
     "100000 extents of one piece": forged(_repeated(100_000), _ZEROS),
     "a hundred extents of one piece": forged(_repeated(100), _ZEROS),
-    "100000 tensors of one place": forged(lambda: named([tensor("", [_W]) for _ in range(100_000)])),
-    "100000 tensors of 2^50 elements of one place": forged(
-        lambda: named([tensor("", [2**50], strides=[0]) for _ in range(100_000)])
+    "20000 tensors of one place": forged(lambda: named([tensor("", [_W]) for _ in range(20_000)])),
+    "20000 views that overlap": forged(
+        lambda: named([tensor("", [_MIB - 20_000], offset=i) for i in range(20_000)]), _ZEROS
+    ),
+    "20000 tensors of 2^50 elements of one place": forged(
+        lambda: named([tensor("", [2**50], strides=[0]) for _ in range(20_000)])
     ),
     "20000 texts of one storage": forged(lambda: named([text("", "str") for _ in range(20_000)]), b"x" * _MIB),
     "20000 bytes of one storage": forged(lambda: named([text("", "bytes") for _ in range(20_000)]), b"x" * _MIB),
@@ -289,6 +292,9 @@ CASES: dict[str, Builder] = {
     ),
     "a name of 50 MB": forged(
         lambda: {"leaves": [tensor("w" * 50_000_000, [1])], "state": ["dict", [["w" * 50_000_000, ["leaf", 0]]]]}
+    ),
+    "a key of 10 MB above 100000 values": forged(
+        _state(lambda: ["dict", [["x" * 10**7, ["list", list(range(100_000))]]]])
     ),
     "a thousand names of 100 levels": forged(
         lambda: {

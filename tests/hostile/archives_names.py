@@ -103,7 +103,8 @@ def _modes(files: int, folders: int) -> Builder:
     def build(scene: Scene) -> None:
         for where, names, own in os.walk(scene.store, topdown=False):
             for name in own:
-                os.chmod(f"{where}/{name}", files, follow_symlinks=os.path.islink(f"{where}/{name}"))
+                if not os.path.islink(f"{where}/{name}"):
+                    os.chmod(f"{where}/{name}", files)
             for name in names:
                 os.chmod(f"{where}/{name}", folders)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ Builder = Callable[["Scene"], None]
 STRANGER = 4242
 """The user who opens the store, where the tests run as root; no account has this number."""
 _COMPARED_BYTES = 16 * 2**20
-_FREE = ("store", "out", "home/.cache")
+_FREE = ("store", "real", "out", "home/.cache")
 """What may change: the store, what is checked out and exported, and the cache of the user."""
 
 
@@ -27,9 +29,11 @@ class Scene:
 
     Attributes:
         folder: Its directory; everything below it belongs to the user who will open the store.
+        out: Where that user may write: destinations and temporary files.
     """
 
     folder: Path
+    out: Path
 
     @property
     def store(self) -> Path:
@@ -47,11 +51,6 @@ class Scene:
         return self.folder / "home"
 
     @property
-    def out(self) -> Path:
-        """Where the user may write: destinations and temporary files."""
-        return self.folder / "out"
-
-    @property
     def checkpoint(self) -> Path:
         """The directory of main@2."""
         return self.store / "checkpoints" / "main" / "2"
@@ -66,15 +65,41 @@ class Scene:
         return self.store / "blobs" / name.partition("-")[2][:2] / name
 
 
-def make_scene(template: Path, folder: Path) -> Scene:
-    """Copy the store at `template` into a new scene with bait around it."""
-    scene = Scene(folder)
+def make_scene(template: Path, folder: Path, room: Path, build: Builder) -> Scene:
+    """Copy the store at `template` into a new scene with bait around it, and let the user make it a hostile one.
+
+    Args:
+        template: A store.
+        folder: Of the scene; it is made.
+        room: A folder in which the user's own is made.
+        build: What to do to the store.
+    """
+    scene = Scene(folder, room / "out")
     (scene.out / "tmp").mkdir(parents=True)
     copy_store(template, scene.store)
     for place in (scene.outside, scene.home):
         _lay_bait(place)
     (scene.home / ".cache").mkdir()
+    with _as_stranger(folder, scene.out):
+        build(scene)
     return scene
+
+
+@contextlib.contextmanager
+def _as_stranger(*folders: Path) -> Iterator[None]:
+    """Give folders to the user, and be that user; does nothing where this process is not root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for folder in folders:
+        _give(folder)
+    os.setegid(STRANGER)
+    os.seteuid(STRANGER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def copy_store(template: Path, to: Path) -> None:
@@ -105,18 +130,25 @@ def _lay_bait(place: Path) -> None:
     os.chmod(place / "thesis.txt", 0o600)
 
 
-def give_to(folder: Path, user: int) -> None:
-    """Give everything below a folder to a user; does nothing where this process is not root."""
-    if os.geteuid() != 0:
-        return
-    os.chown(folder, user, user)
-    for where, folders, names, fd in os.fwalk(folder, follow_symlinks=False):
-        del where
+def _give(folder: Path) -> None:
+    os.chown(folder, STRANGER, STRANGER)
+    for _, folders, names, fd in os.fwalk(folder, follow_symlinks=False):
         for name in (*folders, *names):
-            mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
-            os.chown(name, user, user, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
-                os.chmod(name, stat.S_IMODE(mode), dir_fd=fd)  # the kernel took these bits away
+            os.chown(name, STRANGER, STRANGER, dir_fd=fd, follow_symlinks=False)
+
+
+def remove_scene(scene: Scene) -> None:
+    """Remove all of a scene, whatever its permissions are; Python's own way ends at a thousand levels."""
+    for folder in (scene.folder, scene.out):
+        if os.geteuid() != 0:
+            subprocess.run(["chmod", "-R", "u+rwx", folder], check=False, capture_output=True)
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def bytes_there(scene: Scene) -> int:
+    """Return the bytes that the filesystem has for the store, as far as they may be seen."""
+    told = subprocess.run(["du", "-s", "-B1", scene.store], check=False, capture_output=True, text=True).stdout
+    return int(told.split()[0]) if told else 0
 
 
 def picture(scene: Scene) -> dict[str, str]:

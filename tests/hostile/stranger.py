@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
 from tests.hostile.acts import ExitStatus, acts, as_json
-from tests.hostile.scene import STRANGER, Scene
+from tests.hostile.scene import STRANGER, Scene, bytes_there
 
 CPU_S = 10.0
 """What an act may take of a processor."""
@@ -68,12 +68,13 @@ def import_everything() -> None:
 
 def visit(scene: Scene) -> Visit:
     """Do everything with the store of `scene` in a fork; the store belongs to the user who does it."""
+    nbytes = bytes_there(scene)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         try:
-            os.write(writing, as_json(_inside(scene)))
+            os.write(writing, as_json(_inside(scene, nbytes)))
             os._exit(0)
         except BaseException:
             os.write(writing, as_json(Visit(0, 0, ["the process itself: " + traceback.format_exc()])))
@@ -94,8 +95,8 @@ def visit(scene: Scene) -> Visit:
     return Visit(*json.loads(told))
 
 
-def _inside(scene: Scene) -> Visit:
-    _become_stranger(scene)
+def _inside(scene: Scene, nbytes: int) -> Visit:
+    _become_stranger(scene, nbytes)
     warnings.simplefilter("ignore")
     done, refused, wrong = 0, 0, list[str]()
     gc.freeze()  # what is collected below is what the acts left
@@ -139,8 +140,8 @@ def _too_long(number: int, _frame: object) -> None:
     raise _TooLong(f"{CPU_S} s of a processor" if number == signal.SIGPROF else f"{_WALL_S} s")
 
 
-def _become_stranger(scene: Scene) -> None:
-    """Become the user whose files these are, in his home, with bounds."""
+def _become_stranger(scene: Scene, nbytes: int) -> None:
+    """Become the user whose files these are, in their home, with bounds; `nbytes` are those of the store."""
     os.environ |= {"HOME": str(scene.home), "TMPDIR": str(scene.out / "tmp")}
     os.chdir(scene.out)
     log = os.open(scene.out / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -154,16 +155,7 @@ def _become_stranger(scene: Scene) -> None:
     os.umask(0o022)
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # each thread would set aside 64 MiB of addresses
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MORE_MEMORY_BYTES + _bytes_there(scene)
+    most = pages * resource.getpagesize() + MORE_MEMORY_BYTES + nbytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _too_long)
-
-
-def _bytes_there(scene: Scene) -> int:
-    """Return the bytes of the store that the filesystem has blocks for."""
-    total = 0
-    for where, _, names in os.walk(scene.store):
-        for name in names:
-            total += os.stat(f"{where}/{name}", follow_symlinks=False).st_blocks * 512
-    return total

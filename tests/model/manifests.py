@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
@@ -102,10 +102,15 @@ def fill(tree: Any, make: Callable[[str], int], path: tuple[Any, ...] = ()) -> A
 
 @dataclass
 class _Bytes:
-    """Blobs and storages of a manifest in the making."""
+    """Blobs and storages of a manifest in the making.
+
+    Attributes:
+        alone: Storages that only tensors could share.
+    """
 
     blobs: list[BlobRecord]
     storages: list[StorageRecord]
+    alone: set[int] = field(default_factory=set)
 
     def add(self, nbytes: int, piece: str, cut_bytes: int) -> int:
         extents = []
@@ -125,7 +130,9 @@ def leaf_records(draw: st.DrawFn, name: str, made: _Bytes) -> LeafRecord:
     kind = draw(st.sampled_from(kinds))
     piece = draw(digests)
     if kind in ("bytes", "str"):
-        return LeafRecord(name, kind, "", (), made.add(draw(st.integers(0, 9)), piece, MIB))
+        storage = made.add(draw(st.integers(0, 9)), piece, MIB)
+        made.alone.add(storage)
+        return LeafRecord(name, kind, "", (), storage)
     table = TORCH_ITEMSIZE if kind == "torch" else NUMPY_ITEMSIZE
     dtype = draw(st.sampled_from(sorted(table)))
     itemsize = table[dtype]
@@ -139,13 +146,15 @@ def leaf_records(draw: st.DrawFn, name: str, made: _Bytes) -> LeafRecord:
         reach = 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
     offset = itemsize * draw(st.integers(0, 3))
     need = offset + reach * itemsize if math.prod(shape) else 0
-    fitting = [i for i, s in enumerate(made.storages) if s.nbytes >= need]
+    fitting = [i for i, s in enumerate(made.storages) if s.nbytes >= need and i not in made.alone]
     shared: bool = draw(st.booleans())
-    if fitting and shared:
+    if fitting and shared and kind == "torch":
         storage = draw(st.sampled_from(fitting))
     else:
         cut_bytes = MIB * draw(st.integers(1, 2))
         storage = made.add(need + draw(st.sampled_from([0, 0, 7])), piece, cut_bytes)
+        if kind == "numpy":
+            made.alone.add(storage)
     return LeafRecord(name, kind, dtype, shape, storage, offset, strides)
 
 

@@ -13,7 +13,7 @@ import torch
 
 import ckstore
 from ckstore import Store
-from ckstore.errors import DamagedBlob, InsufficientSpace
+from ckstore.errors import CannotStore, DamagedBlob, InsufficientSpace
 from ckstore.fs import memory
 from ckstore.model.manifest import BlobRecord, Manifest, StorageRecord
 from ckstore.objects.checking import Checked
@@ -60,26 +60,58 @@ def test_a_tensor_of_zeros_is_loaded_however_few_bytes_it_takes(tmp_path: Path) 
         assert sum(path.stat().st_size for path in (store.directory_of(1) / "blobs").iterdir()) == MIB
 
 
-@pytest.mark.parametrize("kind", ["str", "bytes"])
-def test_texts_of_one_storage_are_one_object(tmp_path: Path, kind: str) -> None:
-    path = forge(tmp_path / "texts", b"x" * MIB, **named([text("", kind) for _ in range(1000)]))
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [text("", "str"), text("", "str")],
+        [text("", "bytes"), tensor("", [4])],
+        [tensor("", [4], "|u1"), tensor("", [4], "|u1", offset=4)],
+        [tensor("", [4]), tensor("", [4], "|u1")],
+    ],
+)
+def test_only_tensors_share_a_storage(tmp_path: Path, leaves: list[dict[str, Any]]) -> None:
+    path = forge(tmp_path / "shared", b"x" * 4096, **named(leaves))
 
-    with ckstore.open_checkpoint(path) as checkpoint:
-        loaded = checkpoint.load()
+    with pytest.raises(DamagedBlob, match="one of its own, unless all its leaves are tensors, found that of 'a"):
+        ckstore.open_checkpoint(path)
 
-    assert len({id(value) for value in loaded.values()}) == 1
-    assert loaded["a0"] in (b"x" * MIB, "x" * MIB)
+
+def test_a_storage_is_in_one_place_of_one_file(tmp_path: Path) -> None:
+    file = {"path": "f", "kind": "file", "mode": 420, "storages": [0] * 1000}
+    path = forge(tmp_path / "file", b"x" * 4096, files=[file])
+
+    with pytest.raises(DamagedBlob, match="each storage in one place of one file"):
+        ckstore.open_checkpoint(path)
+
+
+def test_a_text_that_is_none_is_damage_of_that_name(tmp_path: Path) -> None:
+    path = forge(tmp_path / "text", b"\xff" * 4096, leaves=[text("w", "str")])
+
+    with ckstore.open_checkpoint(path) as checkpoint, pytest.raises(DamagedBlob, match="wanted UTF-8") as caught:
+        checkpoint.load()
+    assert caught.value.names == ("w",)
+
+
+def test_a_long_key_above_many_values_is_refused_by_reader_and_writer(tmp_path: Path) -> None:
+    key, count = "x" * 2_000_000, 200
+    nodes = ["dict", [[key, ["list", list(range(count))]]]]
+    path = forge(tmp_path / "names", b"x" * 4096, leaves=[], state=nodes)
+
+    with pytest.raises(DamagedBlob, match="names of at most"):
+        ckstore.open_checkpoint(path)
+    with Store.init(tmp_path / "store") as store, pytest.raises(CannotStore, match="at most"):
+        store.save({key: list(range(count))})
 
 
 def test_views_that_are_expanded_share_the_bytes_that_are_there(tmp_path: Path) -> None:
     leaves = [tensor("", [2**50], "float32", strides=[0]), tensor("", [2**50, 8], "<f4", strides=[0, 1])]
-    path = forge(tmp_path / "views", b"x" * 4096, **named(leaves))
+    loaded = []
+    for i, leaf in enumerate(leaves):
+        with ckstore.open_checkpoint(forge(tmp_path / f"{i}", b"x" * 4096, **named([leaf]))) as checkpoint:
+            loaded.append(checkpoint["a0"])
 
-    with ckstore.open_checkpoint(path) as checkpoint:
-        loaded = checkpoint.load()
-
-    assert loaded["a0"].untyped_storage().nbytes() == 4096
-    assert loaded["a1"].base.nbytes == 4096
+    assert loaded[0].untyped_storage().nbytes() == 4096
+    assert loaded[1].base.nbytes == 4096
 
 
 def test_an_array_that_lies_in_itself_is_replaced_and_not_filled(tmp_path: Path) -> None:
