@@ -24,6 +24,7 @@ from ckstore.errors import BadInput
 from ckstore.fs.descriptors import open_descriptor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 
@@ -216,20 +217,21 @@ class Held:
         fd: Its descriptor; -1 when it was closed.
     """
 
-    __slots__ = ("_path", "fd")
+    __slots__ = ("_device", "_path", "fd")
 
     def __init__(self, where: Inside) -> None:
         self.fd = -1
         self._path = str(where)
         self.fd = open_directory(where)
+        self._device = os.fstat(self.fd).st_dev
 
     @property
     def inside(self) -> Inside:
         """The directory, as it is held."""
         return Inside(self._path, (), self)
 
-    def has(self, directory: str, name: str) -> bool:
-        """Whether a directory in this one has that name; False also if there is no such directory.
+    def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
+        """Return which of these names a directory in this one has; none also if there is no such directory.
 
         For those who ask it of thousands: one directory is opened for each, and no place is made.
 
@@ -237,11 +239,11 @@ class Held:
             OSError: It cannot be looked at.
         """
         try:
-            below = _open_below(self.fd, directory, os.O_PATH, os.fstat(self.fd).st_dev)
+            below = _open_below(self.fd, directory, os.O_PATH, self._device)
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return frozenset()
         try:
-            return os.access(name, os.F_OK, dir_fd=below, follow_symlinks=False)
+            return frozenset(name for name in names if os.access(name, os.F_OK, dir_fd=below, follow_symlinks=False))
         finally:
             _close(below)
 

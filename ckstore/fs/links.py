@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs.inside import Where, at, open_directory
@@ -29,14 +28,22 @@ def link(source: Where, target: Where) -> None:
         FileNotFoundError: `source` or the parent of `target` does not.
         OSError: With an errno of `CANNOT_LINK`: this pair can have no link.
     """
-    with at(source) as (from_fd, old), at(target) as (to_fd, new), _naming_both(source, target):
-        os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+    with at(source) as (from_fd, old), at(target) as (to_fd, new):
+        try:
+            os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+        except OSError as error:
+            error.filename, error.filename2 = str(source), str(target)
+            raise
 
 
 def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
     """Rename; durable after `files.sync_directory` of both parents, the target's first."""
-    with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new), _naming_both(source, target):
-        os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+    with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
+        try:
+            os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+        except OSError as error:
+            error.filename, error.filename2 = str(source), str(target)
+            raise
 
 
 def rename_new(source: Where, target: Where) -> None:
@@ -78,16 +85,6 @@ def _renameat2(one: Where, other: Where, flag: int, what: str, who: str) -> None
         msg = f"the filesystem of {other} cannot {what}, which {who} needs"
         raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
     raise OSError(code, os.strerror(code), str(one), None, str(other))
-
-
-@contextmanager
-def _naming_both(source: Where, target: Where) -> Iterator[None]:
-    """Have an error of a call with two names say both whole paths."""
-    try:
-        yield
-    except OSError as error:
-        error.filename, error.filename2 = str(source), str(target)
-        raise
 
 
 def symlink(pointing_to: str, path: Where) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
+_LOOKED_FOR = (MANIFEST, ANNOTATIONS)
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
 
@@ -152,18 +153,28 @@ class Layout:
 
 
 class OpenRuns:
-    """Looks into the directories of many checkpoints, and keeps those of their runs open; a context manager."""
+    """Looks into the directories of many checkpoints, once into each, and keeps those of their runs open.
+
+    A context manager.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
+        self._seen: dict[tuple[str, int], frozenset[str]] = {}
 
     def has(self, run: str, step: int, name: str) -> bool:
-        """Whether there is a checkpoint and its directory has that name.
+        """Whether there is a checkpoint and its directory has that name, of `MANIFEST` and `ANNOTATIONS`.
 
         Raises:
             OSError: It cannot be looked at.
         """
+        if (run, step) not in self._seen:
+            folder = self._run(run)
+            self._seen[run, step] = frozenset() if folder is None else folder.having(str(step), _LOOKED_FOR)
+        return name in self._seen[run, step]
+
+    def _run(self, run: str) -> Held | None:
         if run not in self._open:
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
@@ -171,8 +182,7 @@ class OpenRuns:
                 self._open[run] = Held(self._layout.checkpoints / run)
             except (FileNotFoundError, NotADirectoryError):
                 self._open[run] = None
-        folder = self._open[run]
-        return folder is not None and folder.has(str(step), name)
+        return self._open[run]
 
     def close(self) -> None:
         """Close all of them; harmless when done before."""

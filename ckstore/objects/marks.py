@@ -74,7 +74,7 @@ def marked(layout: Layout) -> Iterator[Inside]:
         folder = layout.checkpoints / run
         try:
             with Held(folder) as run_directory:
-                names = [name for name in os.listdir(run_directory.fd) if run_directory.has(name, MARK)]
+                names = [name for name in os.listdir(run_directory.fd) if run_directory.having(name, (MARK,))]
         except (FileNotFoundError, NotADirectoryError):
             continue
         if names:

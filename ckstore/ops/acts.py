@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.ops.failing import describe_os_error
+from ckstore.fs.inside import NotInStore
+from ckstore.ops.failing import describe_os_error, unsafe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,6 +72,7 @@ def act(method: Callable[P, R]) -> Callable[P, R]:
 
     The function raises:
         InUse: This thread is in another act of the same store.
+        UnsafePlace: Something else has the place of a directory of the store.
         CkstoreError: The system refused something, there is not enough memory, or the interpreter is ending.
     """
 
@@ -80,6 +82,8 @@ def act(method: Callable[P, R]) -> Callable[P, R]:
         try:
             _begin(mine)
             return method(*args, **kwargs)
+        except NotInStore as error:
+            raise unsafe(_failed(method), error) from error
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             raise CkstoreError(

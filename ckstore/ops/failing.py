@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import os
 
+from ckstore.errors import UnsafePlace
+from ckstore.fs.inside import NotInStore
+
 
 def describe_os_error(error: OSError) -> str:
     """Return what the system said and about which file, for a message."""
+    if isinstance(error, NotInStore):
+        return f"{error.filename} {error.strerror}, wanted a directory of the store"
     reason = os.strerror(error.errno) if error.errno else str(error)
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
     return f"{reason}{where}"
+
+
+def unsafe(what: str, error: NotInStore) -> UnsafePlace:
+    """Return the error of an act in whose way something was that is no directory of the store."""
+    hint = "nothing behind it was touched: find out who put it there, and move it away"
+    return UnsafePlace(f"{what}: {describe_os_error(error)}", hint=hint)

@@ -55,18 +55,24 @@ def infos(
         published = {
             (name, step): inode for name, step, inode in context.layout.published(run) if only is None or only(step)
         }
-    rows, to_read = _from_catalog(context, published, run, newest, seek=at is not None)
-    found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
-    if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
-        return infos(context, run, only=only)[-newest:]
-    found.sort(key=lambda info: info.order)
-    tags = tags_by_checkpoint(context.layout)
     with context.layout.open_runs() as runs:
+        rows, to_read = _from_catalog(context, runs, published, run, newest, seek=at is not None)
+        found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
+        if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
+            return infos(context, run, only=only)[-newest:]
+        found.sort(key=lambda info: info.order)
+        tags = tags_by_checkpoint(context.layout)
         return [_as_it_is(context, runs, info, tags) for info in found[-newest if newest else 0 :]]
 
 
 def _from_catalog(
-    context: Context, published: Mapping[Place, int], run: str | None, newest: int | None, *, seek: bool
+    context: Context,
+    runs: OpenRuns,
+    published: Mapping[Place, int],
+    run: str | None,
+    newest: int | None,
+    *,
+    seek: bool,
 ) -> tuple[list[CheckpointInfo], set[Place]]:
     """Return what the catalog knows of directories with these inode numbers, and those that have to be read."""
     try:
@@ -78,14 +84,13 @@ def _from_catalog(
     # An interrupted `rm -r` takes the manifest of a directory that the catalog knows.
     # A row of another hash is older than a store.json that somebody changed.
     ours = f"{context.layout.hash_prefix}-"
-    with context.layout.open_runs() as runs:
-        torn = {
-            (info.run, info.step)
-            for info in rows
-            if not info.id.startswith(ours) or not runs.has(info.run, info.step, MANIFEST)
-        }
+    torn = {
+        (info.run, info.step)
+        for info in rows
+        if not info.id.startswith(ours) or not runs.has(info.run, info.step, MANIFEST)
+    }
     if torn and newest is not None:  # as many older ones are wanted in their place
-        return _from_catalog(context, published, run, None, seek=seek)
+        return _from_catalog(context, runs, published, run, None, seek=seek)
     return [info for info in rows if (info.run, info.step) not in torn], unknown | torn
 
 

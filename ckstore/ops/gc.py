@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
+from ckstore.fs.inside import NotInStore
 from ckstore.model.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops import reclaim
 from ckstore.ops.alone import check_alone, look_at_everything
+from ckstore.ops.failing import unsafe
 from ckstore.ops.gc_plan import next_to_free, plan_gc
 from ckstore.ops.outside import linked_elsewhere
 from ckstore.ops.recover import catch_up, mend
@@ -95,6 +97,8 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
             for note in mend(context, damaged):
                 warn(note)
             return _collect(context, settle=settle)
+    except NotInStore as error:
+        raise unsafe("gc stopped", error) from error
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"

@@ -15,6 +15,7 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.ops import create, in_step, reclaim
 from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
+from ckstore.ops.failing import describe_os_error
 from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
 
@@ -187,4 +188,4 @@ def try_recover(context: Context) -> list[str]:
     except CkstoreError:
         raise
     except OSError as error:
-        return [f"recovery at opening did not work: {error.strerror} ({error.filename})"]
+        return [f"recovery at opening did not work: {describe_os_error(error)}"]
