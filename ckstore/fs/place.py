@@ -80,6 +80,8 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
 def try_links(staging: Inside, others: Sequence[Inside]) -> None:
     """Try what a store needs between its directories: hardlinks, renames, also without overwriting, and exchanges.
 
+    And that names that differ in case are two: else runs and tags would be one that are not.
+
     It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
     process leaves can be told from what a living one is just trying (`remove_leftovers`).
 
@@ -95,6 +97,7 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> None:
         for path in (first, second):
             os.close(open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
             made.append(path)
+        _try_case(first)
         _try_between(staging, name, own, others, made)
         _try("exchange two names in", staging, partial(links.exchange, first, second))
         made.append(own / "three")
@@ -126,6 +129,7 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         there = directory / f".{name}"
         _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
         made.append(there)
+        _try_case(there)
         if peek.status(first).st_nlink < 2:
             msg = f"{staging.top}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
@@ -135,6 +139,16 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         except FileNotFoundError:  # gc took it from trash
             continue
         made.append(back)
+
+
+def _try_case(there: Inside) -> None:
+    """Raise if a name that is there is found by its upper case as well."""
+    if peek.exists(there.parent / there.name.upper()):
+        msg = (
+            f"{there.top}: in {there.parent.name}/ names that differ in case are one, so runs or tags could be mixed up"
+        )
+        where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
+        raise UnsafePlace(msg, hint=f"use a directory that tells them apart: {where}; readonly=True still reads it")
 
 
 def _try(what: str, where: Inside, do: Callable[[], None]) -> None:

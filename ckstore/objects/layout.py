@@ -83,8 +83,8 @@ class Layout:
 
     @property
     def linked(self) -> tuple[Inside, ...]:
-        """The directories that files are linked and renamed into from ``staging/``, and back."""
-        return self.blobs, self.checkpoints, self.trash
+        """The directories in which is tried what a store needs (`ckstore.fs.place.try_links`), from ``staging/``."""
+        return self.blobs, self.checkpoints, self.trash, self.refs
 
     def blob(self, digest: str) -> Inside:
         """Return the canonical name of a blob."""

@@ -189,6 +189,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "names that differ in case are two",
+        "case-not-tried",
+        "fs/place.py",
+        "        _try_case(there)\n",
+        "",
+        "tests/ops/test_case.py::test_a_store_is_not_written_where_case_makes_no_difference",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "no /proc and no lease: nothing is freed",
         "free-without-asking",
         "objects/collector.py",

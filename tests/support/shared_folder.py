@@ -9,7 +9,8 @@ their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``).
 - a file that is removed while it is open gets a hidden name, and there are no files without names (``O_TMPFILE``).
 
 Not as there: nothing is cached, so each host sees at once what the other did. It can be told to lack hardlinks
-(``link``) or the exchange of names (``exchange``).
+(``link``), the exchange of names (``exchange``), or the difference between ``A`` and ``a``: in all directories
+(``case``), or in those of one name (``case in refs``), as ext4 with the attribute ``+F``.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class Folder:
         self._lacks = lacks
 
     def _at(self, path: str) -> str:
-        return self._root + path
+        found = self._root
+        for name in filter(None, path.split("/")):
+            folded = self._lacks in ("case", f"case in {os.path.basename(found)}")
+            found += f"/{_as_stored(found, name) if folded else name}"
+        return found
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         """Return what stat says."""
@@ -186,6 +191,15 @@ class Folder:
     def release(self, path: str, fh: int) -> None:
         """Close."""
         os.close(fh)
+
+
+def _as_stored(folder: str, name: str) -> str:
+    """Return the name that is there and differs in case at most; `name` itself if there is none."""
+    try:
+        there = os.listdir(folder)
+    except OSError:  # whoever uses the path is told
+        return name
+    return name if name in there else next((other for other in there if other.casefold() == name.casefold()), name)
 
 
 def main() -> None:
