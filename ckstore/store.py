@@ -829,7 +829,7 @@ class Store:
 
     @act
     def set_recheck_share(self, share: float | None) -> None:
-        """Have every save read a share of what it finds in the store again; 0: nothing, None: a hundredth.
+        """Have every save read a share of what it finds in the store again; 0: nothing, None: the default, 0.005.
 
         It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
         byte is compared within 1 / `share` saves and two. What rotted is written again from the state and put right

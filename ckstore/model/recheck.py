@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-DEFAULT_SHARE = 0.01
-"""Of the bytes of a state. A disk reads a hundredth of what a processor hashes in the same time, or more, so that the
-reading is done before the hashing is (docs/adr/0007-recheck.md)."""
+DEFAULT_SHARE = 0.005
+"""Of the bytes of a state: what is within the noise of a save that writes nothing (docs/adr/0010-rereading.md)."""
 LEAST_BYTES = 2**18
 """What every save reads however small the share is: small states are read whole."""
 

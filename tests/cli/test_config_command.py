@@ -24,14 +24,14 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "retention  off: everything stays until it is dropped",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
-        "recheck  --share 0.01",
+        "recheck  --share 0.005",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
         "retention": None,
         "make_room": None,
         "read_back": False,
-        "recheck_share": 0.01,
+        "recheck_share": 0.005,
     }
 
 
@@ -59,7 +59,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         assert (store.retention, store.make_room, store.read_back, store.recheck_share) == (None, None, False, 0)
     run("config", "recheck", "--on", "--store", path)
     with Store.open(path) as store:
-        assert store.recheck_share == 0.01
+        assert store.recheck_share == 0.005
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def test_a_process_comes_round_to_every_blob_while_the_catalog_is_away(store: St
 
 
 def test_the_share_is_kept_in_the_store_and_checked(store: Store) -> None:
-    assert store.recheck_share == 0.01
+    assert store.recheck_share == 0.005
 
     store.set_recheck_share(0.5)
 
@@ -279,7 +279,7 @@ def test_the_share_is_kept_in_the_store_and_checked(store: Store) -> None:
         with pytest.raises(BadInput, match="share must be a number from 0 to 1"):
             store.set_recheck_share(wrong)  # type: ignore[arg-type]
     store.set_recheck_share(None)
-    assert store.recheck_share == 0.01
+    assert store.recheck_share == 0.005
     assert "recheck_share" not in (store.path / "config.json").read_text()
 
 

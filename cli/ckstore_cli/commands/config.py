@@ -15,7 +15,7 @@ RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back"
 @click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK]))
 @rule_options
 @click.option("--on/--off", "wanted", default=None, help="Have it done, or no more. A policy is set by its rules.")
-@click.option("--share", type=float, help="How much of a state is read again: 0.01, the default, to 1.")
+@click.option("--share", type=float, help="How much of a state is read again, from 0 to 1; 0.005 by default.")
 @store_option
 @json_option
 @pass_frame
