@@ -335,6 +335,12 @@ class Catalog:
 
         return upkeep.replace(self.path, self.store, timeout_s=timeout_s)
 
+    def damaged(self) -> list[str]:
+        """Return the names of the databases that `set_aside` left beside it, oldest first."""
+        from ckstore.catalog import upkeep
+
+        return upkeep.names_aside(self.path, "damaged")
+
     def check(self) -> list[str]:
         """Return what is wrong with the catalog, one sentence each; raises for none of it."""
         from ckstore.catalog import upkeep

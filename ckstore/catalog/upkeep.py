@@ -195,6 +195,11 @@ def _move_aside(path: Path, kind: Aside) -> Path:
     return aside
 
 
+def names_aside(path: Path, kind: Aside) -> list[str]:
+    """Return the names of the catalogs beside `path` that were set aside, oldest first."""
+    return [f"{path.name}.{kind}-{number}" for number in sorted(_numbers_aside(path, kind))]
+
+
 def _numbers_aside(path: Path, kind: Aside) -> set[int]:
     pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm|-journal)?")
     matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())

@@ -115,7 +115,8 @@ def _catalog(context: Context) -> Findings:
         whose = "this host" if context.shared else "this user"
         yield ok("catalog", f"{whose} has none yet; opening the store for writing makes it at {path}")
     else:
-        yield contents.check_catalog(context.catalog.check(), str(path) if context.catalog_is_private else "")
+        where = str(path) if context.catalog_is_private else ""
+        yield contents.check_catalog(context.catalog.check(), where, context.catalog.damaged())
 
 
 def _files(context: Context) -> Findings:

@@ -176,6 +176,15 @@ def test_a_set_that_ckstore_would_not_have_left_is_never_opened(
         assert (root / "catalog.db.damaged-1").lstat()
 
 
+def test_doctor_names_the_catalogs_that_were_set_aside(root: Path, victim: Path) -> None:
+    names_a_file_outside(root, victim)
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"), Store.open(root) as store:
+        (found,) = [finding for finding in store.doctor().findings if finding.what == "catalog"]
+
+    assert found.level == "note"
+    assert "catalog.db.damaged-1" in found.found
+
+
 def test_sqlite_would_delete_the_file_that_the_journal_of_these_tests_names(root: Path, victim: Path) -> None:
     names_a_file_outside(root, victim)
 

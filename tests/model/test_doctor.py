@@ -222,6 +222,8 @@ def test_damage_and_quarantine_are_told() -> None:
     assert contents.check_damage(["main@1"], ["xxh3-1"]).level == "warning"
     assert contents.check_catalog([]).level == "ok"
     assert contents.check_catalog(["is damaged"]).level == "warning"
+    assert contents.check_catalog([], damaged=["catalog.db.damaged-1"]).level == "note"
+    assert "catalog.db.damaged-1" in contents.check_catalog([], damaged=["catalog.db.damaged-1"]).found
 
 
 def test_leaked_files_are_told_by_process_the_largest_first() -> None:

@@ -152,12 +152,22 @@ def check_hashes(strangers: Sequence[str], hash_name: str) -> Finding:
     return ok("hash", f"every checkpoint has digests by {hash_name}")
 
 
-def check_catalog(problems: Sequence[str], where: str = "") -> Finding:
-    """Return what is to be said of the catalog; `where` it lies, if that is not in the store."""
+def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> Finding:
+    """Return what is to be said of the catalog.
+
+    Args:
+        problems: What is wrong with it.
+        where: It lies, if that is not in the store.
+        damaged: Files of catalogs that were set aside as damaged before.
+    """
     if problems:
         do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
         return Finding("warning", "catalog", _listed(list(problems)), do)
-    return ok("catalog", f"whole; it is {where}, as others have theirs" if where else "whole")
+    whole = f"whole; it is {where}, as others have theirs" if where else "whole"
+    if damaged:
+        told = f"{whole}; earlier ones were damaged, or not as ckstore leaves them, and set aside: {_listed(damaged)}"
+        return Finding("note", "catalog", told, "look at the disk if you did not expect that; these files may go")
+    return ok("catalog", whole)
 
 
 def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:
