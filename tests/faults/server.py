@@ -167,6 +167,8 @@ class Server:
         if acted["ended"] != "well":
             violations.append(f"the process ended by {acted['ended']}")
         answer = {**acted, "violations": violations}
+        if not request["at"]:
+            answer["calls"] = files.log.read_text().splitlines()
         if violations:
             answer |= {"kept": str(files.folder), "calls": _around_the_hit(files.log)}
         else:
