@@ -7,16 +7,20 @@ no place for errors.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ckstore.errors import CkstoreError
+from ckstore.fs import files, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import short_id
 from ckstore.model.names import RUN_PATTERN, STEP_PATTERN
 from ckstore.model.refs import DEFAULT_RUN
@@ -57,17 +61,17 @@ def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 def tags(store: Path) -> list[str]:
     """Return the tags of a store, sorted."""
-    return sorted(name for name in _names(store / "refs") if RUN_PATTERN.match(name))
+    return sorted(name for name in _names(store, "refs") if RUN_PATTERN.match(name))
 
 
 def runs(store: Path) -> list[str]:
     """Return the names of the runs of a store, sorted."""
-    return sorted(name for name in _names(store / "checkpoints") if RUN_PATTERN.match(name))
+    return sorted(name for name in _names(store, "checkpoints") if RUN_PATTERN.match(name))
 
 
 def steps(store: Path, run: str) -> list[int]:
     """Return the steps of a run, newest step first."""
-    names = _names(store / "checkpoints" / run)
+    names = _names(store, "checkpoints", run)
     return sorted((int(name) for name in names if STEP_PATTERN.match(name)), reverse=True)
 
 
@@ -118,24 +122,28 @@ def _refs_of(store: Path, run: str) -> list[str]:
 def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, str]]:
     for run in known:
         for step in steps(store, run):
-            digest = _id_in(store / "checkpoints" / run / str(step) / "manifest.json")
+            digest = _id_in(store, "checkpoints", run, str(step), "manifest.json")
             if digest.partition("-")[2].startswith(incomplete):
                 yield short_id(digest, max(10, len(incomplete))), f"{run}@{step}"
 
 
-def _id_in(manifest: Path) -> str:
+def _id_in(store: Path, *manifest: str) -> str:
     """Return the id that a manifest begins with; empty if it cannot be read."""
-    with suppress(OSError), manifest.open("rb") as file:
-        found = re.match(_HEAD, file.read(_LONGEST_HEAD_BYTES))
+    with suppress(OSError, CkstoreError), files.opened_regular(_place(store, manifest)) as fd:
+        found = re.match(_HEAD, os.read(fd, _LONGEST_HEAD_BYTES))
         if found:
             return found[1].decode("ascii")
     return ""
 
 
-def _names(directory: Path) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(directory)  # noqa: PTH208 - names, not paths
+def _names(store: Path, *directory: str) -> list[str]:
+    with suppress(OSError, CkstoreError):
+        return peek.names(_place(store, directory))
     return []
+
+
+def _place(store: Path, names: tuple[str, ...]) -> Inside:
+    return reduce(operator.truediv, names, Inside(str(store)))
 
 
 def _items(found: Iterator[tuple[str, str]]) -> list[CompletionItem]:

@@ -96,6 +96,20 @@ def test_what_cannot_be_read_is_left_out_without_a_word(tmp_path: Path) -> None:
     assert completed(["ckstore", "show", "--store", str(store), "12ab"]) == []
 
 
+def test_what_leads_out_of_the_store_or_would_be_waited_for_is_left_out(tmp_path: Path) -> None:
+    store, elsewhere = tmp_path / "odd", tmp_path / "elsewhere"
+    (store / "checkpoints" / "main" / "12").mkdir(parents=True)
+    os.mkfifo(store / "checkpoints" / "main" / "12" / "manifest.json")
+    (elsewhere / "7").mkdir(parents=True)
+    (store / "checkpoints" / "linked").symlink_to(elsewhere)
+    (store / "refs").symlink_to(elsewhere)
+    (store / "store.json").touch()
+
+    assert completed(["ckstore", "show", "--store", str(store), "12ab"]) == []
+    assert completed(["ckstore", "show", "--store", str(store), "linked@7"]) == []
+    assert completed(["ckstore", "show", "--store", str(store), "7"]) == []
+
+
 def test_it_imports_no_store_and_no_catalog() -> None:
     code = (
         "import sys\n"
