@@ -63,6 +63,18 @@ def suspect(fd: int) -> None:
     os.fsync(fd)
 
 
+def refuse(fd: int, before: os.stat_result) -> None:
+    """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's.
+
+    It may be a file of the user that somebody linked to the name of a blob.
+
+    Raises:
+        OSError: It is another user's.
+    """
+    time_ns = SUSPECT_NS if before.st_mtime_ns == files.BLOB_MTIME_NS else before.st_mtime_ns
+    os.utime(fd, ns=(time_ns, time_ns))
+
+
 def clear(fd: int) -> bool:
     """Give a blob whose bytes were right since `suspect` the fixed time; False if somebody wrote into it meanwhile.
 
@@ -96,7 +108,7 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
             suspect(fd)
         direct.drop_cached(fd)
         if _digest_or_unreadable(fd, digest) != digest:
-            os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
+            refuse(fd, before)
             return None
         if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # somebody wrote into it meanwhile
             return None
@@ -135,7 +147,8 @@ def distrust(path: Inside) -> None:
     Whoever then finds its bytes right gives it the fixed time back.
     """
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
-        os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=parent, follow_symlinks=False)
+        if os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns == files.BLOB_MTIME_NS:
+            os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=parent, follow_symlinks=False)
 
 
 def digest_of_file(path: Where, like: str) -> str:

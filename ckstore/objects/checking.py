@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.fs import direct
+from ckstore.fs import direct, files
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.objects import blobs
 
@@ -130,6 +130,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
     """Check a blob that somebody may have written into; one that is right gets the fixed time back."""
+    before = os.fstat(file.fd)
     try:
         blobs.suspect(file.fd)
     except PermissionError:  # another user's file: it is only looked at
@@ -138,7 +139,9 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
         problem = f"somebody wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
         return Checked(problem, dict.fromkeys(pieces, problem))
     checked = _compare_all(file, blob, pieces, how, whole=True)
-    if not checked.problem:
+    if checked.problem:
+        blobs.refuse(file.fd, before)
+    else:
         blobs.clear(file.fd)
     return checked
 
@@ -235,5 +238,7 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
 
 
 def _distrust(fd: int) -> None:
+    if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is no blob
+        return
     with suppress(PermissionError):  # another user's file: he sees to it
         os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

@@ -8,6 +8,7 @@ its bytes would take the place of the reserve, and then nobody could free anythi
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -145,15 +146,20 @@ def _take_back(layout: Layout) -> None:
 
 def _make(layout: Layout, nbytes: int) -> None:
     for path in _paths(layout):
+        found = peek.find(path)
+        if found is not None and not _is_own(found):  # a pipe would be waited for, and another name's file enlarged
+            links.unlink(path)
         if not _has_size(path, nbytes // INODES):
             files.allocate(path, nbytes // INODES)
 
 
+def _is_own(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
 def _has_size(path: Inside, nbytes: int) -> bool:
-    try:
-        return peek.status(path).st_size >= nbytes
-    except FileNotFoundError:
-        return False
+    found = peek.find(path)
+    return found is not None and _is_own(found) and found.st_size >= nbytes
 
 
 def _paths(layout: Layout) -> list[Inside]:

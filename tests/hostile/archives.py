@@ -19,14 +19,20 @@ HAND_MADE: dict[str, Builder] = {
 
 SHORT = (
     "untouched",
-    "checkpoints/main/2/blobs is a symlink",
-    "manifest.json is a pipe",
-    "config.json is a socket",
+    "blobs is a symlink",
+    "trash is a relative symlink",
     "a blob is a symlink to a file outside",
+    "a canonical name is a hard link of a file outside",
+    "reserve/space-0 is a pipe",
+    "manifest.json is sparse and framed",
+    "digests are absolute paths",
+    "a journal with a super-journal outside",
+    "a view that never ends: checkpoints",
+    "1200 levels in staging",
     "names with newlines",
-    "names that are no UTF-8",
+    "sequence 2^53",
     "one tensor of 2^61 elements, all in one place",
-    "containers nested 100 deep",
+    "100 views that overlap",
 )
 """What `make test` tries."""
 

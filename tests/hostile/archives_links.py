@@ -170,7 +170,7 @@ ENTRIES = {
     "trash/main@7": _outside,
     "staging/entry": _outside,
     "staging/main@7": _thesis,
-    "reserve/space-3": _thesis,
+    "reserve/space-9": _thesis,
     "reserve/other": _outside,
     "quarantine/xxh3-00000000000000000000000000000000.1": _thesis,
     "checkpoints/main/3": _outside,

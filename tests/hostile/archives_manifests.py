@@ -208,6 +208,7 @@ CASES: dict[str, Builder] = {
     "20000 views that overlap": forged(
         lambda: named([tensor("", [_MIB - 20_000], offset=i) for i in range(20_000)]), _ZEROS
     ),
+    "100 views that overlap": forged(lambda: named([tensor("", [4000], offset=i) for i in range(96)])),
     "20000 tensors of 2^50 elements of one place": forged(
         lambda: named([tensor("", [2**50], strides=[0]) for _ in range(20_000)])
     ),

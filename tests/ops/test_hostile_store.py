@@ -96,3 +96,23 @@ def test_settings_that_are_a_pipe_are_refused_at_once(name: str, path: Path) -> 
 
     with pytest.raises(DamagedBlob, match="no regular file"), Store.open(path, readonly=True) as store:
         assert store.retention is None
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_a_file_of_the_user_under_the_name_of_a_blob_keeps_its_time(path: Path, same_size: bool) -> None:
+    blob = next((path / "checkpoints/main/2/blobs").iterdir())
+    canonical = path / "blobs" / blob.name.partition("-")[2][:2] / blob.name
+    mine = path.parent / "mine"
+    mine.write_bytes(b"m" * (blob.stat().st_size if same_size else 5))
+    os.utime(mine, (10**9 + 7, 10**9 + 7))
+    canonical.unlink()
+    canonical.hardlink_to(mine)
+    before = mine.stat()
+
+    with Store.open(path) as store:
+        store.verify()
+        store.save({"w": b"2" * 9000}, step=3)
+        store.gc()
+
+    assert (mine.stat().st_mtime_ns, mine.stat().st_mode) == (before.st_mtime_ns, before.st_mode)
+    assert mine.read_bytes()[:1] == b"m"

@@ -186,3 +186,27 @@ def test_a_full_disk_is_said_at_opening_and_a_save_leaves_the_reserve_alone(
     assert any("is full" in warning and "ckstore gc" in warning for warning in again.warnings)
     assert reserved_bytes(store.path) == reserve.LEAST_BYTES
     assert again.load(0)["seed"] == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["hard link", "pipe", "symlink"])
+def test_what_is_no_file_of_the_reserve_alone_is_replaced_and_not_enlarged(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    with Store.init(tmp_path / "store"):
+        pass
+    path = tmp_path / "store" / "reserve" / "space-0"
+    path.unlink()
+    if kind == "hard link":
+        path.hardlink_to(tmp_path / "mine")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "mine")
+
+    with Store.open(tmp_path / "store"):
+        pass
+
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    assert path.is_file()
+    assert not path.is_symlink()
+    assert path.stat().st_size > 4
