@@ -21,7 +21,7 @@ def cache_folder() -> Path | None:
     user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     """
     for folder in _candidates():
-        there = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
+        there = _nearest(folder)
         if there is None or examine(there).shared:
             continue
         if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(there):
@@ -37,6 +37,14 @@ def _candidates() -> Iterator[Path]:
         yield Path(home, ".cache", "ckstore")
     for folder in _TEMPORARY:
         yield Path(folder, f"ckstore-{os.geteuid()}")
+
+
+def _nearest(folder: Path) -> Path | None:
+    """Return the directory that is there, of a folder and those above it; None: this user may not look there."""
+    try:
+        return next(path for path in (folder, *folder.parents) if path.is_dir())
+    except PermissionError:
+        return None
 
 
 def _may_be_made_in(there: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -422,3 +423,29 @@ def test_a_user_outside_the_group_is_refused_by_one_clear_error(group: Members) 
 
     assert done.returncode == 2
     assert f"{one.store}' is not readable" in done.stderr
+
+
+def test_a_member_without_a_home_of_their_own_has_the_catalog_in_a_private_temporary_folder() -> None:
+    """As a service has none, and as su and sudo may leave that of another user in HOME."""
+    code = """
+import sys
+from ckstore import Store
+store = Store.open_or_init(sys.argv[1])
+store.save({"x": 1})
+print(store._context.catalog.path, store.gc().freed_count)
+"""
+    with common_folder() as folder:
+        one, two = users(folder, groups=(GROUP,))
+        bare = folder / "bare"
+        bare.mkdir()
+        store = one.home / "store"
+        assert one.run("mkdir", "-m", "2770", store).returncode == 0
+        for home in ("/nonexistent", two.home, bare):
+            told = one.run(sys.executable, "-c", code, store, HOME=str(home))
+            assert told.returncode == 0, told.stderr
+            catalog = Path(told.stdout.split()[0])
+            shutil.rmtree(catalog.parent)
+            assert catalog.parents[1] == Path(f"/var/tmp/ckstore-{one.uid}")
+            assert stat.S_IMODE(catalog.parents[1].stat().st_mode) == 0o700
+        assert not list(bare.iterdir())
+        assert not (two.home / ".cache").exists()
