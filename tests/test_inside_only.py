@@ -89,6 +89,8 @@ def _is_by_descriptor(call: ast.Call) -> bool:
 
 def _goes_by_path(call: ast.Call) -> bool:
     function = call.func
+    if any(keyword.arg in {"dir_fd", "src_dir_fd", "dst_dir_fd"} for keyword in call.keywords):
+        return any("/" in ast.unparse(argument) for argument in call.args)
     if isinstance(function, ast.Name):
         return function.id == "open"
     if not isinstance(function, ast.Attribute):
@@ -130,3 +132,4 @@ def test_a_call_by_path_is_found() -> None:
     for call in ("os.fstat(fd)", "os.utime(fd, ns=x)", "os.listdir(lock.fd)", "peek.exists(x)", "links.unlink(x)"):
         assert by_path(call) == set()
     assert by_path("os.stat(x, dir_fd=fd, follow_symlinks=False)") == set()
+    assert by_path('tree.link_file(path, f"{BLOBS}/{digest}", dir_fd=fd)') != set()

@@ -21,7 +21,6 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.paths import check_path, differing_in_case, parent_of
-from ckstore.objects.layout import BLOBS
 from ckstore.ops.destination import outside_of_store
 from ckstore.ops.latest_valid import read_checkpoint
 from ckstore.ops.workers import Workers
@@ -251,7 +250,7 @@ class _Writer:
         with self._directory.open_blob(blob.digest) as fd:
             self._directory.read_extent(extent, data, fd=fd, what=record.path, verify=True)
         try:
-            self._tree.link_file(record.path, f"{BLOBS}/{blob.digest}", dir_fd=self._directory.lock.fd)
+            self._tree.link_file(record.path, blob.digest, dir_fd=self._directory.blobs.fd)
         except OSError as error:
             if error.errno in links.CANNOT_LINK:
                 return False

@@ -6,6 +6,7 @@ They say themselves what they have done, by `mark`, since no journal is kept of 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -18,8 +19,8 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.ops import reclaim
 from tests.faults.journal import Journal
-from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save
-from tests.faults.states import state
+from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen
+from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
 
 _ONE = f"store/checkpoints/{RUN}/1"
@@ -208,6 +209,39 @@ def _half_initialized(path: Path, journal: Journal) -> None:
         Store.init(path, chunk_bytes=2**20)
 
 
+def _looking(store: Store, journal: Journal) -> None:
+    """Everything that only looks, but what writes elsewhere."""
+    first = store.checkpoints()[0]
+    store.load(first)
+    store.leaves(first)
+    store.diff(first, "latest")
+    store.latest(valid=True)
+    store.why(min(path.name for path in unseen(store.path).glob("checkpoints/*/*/blobs/*")))
+    store.tags()
+    store.pins()
+    store.du()
+    store.gc(dry_run=True)
+    store.plan_retention(RetentionPolicy(keep_last=1))
+    store.verify()
+    store.verify(quick=True)
+    store.doctor()
+
+
+def _with_a_whole_blob(path: Path, journal: Journal) -> None:
+    """A store with a committed file that is one blob, and the place for checkouts."""
+    with Store.init(path, chunk_bytes=CHUNK_BYTES) as store:
+        (path.parent / "data").mkdir()
+        (path.parent / "data" / "one.bin").write_bytes(random.Random(5).randbytes(CHUNK_BYTES))
+        (path.parent / "place").mkdir()
+        store.commit(path.parent / "data", step=1, run=RUN)
+
+
+def _writing_links(store: Store, journal: Journal) -> None:
+    report = store.checkout(f"{RUN}@1", store.path.parent / "place" / "out", link="hardlink")
+    if report.hardlinked != ("one.bin",):
+        raise RuntimeError(f"it was copied: {report}")
+
+
 ACTS = SCENARIOS | {
     act.name: act
     for act in (
@@ -221,6 +255,8 @@ ACTS = SCENARIOS | {
         Scenario("save_offers_again", _without_a_name, _open, _saving_more),
         Scenario("save_heals_what_is_marked", _marked, _open, _saving_more),
         Scenario("load_marks", _damaged, _open, _found_damaged),
+        Scenario("look", SCENARIOS["gc"].prepare, _open_as_found, _looking),
+        Scenario("checkout_links", _with_a_whole_blob, _open, _writing_links),
         Scenario("tag", SCENARIOS["replace"].prepare, _open, _tagging),
         Scenario("pin", _SAVED, _open, _pinning),
         Scenario("annotate", _SAVED, _open, _annotating),
