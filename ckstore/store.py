@@ -410,10 +410,10 @@ class Store:
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
         """
-        from ckstore.ops.find import infos
-
         if not valid:
-            return next(iter(infos(self._context, run, newest=1)), None)
+            from ckstore.ops.find import newest
+
+            return newest(self._context, run)
         try:
             return self._found("latest-valid" if run is None else f"{run}@latest-valid")
         except NoSuchRef:

@@ -8,7 +8,7 @@ writers need is imported when somebody writes, so that `ckstore log` starts fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import queries, space
@@ -19,9 +19,9 @@ from ckstore.catalog.unavailable import CatalogUnavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.catalog.values import CatalogEvent, LeafRow, Listing, PieceLocation
     from ckstore.model.info import CheckpointInfo
-    from ckstore.model.published import Published
+    from ckstore.model.published import Published, Stamp
     from ckstore.model.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
@@ -111,6 +111,22 @@ class Catalog:
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_candidates(connection, blobs)
 
+    def remove_wrong(self, *, timeout_s: float) -> int:
+        """Remove the rows of checkpoints that are not as they were written; return how many there were.
+
+        Which checkpoints they were of is not known; they are entered again from their directories.
+
+        Raises:
+            CatalogUnavailable: They cannot be removed: the file is damaged.
+        """
+        from ckstore.catalog import rows
+
+        with writing(self.path, timeout_s=timeout_s) as connection:
+            removed = rows.remove_wrong(connection)
+            if rows.wrong_ids(connection):
+                raise unavailable(self.path, "has damaged rows that cannot be removed", "damaged")
+        return removed
+
     def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
         """Delete the rows of blobs where they still have no use; return how many."""
         from ckstore.catalog import rows
@@ -143,25 +159,38 @@ class Catalog:
             return queries.owner(connection)
 
     def listing(
-        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None, limit: int | None = None
-    ) -> dict[tuple[str, int], int]:
-        """Return (run, step) -> inode number of the directory of each checkpoint with rows, in the order of commits.
+        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None
+    ) -> dict[tuple[str, int], Stamp]:
+        """Return (run, step) -> stamp of each checkpoint with rows, in the order of commits.
+
+        Rows that are not as they were written are left out here and in every other answer.
 
         Args:
             run: None: all runs.
             places: Only those with these (run, step), in their order.
-            limit: Only so many, the oldest.
         """
         with reading(self.path) as connection:
-            return queries.listing(connection, run, places=places, limit=limit)
+            return queries.listing(connection, run, places=places).stamps
+
+    def orders(self, *, places: Iterable[tuple[str, int]] | None = None, beyond: int | None = None) -> Listing:
+        """Return what the catalog says of the order of commits, in no order itself.
+
+        Args:
+            places: Only those with these (run, step).
+            beyond: Only those with a greater sequence number.
+        """
+        with reading(self.path) as connection:
+            if beyond is not None:
+                return queries.beyond(connection, beyond)
+            return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
     def counts(self) -> dict[str, int]:
         """Return how many checkpoints each run has."""
         with reading(self.path) as connection:
             return queries.counts(connection)
 
-    def chosen(self, run: str, *, newest: int, off_every: int) -> dict[tuple[str, int], int]:
-        """As `listing`, in no order: the newest so many of a run, and all whose step `off_every` does not divide."""
+    def chosen(self, run: str, *, newest: int, off_every: int) -> Listing:
+        """As `orders`, in no order: the newest so many of a run, and all whose step `off_every` does not divide."""
         with reading(self.path) as connection:
             return queries.chosen(connection, run, newest, off_every)
 
@@ -181,34 +210,36 @@ class Catalog:
 
     def current(
         self,
-        published: Mapping[tuple[str, int], int],
+        published: Mapping[tuple[str, int], Stamp | None],
         run: str | None = None,
         *,
         newest: int | None = None,
         seek: bool = False,
         durable: bool = True,
-    ) -> tuple[list[CheckpointInfo], set[tuple[str, int]]]:
-        """Return the checkpoints whose directories have the inode numbers that are known here, and the other places.
+    ) -> tuple[list[CheckpointInfo], set[tuple[str, int]], int]:
+        """Return the checkpoints whose directories have the stamps that are known here, and the other places.
 
         Args:
-            published: (run, step) -> inode number of the directory.
+            published: (run, step) -> stamp of what is there.
             run: That all of them belong to; None: to any.
             newest: Only so many of the checkpoints, the last by the order of commits.
             seek: They are few of the run: look each of them up, and list no others.
             durable: As the caller knows.
 
         Returns:
-            The checkpoints, in no order, and the places of which the catalog does not know the directory.
+            The checkpoints, in no order, the places of which the catalog does not know the directory, and how many
+            rows were met that are not as they were written.
         """
         with reading(self.path) as connection:
             listing = queries.listing(connection, run, places=published if seek else None)
-            same = [place for place, inode in listing.items() if published.get(place) == inode]
+            same = [place for place, known in listing.known.items() if published.get(place) == known.stamp]
             wanted = set(same[-newest:] if newest else same)
-            most = not seek and 2 * len(wanted) > len(listing)  # then all rows at once cost less
+            most = not seek and 2 * len(wanted) > len(listing.known)  # then all rows at once cost less
             places = None if most else wanted
             found = queries.infos(connection, run, places=places, durable=durable) if wanted else []
-        known = [info for info in self._each_once(found) if (info.run, info.step) in wanted]
-        return known, published.keys() - set(same)
+        infos = {place: info for info in self._each_once(found) if (place := (info.run, info.step)) in wanted}
+        missed = wanted - infos.keys()  # an index led to another row
+        return list(infos.values()), (published.keys() - set(same)) | missed, listing.wrong_count
 
     def _each_once(self, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
         if len({(info.run, info.step) for info in found}) < len(found):  # SQLite goes by an index that knows one
@@ -255,11 +286,6 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.oldest_reading(connection, place, now_ns)
 
-    def users_of(self, digest: str) -> list[tuple[str, int]]:
-        """Return (run, step) of the checkpoints that use a blob, oldest commit first."""
-        with reading(self.path) as connection:
-            return queries.users_of(connection, digest)
-
     def blobs_of(self, run: str, step: int) -> set[tuple[str, int]]:
         """Return (digest, size) of the blobs that a checkpoint uses; none if it has no rows."""
         with reading(self.path) as connection:
@@ -281,16 +307,6 @@ class Catalog:
         """Return those of the blobs that no checkpoint uses; the checkpoints `without` (run, step) do not count."""
         with reading(self.path) as connection:
             return space.without_use(connection, digests, without)
-
-    def exclusive_bytes(self, run: str, step: int) -> int:
-        """Return the sizes of the blobs that only this checkpoint uses."""
-        with reading(self.path) as connection:
-            return space.exclusive_bytes(connection, run, step)
-
-    def freed_by(self, places: Sequence[tuple[str, int]]) -> list[tuple[int, str, int]]:
-        """Return (index in `places`, digest, size) of each blob that dropping checkpoints in turn leaves unused."""
-        with reading(self.path) as connection:
-            return space.freed_by(connection, places)
 
     def dead_pack_bytes(self, without: Collection[tuple[str, int]] = ()) -> int:
         """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""

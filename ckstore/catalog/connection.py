@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import beside, journal
+from ckstore.catalog import beside, checksum, journal
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
 from ckstore.catalog.unavailable import CatalogUnavailable, Why
@@ -235,6 +235,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
                 journal.map_nothing(connection)
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
+            checksum.install(connection)
             yield connection
         finally:
             connection.close()

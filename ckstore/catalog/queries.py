@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import forms
+from ckstore.catalog.checksum import IS_RIGHT
 from ckstore.catalog.forms import checked
-from ckstore.catalog.text import decode_inode, decode_metrics, decode_text, in_parts
+from ckstore.catalog.text import decode_metrics, decode_stamp, decode_text, in_parts
+from ckstore.catalog.values import Known, Listing
 from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
 
@@ -38,9 +40,12 @@ _INFO_FORMS = (
     forms.texts,  # metrics, which are parsed all at once
     forms.texts,  # metadata, likewise
 )
+STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
+_LISTED = f"SELECT {IS_RIGHT}, run, step, sequence, {STAMP} FROM checkpoints"  # noqa: S608
 _PLACE_FORMS = (forms.runs, forms.steps)
-_LISTED = "SELECT run, step, dir_inode FROM checkpoints"
-_OF_RUN = "WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
+_LISTED_FORMS = (forms.anything, *_PLACE_FORMS, forms.sequences, *(forms.integers,) * 4)
+# Without an index: an entry of the index may have lost a bit, too, and the checksum is of the table's row.
+_IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
 def owner(connection: sqlite3.Connection) -> str:
@@ -50,24 +55,29 @@ def owner(connection: sqlite3.Connection) -> str:
 
 
 def listing(
-    connection: sqlite3.Connection,
-    run: str | None = None,
-    *,
-    places: Iterable[tuple[str, int]] | None = None,
-    limit: int | None = None,
-) -> dict[tuple[str, int], int]:
-    """Return (run, step) -> inode of the directory, of `run`, of all runs or at `places`, in the order of commits."""
+    connection: sqlite3.Connection, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None
+) -> Listing:
+    """Return what is known of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
-        query = f"{_LISTED} {_OF_RUN} LIMIT ?2"
-        rows = connection.execute(query, (run, -1 if limit is None else limit)).fetchall()
-    else:
-        query = f"{_LISTED} WHERE run = ? AND step = ?"
-        rows = [row for place in places for row in connection.execute(query, place).fetchall()]
-    return _inodes(rows)
+        return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", (run,)).fetchall())
+    query = f"{_LISTED} WHERE run = ? AND step = ?"
+    return _listing([row for place in places for row in connection.execute(query, place).fetchall()])
 
 
-def _inodes(rows: list[Any]) -> dict[tuple[str, int], int]:
-    return {(run, step): decode_inode(inode) for run, step, inode in checked(rows, *_PLACE_FORMS, forms.integers)}
+def everything(connection: sqlite3.Connection) -> Listing:
+    """As `listing`: all checkpoints, in no order."""
+    return _listing(connection.execute(f"{_LISTED} NOT INDEXED").fetchall())
+
+
+def beyond(connection: sqlite3.Connection, sequence: int) -> Listing:
+    """As `listing`: the checkpoints with greater sequence numbers."""
+    return _listing(connection.execute(f"{_LISTED} WHERE sequence > ?", (sequence,)).fetchall())
+
+
+def _listing(rows: list[tuple[Any, ...]]) -> Listing:
+    right = checked([row for row in rows if row[0]], *_LISTED_FORMS)
+    known = {(run, step): Known(decode_stamp(*stamp), sequence) for _, run, step, sequence, *stamp in right}
+    return Listing(known, len(rows) - len(right))
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
@@ -85,12 +95,12 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(checked(rows, forms.runs, forms.sizes))
 
 
-def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> dict[tuple[str, int], int]:
+def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> Listing:
     """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
     rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
-    return _inodes(rows)
+    return _listing(list(dict.fromkeys(rows)))
 
 
 def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
@@ -106,19 +116,22 @@ def infos(
     places: Iterable[tuple[str, int]] | None = None,
     durable: bool = True,
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order."""
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order.
+
+    Rows that are not as they were written are left out.
+    """
     connection.text_factory = decode_text
     tagged: dict[tuple[str, int], list[str]] = {}
     for name, target in sorted(tags(connection).items()):
         tagged.setdefault(target, []).append(name)
-    columns = f"SELECT {_INFO_COLUMNS} FROM checkpoints"  # noqa: S608
+    columns = f"SELECT {_INFO_COLUMNS}, {IS_RIGHT} FROM checkpoints"  # noqa: S608
     if places is None:
-        rows = connection.execute(f"{columns} {_OF_RUN}", (run,)).fetchall()
+        rows = connection.execute(f"{columns} {_IN_ORDER}", (run,)).fetchall()
     else:
         rows = []
         for place in places:
             rows += connection.execute(f"{columns} WHERE run = ? AND step = ?", place).fetchall()
-    checked(rows, *_INFO_FORMS)
+    rows = checked([row for row in rows if row[-1]], *_INFO_FORMS, forms.anything)
     return [
         CheckpointInfo(
             id=manifest_id,
@@ -153,6 +166,7 @@ def infos(
             message,
             _,
             metadata,
+            _,
         ), metrics in zip(rows, decode_metrics([row[_METRICS] for row in rows]), strict=True)
     ]
 
@@ -281,17 +295,6 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
         " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ?"
     )
     return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
-
-
-def users_of(connection: sqlite3.Connection, digest: str) -> list[tuple[str, int]]:
-    """Return (run, step) of every checkpoint that uses a blob, in the order of commits."""
-    rows = connection.execute(
-        "SELECT c.run, c.step FROM blobs b JOIN uses u ON u.blob_id = b.id"
-        " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.digest = ?"
-        " ORDER BY c.sequence, c.created, c.manifest_id",
-        (digest,),
-    ).fetchall()
-    return checked(rows, *_PLACE_FORMS)
 
 
 def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str, int]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.catalog import queries
-from ckstore.catalog.text import encode_inode, encode_json, encode_metrics, encode_text, in_parts
+from ckstore.catalog.checksum import CHECKSUM, IS_RIGHT
+from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.dtypes import itemsize
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest import LeafRecord, Manifest
     from ckstore.model.published import Published
+
+_TOLD = (
+    "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"
+    " reused_bytes, leaf_count"
+)
 
 
 def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
@@ -34,25 +40,78 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
     if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
         wrong = f"{found.manifest.run}@{found.manifest.step}"
         raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")
+    connection.text_factory = decode_text
     rows = connection.execute(
-        "SELECT id, manifest_id, layout_id FROM checkpoints WHERE run = ? AND step = ?", (run, step)
+        f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_TOLD} FROM checkpoints WHERE run = ? AND step = ?",  # noqa: S608
+        (run, step),
     ).fetchall()
-    if found is not None and rows and rows[0][1] == found.manifest_id:
-        # The id is a digest of everything else that the rows are made of.
-        connection.execute(
-            "UPDATE checkpoints SET dir_inode = ?1 WHERE id = ?2 AND dir_inode <> ?1",
-            (encode_inode(found.dir_inode), rows[0][0]),
-        )
-        return
-    for checkpoint_id, _, _ in rows:
+    if found is not None and len(rows) == 1:
+        ((checkpoint_id, right, *said),) = rows
+        stamp = encode_stamp(found.stamp)
+        if right and tuple(said[len(stamp) :]) == _told(found):
+            if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
+                _set_stamp(connection, checkpoint_id, stamp)
+            return
+    _remove_checkpoints(connection, [row[0] for row in rows], found)
+
+
+def remove_wrong(connection: sqlite3.Connection) -> int:
+    """Remove the rows of checkpoints that are not as they were written; return how many there were."""
+    wrong = wrong_ids(connection)
+    _remove_checkpoints(connection, wrong, None)
+    # What belonged to a row whose number has changed must not become part of the next row with that number.
+    stray = "checkpoint_id NOT IN (SELECT id FROM checkpoints)"
+    connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id FROM uses WHERE {stray}")  # noqa: S608
+    for table in ("uses", "leaf_sizes"):
+        connection.execute(f"DELETE FROM {table} WHERE {stray}")  # noqa: S608
+    return len(wrong)
+
+
+def wrong_ids(connection: sqlite3.Connection) -> list[int]:
+    """Return the numbers of the rows of checkpoints that are not as they were written."""
+    query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
+    return [number for (number,) in connection.execute(query).fetchall()]
+
+
+def _remove_checkpoints(connection: sqlite3.Connection, going: list[int], coming: Published | None) -> None:
+    """Remove checkpoints by the numbers of their rows, and insert the one that comes in their place."""
+    listed = ", ".join(map(str, going))
+    query = f"SELECT DISTINCT layout_id FROM checkpoints WHERE id IN ({listed})"  # noqa: S608 - numbers of rows
+    layouts = connection.execute(query).fetchall()
+    for checkpoint_id in going:
         _remove_checkpoint(connection, checkpoint_id)
-    if found is not None:
-        _insert_checkpoint(connection, found)
-    for _, _, layout_id in rows:  # after the insert, which mostly has the same layout
-        connection.execute(
-            "DELETE FROM layouts WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)",
-            (layout_id,),
-        )
+    if coming is not None:
+        _insert_checkpoint(connection, coming)
+    connection.executemany(  # after the insert, which mostly has the same layout
+        "DELETE FROM layouts WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)", layouts
+    )
+
+
+def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
+    """Note which directory a row was made from, and complete the row with its checksum."""
+    changes = ", ".join(f"{name} = ?" for name in queries.STAMP.split(", "))
+    connection.execute(f"UPDATE checkpoints SET {changes} WHERE id = ?", (*stamp, checkpoint_id))  # noqa: S608
+    connection.execute(f"UPDATE checkpoints SET checksum = {CHECKSUM} WHERE id = ?", (checkpoint_id,))  # noqa: S608
+
+
+def _told(found: Published) -> tuple[object, ...]:
+    """Return what a row says of a manifest, in the order of `_TOLD`."""
+    manifest, about = found.manifest, found.manifest.description
+    return (
+        found.manifest_id,
+        manifest.content,
+        manifest.sequence,
+        manifest.created,
+        manifest.writer,
+        about.parent,
+        about.message,
+        encode_metrics(about.metrics),
+        encode_json(about.metadata),
+        manifest.logical_bytes,
+        manifest.new_bytes,
+        manifest.reused_bytes,
+        len(manifest.leaves),
+    )
 
 
 def row_count(manifest: Manifest) -> int:
@@ -119,34 +178,16 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
 
 
 def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None:
-    manifest, about = found.manifest, found.manifest.description
+    manifest = found.manifest
     leaves = _leaves(manifest)
+    told = [encode_text(value) if isinstance(value, str) else value for value in _told(found)]
+    marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _TOLD.split(", "))
     cursor = connection.execute(
-        "INSERT INTO checkpoints (run, step, manifest_id, content, sequence, created, writer,"
-        "  parent, message, metrics, metadata, logical_bytes, new_bytes, reused_bytes, leaf_count,"
-        "  layout_id, dir_inode)"
-        " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            manifest.run,
-            manifest.step,
-            found.manifest_id,
-            manifest.content,
-            manifest.sequence,
-            manifest.created,
-            encode_text(manifest.writer),
-            about.parent,
-            encode_text(about.message),
-            encode_metrics(about.metrics),
-            encode_json(about.metadata),
-            manifest.logical_bytes,
-            manifest.new_bytes,
-            manifest.reused_bytes,
-            len(manifest.leaves),
-            _layout_id(connection, leaves),
-            encode_inode(found.dir_inode),
-        ),
+        f"INSERT INTO checkpoints (run, step, {_TOLD}, layout_id, dir_inode) VALUES (?, ?, {marks}, ?, 0)",  # noqa: S608
+        (manifest.run, manifest.step, *told, _layout_id(connection, leaves)),
     )
-    checkpoint_id = cursor.lastrowid
+    checkpoint_id = int(cursor.lastrowid or 0)
+    _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
     connection.executemany(
         "INSERT INTO leaf_sizes (checkpoint_id, ordinal, nbytes) VALUES (?, ?, ?)",
         [

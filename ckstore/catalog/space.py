@@ -10,7 +10,7 @@ from ckstore.catalog.text import in_parts
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[tuple[str, int]] = ()) -> int:
@@ -49,42 +49,6 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str
     ).fetchall()
     checked(rows, forms.runs, forms.steps, forms.digests, forms.sizes, forms.sizes)
     return [((run, step), digest, nbytes, used_bytes) for run, step, digest, nbytes, used_bytes in rows]
-
-
-def exclusive_bytes(connection: sqlite3.Connection, run: str, step: int) -> int:
-    """Return the sizes of the blobs that only this checkpoint uses."""
-    ((total,),) = connection.execute(
-        "SELECT sum(b.nbytes) FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id JOIN blobs b ON b.id = u.blob_id"
-        " WHERE c.run = ? AND c.step = ? AND NOT EXISTS ("
-        "  SELECT 1 FROM uses o WHERE o.blob_id = u.blob_id AND o.checkpoint_id <> c.id)",
-        (run, step),
-    ).fetchall()
-    return _total(total)
-
-
-def freed_by(connection: sqlite3.Connection, places: Sequence[tuple[str, int]]) -> list[tuple[int, str, int]]:
-    """Return (index in `places`, digest, size) of each blob that dropping checkpoints one after another leaves unused.
-
-    The index is that of the last of its users to go; blobs that any other checkpoint uses are left out.
-    """
-    query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
-    going = {row[0]: i for i, place in enumerate(places) for row in connection.execute(query, place).fetchall()}
-    last: dict[int, tuple[int, int]] = {}  # blob -> index of the last that goes, how many go
-    for marks, part in in_parts(list(going)):
-        query = f"SELECT checkpoint_id, blob_id FROM uses WHERE checkpoint_id IN {marks}"  # noqa: S608
-        rows = connection.execute(query, part).fetchall()
-        for checkpoint_id, blob_id in checked(rows, forms.integers, forms.integers):
-            index, count = last.get(blob_id, (0, 0))
-            last[blob_id] = max(index, going[checkpoint_id]), count + 1
-    freed = []
-    for marks, part in in_parts(sorted(last)):
-        query = (
-            "SELECT b.id, b.digest, b.nbytes, (SELECT count(*) FROM uses u WHERE u.blob_id = b.id)"  # noqa: S608
-            f" FROM blobs b WHERE b.id IN {marks} ORDER BY b.id"
-        )
-        rows = checked(connection.execute(query, part).fetchall(), forms.integers, forms.digests, *(forms.sizes,) * 2)
-        freed += [(last[blob][0], digest, nbytes) for blob, digest, nbytes, uses in rows if uses == last[blob][1]]
-    return freed
 
 
 def without_use(

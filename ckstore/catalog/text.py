@@ -2,7 +2,7 @@
 
 SQLite keeps any bytes as text, but Python's module refuses strings with lone surrogates, which
 names and messages may have. They are bound as bytes in WTF-8, with ``CAST(? AS TEXT)`` around.
-Inode numbers go up to 2^64; SQLite's integers are signed.
+Inode numbers and times go up to 2^64; SQLite's integers are signed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.catalog import forms
 from ckstore.model.canonical import encode_metric
+from ckstore.model.published import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,14 +69,17 @@ def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
     return found
 
 
-def encode_inode(inode: int) -> int:
-    """Return an unsigned 64-bit number as the signed one with the same bits."""
-    return inode - 2**64 if inode >= 2**63 else inode
+def encode_stamp(stamp: Stamp) -> tuple[int, int, int, int]:
+    """Return unsigned 64-bit numbers as the signed ones with the same bits."""
+    dir_inode, inode, mtime_ns, ctime_ns = (n - 2**64 if n >= 2**63 else n for n in stamp)
+    return dir_inode, inode, mtime_ns, ctime_ns
 
 
-def decode_inode(value: int) -> int:
-    """Return the unsigned number again."""
-    return value + 2**64 if value < 0 else value
+def decode_stamp(dir_inode: int, inode: int, mtime_ns: int, ctime_ns: int) -> Stamp:
+    """Return the unsigned numbers again."""
+    if min(dir_inode, inode, mtime_ns, ctime_ns) >= 0:  # nearly all
+        return Stamp(dir_inode, inode, mtime_ns, ctime_ns)
+    return Stamp(dir_inode % 2**64, inode % 2**64, mtime_ns % 2**64, ctime_ns % 2**64)
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:

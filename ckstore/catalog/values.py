@@ -3,7 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ckstore.model.published import Stamp
+
+
+class Known(NamedTuple):
+    """What a row says of a checkpoint without more than its place in the order of commits.
+
+    Attributes:
+        stamp: Of the directory and the manifest that the row was made from.
+        sequence: As the manifest said.
+    """
+
+    stamp: Stamp
+    sequence: int
+
+
+class Listing(NamedTuple):
+    """The rows of checkpoints.
+
+    Attributes:
+        known: (run, step) -> what the row says, of the rows that are as they were written.
+        wrong_count: How many rows are not: a bit has flipped in them.
+    """
+
+    known: dict[tuple[str, int], Known]
+    wrong_count: int
+
+    @property
+    def stamps(self) -> dict[tuple[str, int], Stamp]:
+        """(run, step) -> stamp."""
+        return {place: known.stamp for place, known in self.known.items()}
 
 
 class PieceLocation(NamedTuple):

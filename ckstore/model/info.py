@@ -27,6 +27,8 @@ class CheckpointInfo:
         id: Digest of its manifest.
         run, step: Its identity in the store.
         sequence: Order of commits; the greatest is the latest.
+        out_of_order: Its sequence number is so far beyond all others that it does not count (`model.order`); it comes
+            before all others then, and can be loaded by its step or id.
         created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
         logical_bytes: Bytes of everything it holds; what a copy without any sharing would take.
         new_bytes: Bytes of the blobs that the save wrote.
@@ -63,6 +65,7 @@ class CheckpointInfo:
     durable: bool = True
     catalogued: bool = True
     notes: tuple[Note, ...] = ()
+    out_of_order: bool = False
     warnings: tuple[str, ...] = ()
     oldest_reading: str = field(default="", compare=False)
 
@@ -74,7 +77,7 @@ class CheckpointInfo:
     @property
     def order(self) -> tuple[int, str, str]:
         """Sort key of the order of commits."""
-        return self.sequence, self.created, self.id
+        return 0 if self.out_of_order else self.sequence, self.created, self.id
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
         """Return this with what was added after the save: such a metric comes before one of the same name."""

@@ -7,7 +7,19 @@ from typing import Literal
 
 Mode = Literal["full", "sampled", "quick"]
 FindingKind = Literal[
-    "touched", "links", "outside", "name", "unused", "catalog", "settings", "tag", "pin", "notes", "deep", "locked"
+    "touched",
+    "links",
+    "outside",
+    "name",
+    "unused",
+    "order",
+    "catalog",
+    "settings",
+    "tag",
+    "pin",
+    "notes",
+    "deep",
+    "locked",
 ]
 
 
@@ -47,7 +59,8 @@ class Finding:
     Attributes:
         kind: ``touched``: somebody wrote into a blob, or copied it without its time. ``links``: an inode has fewer
             names than its count of links says are in use. ``outside``: it has names outside the store. ``name``: a
-            canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``catalog``: it says
+            canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``order``: the
+            sequence number of a checkpoint does not count. ``catalog``: it says
             something else than the directories. ``settings``, ``tag``, ``pin``, ``notes``: such a file is damaged.
             ``locked``: a checkpoint was not looked at, since another process had it locked for long.
         what: One sentence.

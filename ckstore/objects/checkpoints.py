@@ -14,7 +14,7 @@ from ckstore.fs import files, locks
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
 from ckstore.model.manifest_read import OtherHash, parse_manifest
-from ckstore.model.published import Published
+from ckstore.model.published import Published, Stamp
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
@@ -81,8 +81,7 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
             return Found(None, f"{directory.path}: blob {blob.digest} is missing")
         if not blobs.has_size(status, blob.nbytes):
             return Found(None, f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}")
-    inode = os.fstat(directory.lock.fd).st_ino
-    return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, dir_inode=inode))
+    return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp))
 
 
 def id_at(path: Inside) -> str | None:
@@ -109,6 +108,10 @@ def why_not_own(dir_fd: int) -> str:
     return f"{BLOBS}/ is {what}, and a checkpoint owns its blobs"
 
 
+def _stamp_in(dir_fd: int) -> Stamp:
+    return Stamp.of(os.fstat(dir_fd).st_ino, os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False))
+
+
 class CheckpointDirectory:
     """A checkpoint that is open for reading: its directory is locked for use (rule L) and its manifest is checked.
 
@@ -119,13 +122,17 @@ class CheckpointDirectory:
         path: Where it was opened.
         lock: The shared lock on the directory.
         manifest, manifest_id: What it holds, and its id.
+        stamp: Which directory it is, with which manifest.
         on_damage: Called with the directory and the error when a read finds damage; None: nobody is.
     """
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
 
-    def __init__(self, path: Where, lock: locks.DirectoryLock, manifest: Manifest, manifest_id: str) -> None:
+    def __init__(
+        self, path: Where, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
+    ) -> None:
         self.path = path
+        self.stamp = stamp
         self._blobs: Held | None = None
         self.lock = lock
         self.manifest = manifest
@@ -156,6 +163,7 @@ class CheckpointDirectory:
         """
         where = f"{path}/{MANIFEST}"
         try:
+            stamp = _stamp_in(lock.fd)  # first: of a file that is changed while it is read it tells nobody anything
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
@@ -167,7 +175,7 @@ class CheckpointDirectory:
         if why := why_not_own(lock.fd):
             msg = f"{path}: {why}"
             raise DamagedBlob(msg)
-        return cls(path, lock, manifest, manifest_id)
+        return cls(path, lock, stamp, manifest, manifest_id)
 
     def stat_blob(self, digest: str) -> os.stat_result:
         """Return the status of one of its blobs.

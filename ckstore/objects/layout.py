@@ -12,15 +12,15 @@ from ckstore.fs import peek
 from ckstore.fs.inside import Held, Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, is_run, is_tag
+from ckstore.model.published import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
-_LOOKED_FOR = (MANIFEST, ANNOTATIONS)
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
 
@@ -119,6 +119,16 @@ class Layout:
         found = peek.find(self.checkpoint(run, step))
         return found.st_ino if found is not None and stat.S_ISDIR(found.st_mode) else None
 
+    def stamp(self, run: str, step: int) -> Stamp | None:
+        """Return which checkpoint is at a place; None: no directory, or none with a manifest."""
+        with self.open_runs() as runs:
+            return runs.stamp(run, step)
+
+    def stamps(self, run: str | None = None) -> dict[tuple[str, int], Stamp | None]:
+        """Return which checkpoint is at each place that `published` yields; None: its manifest is missing."""
+        with self.open_runs() as runs:
+            return runs.stamps(run)
+
     def subdirectory_count(self, run: str) -> int:
         """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""
         found = peek.find(self.checkpoints / run)
@@ -161,18 +171,54 @@ class OpenRuns:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
-        self._seen: dict[tuple[str, int], frozenset[str]] = {}
+        self._annotated: dict[tuple[str, int], bool] = {}
 
-    def has(self, run: str, step: int, name: str) -> bool:
-        """Whether there is a checkpoint and its directory has that name, of `MANIFEST` and `ANNOTATIONS`.
+    def is_annotated(self, run: str, step: int) -> bool:
+        """Whether something was added to a checkpoint.
 
         Raises:
             OSError: It cannot be looked at.
         """
-        if (run, step) not in self._seen:
+        if (run, step) not in self._annotated:
             folder = self._run(run)
-            self._seen[run, step] = frozenset() if folder is None else folder.having(str(step), _LOOKED_FOR)
-        return name in self._seen[run, step]
+            return folder is not None and bool(folder.having(str(step), (ANNOTATIONS,)))
+        return self._annotated[run, step]
+
+    def stamp(self, run: str, step: int) -> Stamp | None:
+        """Return which checkpoint is at a place; None: no directory, or none with a manifest.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        inode = self._layout.inode(run, step)
+        return self._stamps(run, {} if inode is None else {step: inode}, annotated=False).get(step)
+
+    def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[tuple[str, int], Stamp | None]:
+        """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
+
+        With `annotated` it is looked at the same time for what `is_annotated` is going to be asked.
+
+        Raises:
+            OSError: One cannot be looked at.
+        """
+        found: dict[tuple[str, int], Stamp | None] = {}
+        for name in self._layout.runs() if run is None else [run]:
+            inodes = {step: inode for _, step, inode in self._layout.published(name)}
+            stamps = self._stamps(name, inodes, annotated=annotated)
+            found |= {(name, step): stamp for step, stamp in stamps.items()}
+        return found
+
+    def _stamps(self, run: str, inodes: Mapping[int, int], *, annotated: bool) -> dict[int, Stamp | None]:
+        folder = self._run(run)
+        names = {str(step): step for step in inodes}
+        looked = {} if folder is None else folder.look_into(names, MANIFEST, ANNOTATIONS if annotated else "")
+        found: dict[int, Stamp | None] = {}
+        for name, step in names.items():
+            manifest, has = looked.get(name, (None, False))
+            found[step] = None if manifest is None else Stamp.of(inodes[step], manifest)
+            if annotated:
+                self._annotated[run, step] = has
+        return found
 
     def _run(self, run: str) -> Held | None:
         if run not in self._open:

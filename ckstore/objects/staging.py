@@ -19,6 +19,7 @@ from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.read_back import check_on_disk
 from ckstore.model.digest import fan_out
+from ckstore.model.published import Stamp
 from ckstore.objects import blobs, marks
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
@@ -41,6 +42,7 @@ class Staging:
     Attributes:
         path: ``staging/<save-id>``, also after it was published under another name.
         inode: Inode number of the directory.
+        stamp: Which directory it is, with which manifest; there is one after `seal`.
         written: Digest and size of every blob that this save wrote.
     """
 
@@ -49,6 +51,7 @@ class Staging:
         self.path = path
         self.lock = lock
         self.inode = os.fstat(lock.fd).st_ino
+        self.stamp = Stamp(self.inode, 0, 0, 0)
         self.written: dict[str, int] = {}
         self._read_back = read_back
         self._own = lock.inside
@@ -351,6 +354,7 @@ class Staging:
         if self._read_back:
             check_on_disk(fresh, memoryview(manifest))
         links.rename(fresh, self._own / MANIFEST)
+        self.stamp = Stamp.of(self.inode, peek.status(self._own / MANIFEST))
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.catalog.values import PieceLocation
+    from ckstore.model.published import Stamp
     from ckstore.model.recheck import Reading
     from ckstore.model.settings import StoreSettings
     from ckstore.objects.layout import Layout
@@ -49,6 +49,7 @@ class Context:
         manifests_seen: What is known of manifests that this process has read or written.
         directories_seen: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
             any that is not unsure in it.
+        distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
         marks_share: How often saves look for marks of damage in all checkpoints.
         broken: Why this process must not write to the store any more; empty if it may.
     """
@@ -68,6 +69,7 @@ class Context:
     problems: dict[str, str] = field(default_factory=dict)
     manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
     directories_seen: DirectoriesSeen = field(default_factory=DirectoriesSeen)
+    distrusted: dict[tuple[str, int], Stamp | None] = field(default_factory=dict)
     marks_share: Share = field(default_factory=lambda: Share(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property
@@ -87,34 +89,6 @@ class Context:
         if self.broken:
             msg = f"{self.layout.root} takes no more writes from this process: {self.broken}"
             raise SaveFailed(msg, hint="open the store anew")
-
-    def next_sequence(self) -> int:
-        """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-        runs = self.directories_seen.look(self.layout)
-        listing: dict[tuple[str, int], int] = {}
-        try:
-            count, known = self.catalog.count_and_sequence()
-            # One that is not in the catalog may have the inode of an older one.
-            doubt = count != sum(len(seen.published) for seen in runs.values()) or any(r.unsure for r in runs.values())
-            if doubt:
-                listing = self.catalog.listing()
-                _, known = self.catalog.count_and_sequence()  # of no fewer than are listed
-        except CatalogUnavailable:
-            doubt, known, listing = True, 0, {}
-        torn = set()
-        for place, inode in [item for seen in runs.values() for item in seen.published.items()] if doubt else ():
-            if listing.get(place) == inode:
-                continue
-            info = read_info(self, *place)
-            if info is None:
-                torn.add(place)  # it may be repaired until the next save
-            else:
-                known = max(known, info.sequence)
-        sequence = max(known, self.greatest_sequence[0]) + 1
-        heapq.heappushpop(self.greatest_sequence, sequence)  # keeps the greater: it never goes back, whoever interrupts
-        if doubt:
-            self.directories_seen.judged(runs, torn)  # last: another thread may rely on it
-        return sequence
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

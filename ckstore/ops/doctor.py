@@ -19,7 +19,7 @@ from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.ops.failing import describe_os_error
-from ckstore.ops.find import infos
+from ckstore.ops.find import infos, misplaced, order_problem
 from ckstore.ops.pins import pins
 
 if TYPE_CHECKING:
@@ -164,6 +164,10 @@ def _pins(context: Context) -> Findings:
     yield contents.check_pins(facts)
 
 
+def _order(context: Context) -> Findings:
+    yield contents.check_order([context.problems[order_problem(info)] for info in misplaced(context)])
+
+
 def _damage(context: Context) -> Findings:
     quarantined = trash.names_in(context.layout.quarantine)
     yield contents.check_damage(survey.marked(context.layout), quarantined)
@@ -200,6 +204,7 @@ _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
     ("staging", _staging),
     ("trash", _trash),
     ("pins", _pins),
+    ("order of commits", _order),
     ("damage", _damage),
     ("last readings", _readings),
     ("hash", _hashes),

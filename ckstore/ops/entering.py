@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckstore.objects.checkpoints import Found, look
-from ckstore.ops.in_step import inodes
+from ckstore.ops.in_step import stamps
 
 if TYPE_CHECKING:
     from ckstore.model.published import Published
@@ -57,7 +57,7 @@ def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used now.
     """
-    if not context.catalog_is_private and context.catalog.listing(places=[place]) == inodes(context, [place]):
+    if not context.catalog_is_private and context.catalog.listing(places=[place]) == stamps(context, [place]):
         return
 
     def look_at(run: str, step: int) -> Published | None:

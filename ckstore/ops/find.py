@@ -6,17 +6,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.model.info import CheckpointInfo
 from ckstore.model.names import check_run
+from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.model.refs import DEFAULT_RUN, parse_ref, resolve
-from ckstore.objects.layout import ANNOTATIONS, MANIFEST
-from ckstore.ops.context import Context, annotated, annotation_problem, read_info, tags_by_checkpoint, tell_unavailable
-from ckstore.ops.in_step import inodes
+from ckstore.ops.context import Context, annotated, read_info, tags_by_checkpoint, tell_unavailable
+from ckstore.ops.facts import as_it_is, sure
+from ckstore.ops.in_step import stamps
+from ckstore.ops.sequence import sequence_limit
+from ckstore.ops.warn import warn
+from ckstore.ops.wrong_rows import write_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ckstore.model.published import Stamp
     from ckstore.model.refs import Ref
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import OpenRuns
@@ -32,80 +37,160 @@ def infos(
     *,
     newest: int | None = None,
     only: Callable[[int], bool] | None = None,
-    at: Mapping[Place, int] | None = None,
+    at: Mapping[Place, Stamp] | None = None,
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
 
-    What the catalog knows of a directory with the same inode number is taken from there; other manifests are read.
+    What the catalog knows of a directory with the same stamp is taken from there; other manifests are read.
 
     Args:
         context: The store.
         run: None: all runs.
         newest: Only so many, the newest; what the others are is not looked at.
         only: Only those whose step it is true of; the others are not looked at either.
-        at: Only those at these places, whose inode numbers are given; the directories are not listed.
+        at: Only those at these places, whose stamps are given; the directories are not listed.
 
     Raises:
         BadInput: `run` is not a run name.
     """
     if run is not None:
         check_run(run)
-    published = at
-    if published is None:
-        published = {
-            (name, step): inode for name, step, inode in context.layout.published(run) if only is None or only(step)
-        }
     with context.layout.open_runs() as runs:
-        rows, to_read = _from_catalog(context, runs, published, run, newest, seek=at is not None)
-        found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
-        if newest is not None and len(found) < min(newest, len(published)):  # some went meanwhile, or are torn
-            return infos(context, run, only=only)[-newest:]
-        found.sort(key=lambda info: info.order)
-        tags = tags_by_checkpoint(context.layout)
-        return [_as_it_is(context, runs, info, tags) for info in found[-newest if newest else 0 :]]
+        if at is not None:
+            return _infos(context, runs, at, seek=True)
+        published = runs.stamps(run, annotated=newest is None)
+        if only is not None:
+            published = {place: stamp for place, stamp in published.items() if only(place[1])}
+        found = _infos(context, runs, published, run, newest=newest)
+    if newest is not None and (
+        len(found) < min(newest, len(published))  # some went meanwhile, or are torn
+        or any(info.out_of_order for info in found)  # others are newer
+    ):
+        return infos(context, run, only=only)[-newest:]
+    return found
+
+
+def _infos(
+    context: Context,
+    runs: OpenRuns,
+    published: Mapping[Place, Stamp | None],
+    run: str | None = None,
+    *,
+    newest: int | None = None,
+    seek: bool = False,
+) -> list[CheckpointInfo]:
+    """As `infos`, of places that were listed; fewer than `newest` where some went since."""
+    rows, to_read = _from_catalog(context, published, run, newest, seek=seek)
+    if newest is not None:  # what has no manifest is none of the newest, nor what went since it was listed
+        to_read = {place for place in to_read if published[place] is not None}
+        rows = [info for info in rows if context.layout.stamp(info.run, info.step) is not None]
+    found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
+    found = in_order(context, found)
+    tags = tags_by_checkpoint(context.layout)
+    found = found[-newest if newest else 0 :]
+    return [as_it_is(context, runs, info, tags.get((info.run, info.step), ())) for info in found]
 
 
 def _from_catalog(
-    context: Context,
-    runs: OpenRuns,
-    published: Mapping[Place, int],
-    run: str | None,
-    newest: int | None,
-    *,
-    seek: bool,
+    context: Context, published: Mapping[Place, Stamp | None], run: str | None, newest: int | None, *, seek: bool
 ) -> tuple[list[CheckpointInfo], set[Place]]:
-    """Return what the catalog knows of directories with these inode numbers, and those that have to be read."""
+    """Return what the catalog knows of directories with these stamps, and those that have to be read."""
+    doubted = {place for place, stamp in context.distrusted.items() if place in published and published[place] == stamp}
+    asked = {place: published[place] for place in published.keys() - doubted} if doubted else published
     try:
-        rows, unknown = context.catalog.current(published, run, newest=newest, seek=seek, durable=context.durable)
+        rows, unknown, wrong_count = context.catalog.current(
+            asked, run, newest=newest, seek=seek, durable=context.durable
+        )
     except CatalogUnavailable as error:
         if published:
             tell_unavailable(context, error)
         return [], set(published)
-    # An interrupted `rm -r` takes the manifest of a directory that the catalog knows.
+    if wrong_count:
+        write_again(context, unknown, damaged_count=wrong_count)
     # A row of another hash is older than a store.json that somebody changed.
-    ours = f"{context.layout.hash_prefix}-"
-    torn = {
-        (info.run, info.step)
-        for info in rows
-        if not info.id.startswith(ours) or not runs.has(info.run, info.step, MANIFEST)
-    }
-    if torn and newest is not None:  # as many older ones are wanted in their place
-        return _from_catalog(context, runs, published, run, None, seek=seek)
-    return [info for info in rows if (info.run, info.step) not in torn], unknown | torn
+    strangers = {(info.run, info.step) for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
+    if strangers and newest is not None:  # as many older ones are wanted in their place
+        return _from_catalog(context, published, run, None, seek=seek)
+    return [info for info in rows if (info.run, info.step) not in strangers], unknown | doubted | strangers
 
 
-def _as_it_is(
-    context: Context, runs: OpenRuns, info: CheckpointInfo, all_tags: Mapping[Place, tuple[str, ...]]
-) -> CheckpointInfo:
-    """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
-    tags = all_tags.get((info.run, info.step), ())
-    if info.durable != context.durable or info.tags != tags:
-        info = replace(info, durable=context.durable, tags=tags)
-    if runs.has(info.run, info.step, ANNOTATIONS):
-        return annotated(context, info)
-    if context.problems:  # what was wrong with them is gone with them
-        context.problems.pop(annotation_problem(info), None)
-    return info
+def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return checkpoints in the order of commits; one whose sequence number does not count comes before the others."""
+    if any(info.sequence > WIDEST_GAP for info in found):
+        found = [_read(context, info) if info.sequence > WIDEST_GAP else info for info in found]
+        limit = sequence_limit(context)
+        found = [_told_out_of_order(context, info, limit) if info.sequence > limit else info for info in found]
+    return sorted(found, key=lambda info: info.order)
+
+
+def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return what the manifest says, as long as there is one to be read."""
+    try:
+        return sure(context, info)
+    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+        return info
+
+
+def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> CheckpointInfo:
+    context.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
+    return replace(info, out_of_order=True)
+
+
+def order_problem(info: CheckpointInfo) -> str:
+    """Return the key in `Context.problems` of a sequence number that does not count."""
+    return f"order of {info.name}"
+
+
+def misplaced(context: Context) -> list[CheckpointInfo]:
+    """Return the checkpoints whose sequence numbers do not count; `order_problem` is the key of what to say of each."""
+    return [info for info in infos(context) if info.out_of_order]
+
+
+def newest(context: Context, run: str | None) -> CheckpointInfo | None:
+    """Return the newest checkpoint of a run, or of all; None: there is none.
+
+    Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
+    says something else than the manifest makes no other checkpoint the newest.
+    """
+    sured: set[str] = set()
+    while True:
+        with context.layout.open_runs() as runs:
+            published = runs.stamps(run)
+            found = _infos(context, runs, published, run, newest=1)
+        if not found or found[0].out_of_order:
+            found = infos(context, run)[-1:]
+        if not found:
+            return None
+        last = _written_last(context, published, found[0])
+        suspects = {info.name: info for info in (*found, *last)}
+        if suspects.keys() <= sured:
+            return found[0]
+        sured |= suspects.keys()
+        try:
+            read = [sure(context, info) for info in suspects.values()]
+        except DamagedBlob:  # whoever loads it is told
+            return found[0]
+        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
+            continue
+        best = in_order(context, read)[-1]
+        if best.id == found[0].id and best.sequence == found[0].sequence:
+            return best
+
+
+def _written_last(
+    context: Context, published: Mapping[Place, Stamp | None], newest: CheckpointInfo
+) -> list[CheckpointInfo]:
+    """Return the checkpoint whose manifest was written last; say if it cannot be read, and so is not the newest."""
+    written = {place: stamp for place, stamp in published.items() if stamp is not None}
+    if not written:
+        return []
+    place = max(written, key=lambda place: written[place].mtime_ns)
+    found = infos(context, at={place: written[place]})
+    name = f"{place[0]}@{place[1]}"
+    if not found and (problem := context.problems.get(name)) and (key := f"latest {name}") not in context.problems:
+        context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
+        warn(context.problems[key])
+    return found
 
 
 def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
@@ -126,11 +211,11 @@ def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
         from ckstore.ops.latest_valid import newest_valid
 
         return newest_valid(context, str(parsed))
-    if parsed.kind == "latest" and (newest := infos(context, parsed.run, newest=1)):
-        return newest[0]
+    if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
+        return latest
     tags = context.layout.tags()
     place = _place(context, parsed, tags)
-    if place is not None and (there := infos(context, at=inodes(context, [place]))):
+    if place is not None and (there := infos(context, at=stamps(context, [place]))):
         return there[0]
     return resolve(parsed, infos(context), tags)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
@@ -120,13 +120,43 @@ def _sorted_out(going: _Going, *, leases: bool) -> tuple[tuple[PlannedBlob, ...]
 
 
 def next_to_free(context: Context) -> NextToFree:
-    """Return the oldest checkpoint that is not the newest and has no tag, and what deleting it would free."""
+    """Return the oldest checkpoint that is not the newest and has no tag, and what deleting it would free.
+
+    Which is the oldest the catalog says; what it would free the link counts do.
+    """
     tagged = tags_by_checkpoint(context.layout)
     try:
-        oldest = context.catalog.listing(limit=len(tagged) + 2)
-        for run, step in [*oldest][:-1]:  # the last is the newest, or one too many
-            if (run, step) not in tagged:
-                return NextToFree(f"{run}@{step}", context.catalog.exclusive_bytes(run, step))
+        listed = [*context.catalog.listing()]
     except CatalogUnavailable:  # it is only advice
         return NextToFree()
+    for place in listed[:-1]:  # the last is the newest
+        if place not in tagged:
+            (freed,) = freed_in_turn(context, [place])
+            return NextToFree(f"{place[0]}@{place[1]}", sum(nbytes for _, nbytes in freed))
     return NextToFree()
+
+
+def freed_in_turn(context: Context, places: Iterable[Place]) -> list[list[tuple[str, int]]]:
+    """Return, for checkpoints that are dropped one after another, the blobs (digest, size) that go with each.
+
+    The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
+    """
+    names: Counter[int] = Counter()
+    canonical: set[str] = set()
+    freed = []
+    for place in places:
+        folder = context.layout.checkpoint(*place) / BLOBS
+        gone = []
+        for digest in filter(is_digest, trash.names_in(folder)):
+            paths = [folder / digest, *([] if digest in canonical else [context.layout.blob(digest)])]
+            canonical.add(digest)
+            for path in paths:
+                try:
+                    status = peek.status(path)
+                except FileNotFoundError:  # it had lost its canonical name, or somebody frees it
+                    continue
+                names[status.st_ino] += 1
+                if names[status.st_ino] == status.st_nlink:
+                    gone.append((digest, status.st_size))
+        freed.append(gone)
+    return freed

@@ -15,6 +15,7 @@ from ckstore.catalog import CatalogUnavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckstore.model.published import Stamp
     from ckstore.ops.context import Context
 
 Place = tuple[str, int]
@@ -31,14 +32,14 @@ def runs_in_doubt(context: Context) -> set[str]:
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 
-def inodes(context: Context, places: Iterable[Place]) -> dict[Place, int]:
-    """Return the inode number of the directory at each place, where there is one."""
-    found = ((place, context.layout.inode(*place)) for place in places)
-    return {place: inode for place, inode in found if inode is not None}
+def stamps(context: Context, places: Iterable[Place]) -> dict[Place, Stamp]:
+    """Return which checkpoint is at each place, where there is one."""
+    found = ((place, context.layout.stamp(*place)) for place in places)
+    return {place: stamp for place, stamp in found if stamp is not None}
 
 
-def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[Place, int] | None:
-    """Return places with inode numbers: the newest so many of a run, and all whose step `off_every` does not divide.
+def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[Place, Stamp] | None:
+    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
 
     None: the catalog does not say it. What it says is at each place is there.
     """
@@ -50,4 +51,6 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[P
         listing = context.catalog.chosen(run, newest=newest, off_every=off_every)
     except CatalogUnavailable:  # the directories say it
         return None
-    return listing if inodes(context, listing) == listing else None
+    if listing.wrong_count or stamps(context, listing.known) != listing.stamps:
+        return None
+    return listing.stamps

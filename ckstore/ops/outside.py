@@ -61,8 +61,8 @@ class _Names:
             tuple(layout.trash / name for name in trash.names_in(layout.trash)),
             tuple(
                 layout.checkpoint(run, step)
-                for run, step, inode in layout.published()
-                if (run, step) in dropping or known.get((run, step)) != inode
+                for (run, step), stamp in layout.stamps().items()
+                if (run, step) in dropping or known.get((run, step)) != stamp
             ),
         )
 

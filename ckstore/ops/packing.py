@@ -146,7 +146,8 @@ def place_small(
     for batch in _batches(sources):
         with python_gc_paused():
             hashed = [(_digest_of(context.algorithm, source), source) for source in batch]
-            found = find_pieces(context, {digest for digest, _ in hashed} - seen.keys())
+            sizes = {digest: source.nbytes for digest, source in hashed if digest not in seen}
+            found = find_pieces(context, sizes)
         for digest, source in hashed:
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
@@ -223,16 +224,24 @@ def state_changed(name: str) -> StateChanged:
     return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
 
 
-def find_pieces(context: Context, digests: set[str]) -> dict[str, PieceLocation]:
-    """Return where the store says that it has these pieces."""
-    found = {digest: place for digest in digests if (place := context.known_pieces.get(digest)) is not None}
-    unknown = digests - found.keys()
+def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
+
+    What the catalog says is only a place to look: `_pieces_are_there` does. One that no piece can have is left out.
+    """
+    found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
+    unknown = sizes.keys() - found.keys()
     if unknown:
         try:
-            found.update(context.catalog.find_pieces(unknown))
+            places = context.catalog.find_pieces(unknown)
         except CatalogUnavailable:  # only a chance to deduplicate is lost
             return found
+        found.update((digest, place) for digest, place in places.items() if _may_be_there(place, sizes[digest]))
     return found
+
+
+def _may_be_there(place: PieceLocation, nbytes: int) -> bool:
+    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes
 
 
 def _take_from_packs(

@@ -12,7 +12,7 @@ from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, place
 from ckstore.objects import reserve, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops import create, in_step, reclaim
+from ckstore.ops import create, in_step, reclaim, wrong_rows
 from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.failing import describe_os_error
@@ -20,11 +20,10 @@ from ckstore.ops.relist import list_blobs_after_boot
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from ckstore.model.published import Stamp
     from ckstore.ops.context import Context
-
-    Inodes = dict[Place, int]
 
 
 def recover(context: Context) -> list[str]:
@@ -112,10 +111,9 @@ def catch_up(context: Context, *, whole: bool = True) -> list[str]:
         BadInput: It is that of another store.
     """
     try:
-        _reconcile(context, whole=whole)
+        return _reconcile(context, whole=whole)
     except CatalogUnavailable as error:
         return mend(context, error)
-    return []
 
 
 def mend(context: Context, error: CatalogUnavailable) -> list[str]:
@@ -136,9 +134,9 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
     refuse_foreign(context.catalog)
-    _reconcile(context, whole=True)
+    said = _reconcile(context, whole=True)
     if not made:  # another process was faster, or is rebuilding it at this moment
-        return []
+        return said
     if error.why == "behind":
         return ["Brought the catalog, which an older ckstore made, up to date"]
     count, _ = context.catalog.count_and_sequence()
@@ -151,28 +149,34 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s; the old files are {aside}*: {error.message}"]
 
 
-def _reconcile(context: Context, *, whole: bool) -> None:
-    stale = set()
-    for listing, published in [_both(context)] if whole or context.shared else _both_in_doubt(context):
-        stale |= {key for key in listing.keys() | published.keys() if listing.get(key) != published.get(key)}
+def _reconcile(context: Context, *, whole: bool) -> list[str]:
+    """Make the rows equal to the directories; return what the user should know."""
+    runs = None if whole or context.shared else in_step.runs_in_doubt(context)
+    stale: set[Place] = set()
+    notes: list[str] = []
+    if runs is None or runs:
+        listing = context.catalog.orders()
+        if listing.wrong_count:  # of which checkpoints they were is not known
+            runs, notes = None, wrong_rows.remove(context)
+        stale = _differing(context, listing.stamps, runs)
     if context.shared or (whole and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
         enter(context, sorted(stale))
     else:
         context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
+    return notes
 
 
-def _both(context: Context, run: str | None = None) -> tuple[Inodes, Inodes]:
-    """Return what the catalog lists, and what is there, of one run or of all."""
-    listing = context.catalog.listing(run)
-    return listing, {(of_run, step): inode for of_run, step, inode in context.layout.published(run)}
-
-
-def _both_in_doubt(context: Context) -> Iterator[tuple[Inodes, Inodes]]:
-    there = context.layout.runs()
-    for run in sorted(in_step.runs_in_doubt(context)):
-        yield _both(context, run) if run in there else (context.catalog.listing(run), {})
+def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] | None) -> set[Place]:
+    """Return the places of these runs, or of all, of which the catalog does not say what is there."""
+    published: dict[Place, Stamp | None] = {}
+    for run in context.layout.runs():
+        if runs is None or run in runs:
+            published.update(context.layout.stamps(run))
+    known = {place for place in listing if runs is None or place[0] in runs}
+    gone = {place for place in known if published.get(place) is None}
+    return gone | {place for place, stamp in published.items() if stamp is None or listing.get(place) != stamp}
 
 
 def _replaced(context: Context) -> set[Place]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks, peek
 from ckstore.model.gc_report import by_reason
 from ckstore.model.retention import Candidate, RetentionPlan, RetentionPolicy, plan
@@ -17,8 +17,9 @@ from ckstore.ops.alone import tell_unfreed, warn_unfreed
 from ckstore.ops.config import retention_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.drop import drop, make_kept_durable, pins_by_checkpoint
+from ckstore.ops.facts import sure as as_in_manifest
 from ckstore.ops.failing import describe_os_error
-from ckstore.ops.find import infos
+from ckstore.ops.find import in_order, infos, order_problem
 from ckstore.ops.in_step import chosen
 from ckstore.ops.validity import why_not_valid
 
@@ -35,16 +36,20 @@ _SPARE = 5
 """So many of the newest may be damaged before all are looked at."""
 
 
-def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | None = None) -> RetentionPlan:
-    """Say what a policy keeps and drops now, and why; nothing is changed.
+def plan_retention(
+    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True
+) -> RetentionPlan:
+    """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 
     Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
-    all would cost time with every save.
+    all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
+    drops nothing. What is kept for another reason may be there by such a row; then more is kept.
 
     Args:
         context: The store.
         policy: None: the one of the store.
         run: None: all runs.
+        sure: False: for advice alone; the rows of the catalog are believed.
 
     Raises:
         BadInput: There is no policy; `run` is no run name.
@@ -57,20 +62,21 @@ def plan_retention(context: Context, policy: RetentionPolicy | None, run: str | 
         msg = f"{context.layout.root} has no retention policy"
         raise BadInput(msg, hint="give one, or keep one in the store with set_retention()")
     now = datetime.now(UTC)
-    return _plan(context, policy, now, _history(context, now, infos(context, run)))
+    return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
     """As `plan_retention` of one run; most of what stays for its step alone is not looked at, and not in the plan.
 
-    With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan.
+    With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
+    hide one from the plan whose step keeps it anyway; then others are kept in its place.
     """
     every, last = policy.keep_every, policy.keep_last or 1
     if every is None or policy.bests:
         return plan_retention(context, policy, run)
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
     now = datetime.now(UTC)
-    made = _plan(context, policy, now, _history(context, now, looked_at))
+    made = _plan(context, policy, now, _history(context, now, looked_at), sure=True)
     if sum(entry.relied_on and entry.info.name in newest for entry in made.entries) < last:  # some are damaged
         return plan_retention(context, policy, run)
     return made
@@ -86,7 +92,10 @@ def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[lis
     return list((others | last).values()), set(last)
 
 
-def _plan(context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate]) -> RetentionPlan:
+def _plan(
+    context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate], *, sure: bool
+) -> RetentionPlan:
+    """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
         made = plan(policy, list(history.values()), now)
@@ -98,9 +107,29 @@ def _plan(context: Context, policy: RetentionPolicy, now: datetime, history: dic
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
             if relied_on:
-                history[info.name] = replace(facts, damage=why_not_valid(context, info))
+                facts = replace(facts, damage=why_not_valid(context, info))
             else:
-                history[info.name] = replace(facts, in_use=_in_use(context, info))
+                facts = replace(facts, in_use=_in_use(context, info))
+            history[info.name] = _read(context, facts) if sure else facts
+
+
+def _read(context: Context, candidate: Candidate) -> Candidate:
+    """Return a candidate as its manifest and its annotations have it; one that cannot be read is kept."""
+    info = candidate.info
+    try:
+        true = as_in_manifest(context, info)
+    except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
+        return candidate
+    except DamagedBlob as error:
+        return replace(candidate, damage=error.message, doubt=f"its manifest cannot be read: {error.message}")
+    (true,) = in_order(context, [true])
+    damage = candidate.damage if true.id == info.id else why_not_valid(context, true)
+    damage = _misplaced(context, true) or damage
+    return replace(candidate, info=true, damage=damage, doubt=context.problems.get(annotation_problem(true), ""))
+
+
+def _misplaced(context: Context, info: CheckpointInfo) -> str:
+    return context.problems.get(order_problem(info), "") if info.out_of_order else ""
 
 
 def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
@@ -110,6 +139,7 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
             info=info,
             tags=info.tags,
             pins=tuple(str(pin) for pin in pins.get((info.run, info.step), ())),
+            damage=_misplaced(context, info),
             doubt=context.problems.get(annotation_problem(info), ""),
         )
         for info in looked_at

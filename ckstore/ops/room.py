@@ -16,7 +16,7 @@ from ckstore.model.retention import PlanEntry, RetentionPolicy
 from ckstore.model.room import Amount, Need, Way, advice, shortest
 from ckstore.ops.config import make_room_of
 from ckstore.ops.gc import collect
-from ckstore.ops.gc_plan import plan_gc
+from ckstore.ops.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.retain import carry_out, plan_retention
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def _freed_by_gc(context: Context) -> Amount:
 
 
 def _freed_by_each(context: Context, entries: Sequence[PlanEntry], claimed: Collection[str] = ()) -> list[Amount]:
-    freed = [Amount(0, _CHECKPOINT_INODES) for _ in entries]
-    for place, digest, nbytes in context.catalog.freed_by([(entry.run, entry.step) for entry in entries]):
-        if digest not in claimed:
-            freed[place] += Amount(nbytes, 1)
+    freed = []
+    for blobs in freed_in_turn(context, ((entry.run, entry.step) for entry in entries)):
+        sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
+        freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
     return freed
 
 
@@ -106,7 +106,7 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
         gc = "ckstore gc --exclusive" if context.shared else "ckstore gc"
         ways = [Way(gc, by_gc)]
         for count in _KEEP_LAST:
-            plan = plan_retention(context, RetentionPolicy(keep_last=count))
+            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # it is only advice
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)
             ways.append(Way(f"ckstore prune --keep-last {count} and then gc", frees))
             if missing is not None and frees.covers(missing):

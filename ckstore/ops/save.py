@@ -33,7 +33,7 @@ from ckstore.model.manifest import (
     render,
 )
 from ckstore.model.manifest_read import parse_manifest
-from ckstore.model.names import check_run, check_step, check_tag
+from ckstore.model.names import MAX_STEP, check_run, check_step, check_tag
 from ckstore.model.published import Published
 from ckstore.model.python_gc import python_gc_paused
 from ckstore.objects import marks
@@ -49,6 +49,8 @@ from ckstore.ops.hold import held
 from ckstore.ops.packing import state_changed
 from ckstore.ops.recheck import Recheck
 from ckstore.ops.room import how_to_free
+from ckstore.ops.seen import file_stamp
+from ckstore.ops.sequence import next_sequence
 from ckstore.ops.tags import write_tag
 from ckstore.ops.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
@@ -122,7 +124,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     if outcome.existing is not None:
         manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
     else:
-        mine = Published(manifest=manifest, manifest_id=manifest_id, dir_inode=staging.inode)
+        mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         context.directories_seen.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     try:
         if outcome.existing is None:  # locked by its staging
@@ -170,7 +172,7 @@ def _stage_and_publish(
         _check_names(captured.name_chars, texts)
         draft = _draft(context, captured, stored, request, texts)
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = replace(draft, step=step, sequence=context.next_sequence())
+        manifest = replace(draft, step=step, sequence=next_sequence(context))
         manifest_id, data = render(manifest, context.algorithm, texts)
         if len(data) > MANIFEST_MAX_BYTES:
             why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
@@ -178,21 +180,28 @@ def _stage_and_publish(
         if captured.files:  # what their containers say was chosen by others
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
         staging.seal(data)
-        context.manifests_seen.remember(staging.lock.fd, manifest, manifest_id)
+        context.manifests_seen.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
             return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)
         except StepExists:
             if request.step is not None:
                 raise
-            step = check_step(step + 1)  # another process took the step that was free a moment ago
+            step = _step_after(step, request.run)  # another process took the step that was free a moment ago
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by others one after another"
     raise SaveFailed(msg, hint="give step= to save()")
 
 
 def _next_step(context: Context, run: str) -> int:
     seen = context.directories_seen.look(context.layout).get(run)
-    return check_step(max((step for _, step in seen.published), default=-1) + 1 if seen else 0)
+    return _step_after(max((step for _, step in seen.published), default=-1) if seen else -1, run)
+
+
+def _step_after(step: int, run: str) -> int:
+    if step >= MAX_STEP:
+        msg = f"the run {run} has a checkpoint at step {step}, after which there is none"
+        raise BadInput(msg, hint="give step= to save(), or another run")
+    return step + 1
 
 
 def _check_names(name_chars: int, texts: StateTexts) -> None:
@@ -275,7 +284,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, re
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
-        if mine is not None and context.layout.inode(name, number) == mine.dir_inode:
+        if mine is not None and context.layout.stamp(name, number) == mine.stamp:
             return mine  # nobody has replaced it: no need to read it back
         return look(context.layout, name, number).published
 

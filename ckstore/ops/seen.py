@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ckstore.model.info import CheckpointInfo
 from ckstore.objects.layout import MANIFEST, step_of
 
 if TYPE_CHECKING:
@@ -24,46 +25,66 @@ if TYPE_CHECKING:
 
 _MOST_BLOBS = 200_000
 """Blobs that all remembered manifests name together at most; about 40 MB."""
+_AS_BLOBS = 8
+"""What a manifest counts beside its blobs."""
 _TICK_NS = 50_000_000
 """Longer than the clock of any kernel that stamps files stands still (10 ms at 100 Hz)."""
 _SECOND_NS = 10**9
 
-Stamp = tuple[int, int, int, int, int]
+FileStamp = tuple[int, int, int, int, int]
+
+
+def file_stamp(dir_fd: int) -> FileStamp:
+    """Return which file the manifest in an open directory is; to be asked before it is read.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class ManifestsSeen:
     """What manifests say, without their leaves; may be used from several threads."""
 
     def __init__(self) -> None:
-        self._known: dict[Stamp, tuple[Manifest, str]] = {}
+        self._known: dict[FileStamp, tuple[CheckpointInfo, Manifest | None]] = {}
         self._blob_count = 0
         self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
 
-    def recall(self, dir_fd: int) -> tuple[Manifest, str] | None:
-        """Return the manifest in an open directory and its id, if that very file was seen; else None."""
-        return self._known.get(_stamp(dir_fd))
+    def recall(self, stamp: FileStamp) -> tuple[Manifest, str] | None:
+        """Return a manifest and its id, if all of that very file was read; else None."""
+        info, manifest = self._known.get(stamp, (None, None))
+        return None if info is None or manifest is None else (manifest, info.id)
 
-    def remember(self, dir_fd: int, manifest: Manifest, manifest_id: str) -> None:
-        """Take note of the manifest in an open directory; the oldest are forgotten when there are too many.
+    def recall_facts(self, stamp: FileStamp) -> CheckpointInfo | None:
+        """Return what a manifest says about the checkpoint as a whole, if that very file was seen; else None."""
+        return self._known.get(stamp, (None, None))[0]
 
-        Raises:
-            FileNotFoundError: It is not there any more.
-        """
-        stamp = _stamp(dir_fd)
+    def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
+        """Take note of a manifest; the oldest are forgotten when there are too many."""
         slim = replace(manifest, leaves=(), storages=(), state=None)
+        self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
+
+    def remember_facts(self, stamp: FileStamp, info: CheckpointInfo) -> None:
+        """As `remember`, where no more was read."""
+        self._note(stamp, info, None)
+
+    def _note(self, stamp: FileStamp, info: CheckpointInfo, manifest: Manifest | None) -> None:
         with self._mutex:
-            if stamp in self._known:
-                return
-            self._known[stamp] = (slim, manifest_id)
-            self._blob_count += len(slim.blobs)
-            while self._blob_count > _MOST_BLOBS:
-                oldest, _ = self._known.pop(next(iter(self._known)))
-                self._blob_count -= len(oldest.blobs)
+            known = self._known.pop(stamp, None)
+            if known is not None:
+                self._blob_count -= _weight(known[1])
+                manifest = manifest or known[1]
+            self._known[stamp] = (info, manifest)
+            self._blob_count += _weight(manifest)
+            while self._blob_count > _MOST_BLOBS and len(self._known) > 1:
+                _, oldest = self._known.pop(next(iter(self._known)))
+                self._blob_count -= _weight(oldest)
 
 
-def _stamp(dir_fd: int) -> Stamp:
-    status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _weight(manifest: Manifest | None) -> int:
+    return _AS_BLOBS + (len(manifest.blobs) if manifest is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

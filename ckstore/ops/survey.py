@@ -18,6 +18,7 @@ from ckstore.model.manifest import BLOB_MAX_BYTES
 from ckstore.model.verify_report import Finding, Mode
 from ckstore.objects.canonical import restore_name
 from ckstore.objects.layout import Layout
+from ckstore.ops.find import misplaced, order_problem
 from ckstore.ops.relist import list_blobs
 from ckstore.ops.survey_files import catalog_findings, file_findings
 
@@ -85,6 +86,8 @@ def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
     for path in names.too_deep:
         what = f"{path.inner} is nested deeper than any directory of a store, and was not looked into"
         yield Finding("deep", what, path.inner)
+    for info in misplaced(context):
+        yield Finding("order", context.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
 

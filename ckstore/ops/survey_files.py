@@ -69,7 +69,7 @@ def _differing(context: Context, checker: Checker) -> list[Key]:
         seen = look(context.layout, run, step).published
         if seen is None or seen.manifest_id != info.id:  # not whole, or another one by now
             continue
-        same = rows.get((run, step)) == info and listing.get((run, step)) == seen.dir_inode
+        same = rows.get((run, step)) == info and listing.get((run, step)) == seen.stamp
         if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
             found.append((run, step))
     return found

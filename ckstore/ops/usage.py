@@ -116,12 +116,12 @@ class _PackUses:
         self._by_place: dict[_Place, list[str]] = defaultdict(list)
         self._nbytes: dict[str, int] = {}
         self._best: dict[str, int] = defaultdict(int)
-        published = {(run, step): inode for run, step, inode in context.layout.published()}
+        published = context.layout.stamps()
         try:
             known, rows = context.catalog.listing(), context.catalog.pack_uses()
         except CatalogUnavailable:
             known, rows = {}, []
-        current = {place for place, inode in known.items() if published.get(place) == inode}
+        current = {place for place, stamp in known.items() if published.get(place) == stamp}
         others = [(info.run, info.step) for info in listed if (info.run, info.step) not in current]
         for place, digest, nbytes, used_bytes in rows:
             if place in current:

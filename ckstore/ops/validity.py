@@ -17,6 +17,7 @@ from ckstore.model.manifest_read import parse_manifest
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import why_not_own
 from ckstore.objects.layout import BLOBS, MANIFEST
+from ckstore.ops.seen import file_stamp
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -97,13 +98,14 @@ def glance(path: Inside, run: str, step: int, seen: ManifestsSeen | None = None)
 
 
 def _manifest_in(fd: int, path: Inside, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
-    known = None if seen is None else seen.recall(fd)
+    stamp = file_stamp(fd)
+    known = None if seen is None else seen.recall(stamp)
     if known is not None:
         return known
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
     manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
     if seen is not None:
-        seen.remember(fd, manifest, manifest_id)
+        seen.remember(stamp, manifest, manifest_id)
     return manifest, manifest_id
 
 

@@ -1,18 +1,17 @@
-"""Who uses a blob or a piece: `why`. The manifests say it; the catalog only saves reading those of others."""
+"""Who uses a blob or a piece: `why`. The manifests say it, and only they."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
 from ckstore.fs import files, peek
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.usage import Use
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import MANIFEST
+from ckstore.objects.layout import BLOBS, MANIFEST
 from ckstore.ops.packing import PACK_BELOW_BYTES
 
 if TYPE_CHECKING:
@@ -66,18 +65,18 @@ def _published(context: Context) -> list[tuple[str, int]]:
 
 
 def _places(context: Context, digest: str) -> list[tuple[str, int]]:
-    """Return the checkpoints to look at: all, or those that the catalog knows to use a blob.
-
-    The catalog answers for large blobs only: smaller ones can be pieces of packs, too.
-    """
+    """Return the checkpoints to look at: all, or those that have a link to a large blob; smaller ones can be pieces."""
     try:
         status = peek.status(context.layout.blob(digest))
-        published = {(run, step): inode for run, step, inode in context.layout.published()}
-        if status.st_size >= PACK_BELOW_BYTES and context.catalog.listing() == published:
-            return context.catalog.users_of(digest)
-    except (FileNotFoundError, CatalogUnavailable):  # then every manifest is looked at
+    except FileNotFoundError:  # then every manifest is looked at
         return _published(context)
-    return _published(context)
+    if status.st_size < PACK_BELOW_BYTES:
+        return _published(context)
+    return [
+        place
+        for place in _published(context)
+        if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
+    ]
 
 
 def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:

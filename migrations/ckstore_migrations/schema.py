@@ -19,6 +19,7 @@ DIGESTS: tuple[str, ...] = (
     "72c3f8ce5cfc514e050ccb3253a91e95bfedaef0bfa90993fb87fce9f9505f2a",
     "07ec91ce18f3a00609dcf79eb11592adc98136beeca16ecf31dabf276e7c4c1b",
     "049eca28e2089849b1721db15b37803a8a04332fab003578c65a96239e0f5d15",
+    "3653213f3a076dcf21089bb080dd22877da1e56a823cb563db3d278636310bc6",
 )
 """SHA-256 of the schema after each step."""
 

@@ -15,7 +15,7 @@ from ckstore.model.manifest import (
     Manifest,
     StorageRecord,
 )
-from ckstore.model.published import Published
+from ckstore.model.published import Published, Stamp
 
 Key = tuple[str, int]
 SOON_S = 10.0
@@ -90,7 +90,12 @@ def published(
         leaves=tuple(leaves),
         state=None,
     )
-    return Published(manifest, digest_of(repr(manifest)), inode)
+    return Published(manifest, digest_of(repr(manifest)), stamp_of(inode))
+
+
+def stamp_of(inode: int) -> Stamp:
+    """Return the stamp of a directory with this inode number."""
+    return Stamp(inode, inode, 10**18, 2**64 - 1 - inode % 1000)
 
 
 @dataclass

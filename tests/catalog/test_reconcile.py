@@ -29,6 +29,7 @@ from tests.catalog.manifests import (
     pack_of,
     piece_of,
     published,
+    stamp_of,
 )
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
@@ -47,7 +48,8 @@ def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return what the rows say, without the numbers that depend on the order in which they were made."""
     queries = {
         "checkpoints": "SELECT run, step, manifest_id, content, sequence, created, writer, parent, message, metrics,"
-        " metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode FROM checkpoints",
+        " metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode, manifest_inode,"
+        " manifest_mtime_ns, manifest_ctime_ns FROM checkpoints",
         "leaves": "SELECT * FROM checkpoint_leaves",
         "layouts": "SELECT l.digest, count(*) FROM layouts l JOIN checkpoints c ON c.layout_id = l.id GROUP BY l.id",
         "blobs": "SELECT digest, nbytes, is_pack, reference_count FROM blob_references WHERE reference_count > 0",
@@ -128,7 +130,8 @@ class Histories(RuleBasedStateMachine):
                 for key, found in self.directories.there.items()
                 if digest in {blob.digest for blob in found.manifest.blobs}
             }
-            assert set(self.catalog.users_of(digest)) == users
+            query = f"SELECT run, step FROM checkpoint_blobs WHERE digest = '{digest}'"
+            assert set(rows(self.catalog.path, query)) == users
 
     @invariant()
     @precondition(lambda self: not self.behind)
@@ -158,7 +161,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: not self.behind)
     def the_listing_is_the_directories(self) -> None:
         there = self.directories.there
-        assert self.catalog.listing() == {key: found.dir_inode for key, found in there.items()}
+        assert self.catalog.listing() == {key: found.stamp for key, found in there.items()}
         newest = max((f.manifest.sequence for f in there.values()), default=0)
         assert self.catalog.count_and_sequence() == (len(there), newest)
         assert self.catalog.counts() == Counter(run for run, _ in there)
@@ -254,17 +257,18 @@ def test_current_are_those_whose_directory_is_the_one_that_the_catalog_saw(catal
     directories.put(published("side", 1, sequence=20, inode=7))
     directories.catalogue(catalog)
     replaced, unknown = ("main", 2), ("main", 8)
-    there = {("main", 1): 101, replaced: 999, ("main", 3): 103, ("main", 4): 104, unknown: 108}
+    numbers = {("main", 1): 101, replaced: 999, ("main", 3): 103, ("main", 4): 104, unknown: 108}
+    there = {place: stamp_of(number) for place, number in numbers.items()}
 
-    all_of_them, others = catalog.current(there, "main", seek=seek)
+    all_of_them, others, _ = catalog.current(there, "main", seek=seek)
     assert sorted(info.step for info in all_of_them) == [1, 3, 4]
     assert others == {replaced, unknown}
     if not seek:  # else there is no order to be the newest in
-        newest, others = catalog.current(there, newest=2)
+        newest, others, _ = catalog.current(there, newest=2)
         assert sorted(info.step for info in newest) == [1, 3]
         assert others == {replaced, unknown}
-    assert catalog.current({}, "main", seek=seek) == ([], set())
-    assert catalog.current({("side", 2): 7}, seek=seek) == ([], {("side", 2)})
+    assert catalog.current({}, "main", seek=seek) == ([], set(), 0)
+    assert catalog.current({("side", 2): stamp_of(7)}, seek=seek) == ([], {("side", 2)}, 0)
 
 
 def test_steps_with_the_same_leaves_share_one_layout_until_the_last_goes(catalog: Catalog) -> None:
@@ -292,7 +296,7 @@ def test_a_piece_is_found_in_the_newest_pack_even_when_an_older_checkpoint_is_to
     # The same piece, once in pack 0 and once in pack 1.
     (storage,) = new.manifest.storages
     moved = type(storage)(storage.nbytes, (type(storage.extents[0])(piece_of(0, 0), 0, 1 * PIECE_BYTES, PIECE_BYTES),))
-    new = type(new)(type(new.manifest)(**{**fields(new.manifest), "storages": (moved,)}), new.manifest_id, 1)
+    new = type(new)(type(new.manifest)(**{**fields(new.manifest), "storages": (moved,)}), new.manifest_id, stamp_of(1))
     directories = Directories()
     directories.put(old, new)
 
@@ -350,7 +354,7 @@ def test_the_same_checkpoint_in_another_directory_changes_only_the_inode(catalog
     directories.catalogue(catalog)
 
     assert rows(catalog.path, "SELECT id, manifest_id FROM checkpoints") == before
-    assert catalog.listing() == {("main", 1): 7}
+    assert catalog.listing() == {("main", 1): stamp_of(7)}
 
 
 def test_a_look_that_fails_changes_nothing(catalog: Catalog) -> None:

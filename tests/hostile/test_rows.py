@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import RetentionPolicy, Store
-from ckstore.catalog import Catalog, CatalogUnavailable, upkeep
+from ckstore.catalog import Catalog, CatalogUnavailable, checksum, upkeep
 from ckstore.catalog.forms import TABLES
 from ckstore.errors import BadInput, CkstoreWarning
 from ckstore.model.digest import fan_out, is_digest
@@ -158,7 +158,7 @@ UNASKED = {
     *(("layouts", "digest"), ("checkpoints", "writer"), ("pieces", "digest"), ("pieces", "sequence")),
     *(("layout_leaves", "layout_id"), ("layout_leaves", "ordinal"), ("checkpoints", "layout_id")),
     *(("leaf_sizes", "checkpoint_id"), ("leaf_sizes", "ordinal"), ("uses", "checkpoint_id"), ("uses", "blob_id")),
-    *(("candidates", "blob_id"), ("pieces", "blob_id"), ("readings", "blob_id")),
+    *(("candidates", "blob_id"), ("pieces", "blob_id"), ("readings", "blob_id"), ("checkpoints", "checksum")),
 }
 """What no question returns: it joins rows, is only compared, or is for people."""
 
@@ -185,6 +185,10 @@ def forge_rows(root: Path, table: str, column: str, wrong: object) -> None:
         change(root, f"UPDATE {table} SET {column} = ?", wrong)
     except sqlite3.IntegrityError:  # the values of the column differ: then one of them
         change(root, f"UPDATE {table} SET {column} = ? WHERE {column} = (SELECT max({column}) FROM {table})", wrong)
+    if table == "checkpoints" and column != "checksum":  # else the row would be left out before its form is looked at
+        with closing(sqlite3.connect(root / "catalog.db", isolation_level=None)) as connection:
+            checksum.install(connection)
+            connection.execute(f"UPDATE checkpoints SET checksum = {checksum.CHECKSUM}")
 
 
 def set_schema(connection: sqlite3.Connection, sql: str, table: str) -> None:
@@ -205,7 +209,6 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.count_and_sequence,
         lambda: catalog.find_pieces(digests),
         lambda: catalog.best_shares(digests),
-        lambda: [catalog.users_of(digest) for digest in digests],
         lambda: catalog.blobs_of("main", 1),
         lambda: catalog.readings(digests),
         lambda: catalog.readings_of_newest("main"),
@@ -213,8 +216,6 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.pack_uses,
         catalog.unused,
         lambda: catalog.without_use(digests),
-        lambda: catalog.exclusive_bytes("main", 1),
-        lambda: catalog.freed_by(places),
         catalog.dead_pack_bytes,
         lambda: catalog.last_event("blobs-listed"),
         catalog.events,

@@ -19,6 +19,7 @@ from ckstore.model.manifest import (
     Manifest,
     StorageRecord,
 )
+from ckstore.model.order import MAX_SEQUENCE
 
 XXH3 = ALGORITHMS["xxh3_128"]
 MIB = 2**20
@@ -194,7 +195,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return Manifest(
         run=draw(st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,20}", fullmatch=True)),
         step=draw(st.integers(0, 2**53)),
-        sequence=draw(st.integers(1, 2**53)),
+        sequence=draw(st.integers(1, MAX_SEQUENCE)),
         created="2026-11-21T09:30:00.000000Z",
         writer="test 1",
         description=draw(descriptions),

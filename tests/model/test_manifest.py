@@ -329,7 +329,7 @@ for _ in range(MAX_DEPTH - 1):
         (_set("run", "a/b"), "a run name has .* got 'a/b'"),
         (_set("run", ".."), r"a run name has .* got '\.\.'"),
         (_set("step", -1), "step: wanted an integer from 0 to 2.53, found -1"),
-        (_set("sequence", 0), "sequence: wanted an integer from 1 to 2.53, found 0"),
+        (_set("sequence", 0), r"sequence: wanted an integer from 1 to 2\^53 - 1, found 0"),
         (_set("created", "2026-02-30T00:00:00.000000Z"), "created: wanted a time that exists"),
         (_set("created", "yesterday"), "created: wanted YYYY"),
         (_set("parent", "main@3"), "parent: wanted an id or null, found 'main@3'"),

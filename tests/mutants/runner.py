@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.tracing import Request, trace
+from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
@@ -25,7 +26,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES)}
+MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING)}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")

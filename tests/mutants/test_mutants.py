@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.laws import LAWS
+from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.places import PLACES
 from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
@@ -34,7 +35,7 @@ def test_a_guard_that_has_moved_is_noticed() -> None:
 
 
 def test_no_two_mutants_have_one_name_and_every_law_catches_one() -> None:
-    assert len(MUTANTS) == len(DURABILITY) + len(SHARING) + len(PLACES)
+    assert len(MUTANTS) == len(DURABILITY) + len(SHARING) + len(PLACES) + len(DECIDING)
     catching = {mutant.says.removesuffix(" (") for mutant in MUTANTS.values()}
     # A file of the store is locked by one lock of its own; that both laws on locks hold is tried in test_laws.
     assert LAWS.keys() - catching <= {"L3"}

@@ -20,6 +20,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import CkstoreError
 from ckstore.model.info import CheckpointInfo
+from ckstore.model.published import Stamp
 from ckstore.model.refs import parse_ref, resolve
 from ckstore.objects.layout import Layout
 from ckstore.ops.find import find, infos
@@ -107,16 +108,12 @@ def among_all(store: Store, ref: str) -> CheckpointInfo:
     return resolve(parse_ref(ref), infos(store._context), store._context.layout.tags())
 
 
-def listed(store: Store) -> dict[tuple[str, int], int]:
+def listed(store: Store) -> dict[tuple[str, int], Stamp]:
     return store._context.catalog.listing()
 
 
-def there(store: Store) -> dict[tuple[str, int], int]:
-    return {
-        (run, step): inode
-        for run, step, inode in store._context.layout.published()
-        if (store.path / "checkpoints" / run / str(step) / "manifest.json").exists()
-    }
+def there(store: Store) -> dict[tuple[str, int], Stamp]:
+    return {place: stamp for place, stamp in store._context.layout.stamps().items() if stamp is not None}
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")

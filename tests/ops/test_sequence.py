@@ -16,8 +16,8 @@ from ckstore import CheckpointInfo, Store
 from ckstore.catalog import Catalog
 from ckstore.fs import locks
 from ckstore.objects import publish
-from ckstore.ops import context as contexts
-from ckstore.ops import seen
+from ckstore.ops import seen, sequence
+from ckstore.ops.sequence import next_sequence
 from tests.support.meanwhile import elsewhere
 
 SAVERS = 2
@@ -78,7 +78,7 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
 
         listing = Catalog.listing
 
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise AssertionError("it was looked at")
 
         def refuse_all(catalog: Catalog, *, places: Iterable[tuple[str, int]] | None = None) -> object:
@@ -87,7 +87,8 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
             return listing(catalog, places=[("main", 3)])
 
         monkeypatch.setattr(Catalog, "listing", refuse_all)
-        monkeypatch.setattr(contexts, "read_info", refuse)
+        monkeypatch.setattr(Catalog, "orders", refuse)
+        monkeypatch.setattr(sequence, "facts_at", refuse)
         assert store.save({"a": 5}, step=5).sequence == 6
         assert store.save({"a": 6}, step=3, if_exists="replace").sequence == 7
         assert store.save({"a": 7}, step=6).sequence == 8
@@ -145,13 +146,13 @@ def test_a_number_is_never_given_again_to_who_comes_later(store: Store, monkeypa
 
     def interrupting(*numbers: int) -> int:  # as a signal handler that saves between two steps of a save
         monkeypatch.undo()
-        given.extend(context.next_sequence() for _ in range(3))
+        given.extend(next_sequence(context) for _ in range(3))
         return max(*numbers) - 3
 
-    monkeypatch.setattr(contexts, "max", interrupting, raising=False)
-    context.next_sequence()
+    monkeypatch.setattr(sequence, "max", interrupting, raising=False)
+    next_sequence(context)
 
-    assert context.next_sequence() > max(given)
+    assert next_sequence(context) > max(given)
 
 
 def test_no_memory_for_what_was_seen_fails_no_save_and_no_delete(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

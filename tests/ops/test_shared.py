@@ -25,6 +25,7 @@ import pytest
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import lease, own_folders
+from tests.support.catalog_rows import forge_stamps
 from tests.support.holding import holding
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -213,9 +214,7 @@ def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    inode = (one.store / "checkpoints/main/1").stat().st_ino
-    with closing(sqlite3.connect(one.catalog_file())) as catalog, catalog:
-        catalog.execute("UPDATE checkpoints SET dir_inode = ?", (inode,))
+    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
     store = one.open(recover=False)  # opening would see it by the id
 
     assert store.gc(exclusive=True).freed_bytes == MIB
@@ -229,8 +228,7 @@ def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_director
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    with closing(sqlite3.connect(one.catalog_file())) as catalog, catalog:
-        catalog.execute("UPDATE checkpoints SET dir_inode = ?", ((one.store / "checkpoints/main/1").stat().st_ino,))
+    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
 
     assert np.array_equal(one.open().load(1)["w2"], state(2)["w2"])
 

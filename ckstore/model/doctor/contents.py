@@ -152,6 +152,14 @@ def check_hashes(strangers: Sequence[str], hash_name: str) -> Finding:
     return ok("hash", f"every checkpoint has digests by {hash_name}")
 
 
+def check_order(problems: Sequence[str]) -> Finding:
+    """Return what is to be said of checkpoints whose sequence numbers do not count."""
+    if problems:
+        do = "save what they hold again under another step, or delete them: ckstore rm RUN@STEP"
+        return Finding("warning", "order of commits", _listed(list(problems)), do)
+    return ok("order of commits", "every sequence number counts")
+
+
 def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> Finding:
     """Return what is to be said of the catalog.
 

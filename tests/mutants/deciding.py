@@ -1,0 +1,93 @@
+"""Mutants that believe the catalog where the directories decide (rule D)."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ROWS = "tests/ops/test_rows_decide_nothing.py"
+_ORDER = "tests/ops/test_out_of_order.py"
+_WRONG = "tests/ops/test_wrong_rows.py"
+
+DECIDING = [
+    Mutant(
+        "what is dropped, and what outranks it, is read from the manifests",
+        "rows-drop",
+        "ops/retain.py",
+        "            history[info.name] = _read(context, facts) if sure else facts\n",
+        "            history[info.name] = facts\n",
+        f"{_ROWS}::test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are",
+        "assert",
+    ),
+    Mutant(
+        "what has no readable manifest is kept",
+        "unreadable-dropped",
+        "ops/retain.py",
+        "        return replace(candidate, damage=error.message, doubt=",
+        "        return replace(candidate, damage=error.message, in_use=False and ",
+        f"{_ROWS}::test_what_has_no_readable_manifest_is_not_dropped",
+        "assert",
+    ),
+    Mutant(
+        "checksum of a row",
+        "rows-without-checksum",
+        "catalog/checksum.py",
+        'IS_RIGHT = f"(checksum IS {CHECKSUM})"\n',
+        'IS_RIGHT = "(1)"\n',
+        f"{_WRONG}::test_opening_says_which_rows_it_wrote_again",
+        "DID NOT WARN",
+    ),
+    Mutant(
+        "inode and times of the manifest that a row was made from",
+        "rows-by-inode-of-the-directory",
+        "catalog/catalog.py",
+        "if published.get(place) == known.stamp]",
+        "if (stamp := published.get(place)) and stamp.dir_inode == known.stamp.dir_inode]",
+        f"{_WRONG}::test_a_directory_that_was_replaced_by_hand_is_seen_at_once",
+        "assert",
+    ),
+    Mutant(
+        "the manifest of the newest, and the one written last, are read",
+        "newest-by-rows",
+        "ops/find.py",
+        "        suspects = {info.name: info for info in (*found, *last)}\n",
+        "        suspects: dict[str, CheckpointInfo] = {}\n",
+        f"{_ORDER}::test_whatever_number_a_row_has_the_manifest_counts",
+        "assert",
+    ),
+    Mutant(
+        "a sequence number comes after those of the manifests",
+        "sequence-by-rows",
+        "ops/sequence.py",
+        "            suspects = {by_order[-1], by_time[-1]} - self._checked\n",
+        "            suspects: set[Place] = set()\n",
+        f"{_ORDER}::test_the_next_number_comes_after_those_of_the_manifests",
+        "assert",
+    ),
+    Mutant(
+        "a sequence number far beyond the others does not count",
+        "any-sequence-counts",
+        "model/order.py",
+        "        if sequence - last > WIDEST_GAP:\n            break\n",
+        "",
+        f"{_ORDER}::test_a_number_far_beyond_all_others_is_not_the_newest_and_no_save_comes_after_it",
+        "assert",
+    ),
+    Mutant(
+        "a piece that the catalog names is looked at",
+        "pieces-believed",
+        "ops/packing.py",
+        "        if len(there) != place.length or context.algorithm.digest(there) != digest:\n",
+        "        if not there.contiguous:\n",
+        f"{_ROWS}::test_what_is_saved_is_loaded_whatever_the_index_says_of_pieces",
+        "DamagedBlob",
+    ),
+    Mutant(
+        "a piece lies inside its blob",
+        "pieces-from-the-end",
+        "ops/packing.py",
+        "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",
+        "    return True\n",
+        f"{_ROWS}::test_a_place_counted_from_the_end_is_none",
+        "offset",
+    ),
+]
