@@ -18,6 +18,8 @@ DEFAULT_SHARE = 0.005
 """Of the bytes of a state: what is within the noise of a save that writes nothing (docs/adr/0010-rereading.md)."""
 LEAST_BYTES = 2**18
 """What every save reads however small the share is: small states are read whole."""
+_RANDOM = random.SystemRandom()
+"""Its own: a save takes no number of the generator that the training uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
 
 
 def due(
-    readings: Iterable[Reading], budget_bytes: int, now_ns: int, draw: Callable[[], float] = random.random
+    readings: Iterable[Reading], budget_bytes: int, now_ns: int, draw: Callable[[], float] = _RANDOM.random
 ) -> list[Part]:
     """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes.
 
@@ -107,3 +109,7 @@ def _age_key(reading: Reading, now_ns: int) -> int:
 
 def _start(reading: Reading) -> int:
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to
+
+
+_RANDOM = random.SystemRandom()
+"""Its own: a save takes no number of the generator that the training uses."""

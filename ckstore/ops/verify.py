@@ -189,7 +189,7 @@ class Verification:
         if options.mode == "full":
             return None
         when = self._times.when
-        drawn = random.random  # where nothing can be remembered, a sample is another one each time
+        drawn = random.SystemRandom().random  # where nothing can be remembered, a sample is another one each time
         ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
         return ordered[: math.ceil((options.sample or 1) * len(ordered))]
 
