@@ -217,7 +217,25 @@ def find(context: Context, ref: str | int | CheckpointInfo) -> CheckpointInfo:
     place = _place(context, parsed, tags)
     if place is not None and (there := infos(context, at=stamps(context, [place]))):
         return there[0]
+    if place is not None:
+        _refuse_damaged(context, place)
     return resolve(parsed, infos(context), tags)
+
+
+def _refuse_damaged(context: Context, place: Place) -> None:
+    """Raise if a directory with a manifest is there, and it is no whole checkpoint: another answer would mislead.
+
+    Raises:
+        DamagedBlob: What is wrong with it.
+    """
+    from ckstore.objects.checkpoints import look
+
+    if context.layout.stamp(*place) is None:
+        return
+    found = look(context.layout, *place)
+    if found.published is None and found.problem and not found.is_another:
+        hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
+        raise DamagedBlob(found.problem, hint=hint)
 
 
 def _place(context: Context, ref: Ref, tags: Mapping[str, Place]) -> Place | None:
