@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,10 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
     plan: RetentionPlan = store.plan_retention(policy)
     everything = {
         "log": store.checkpoints(),
-        "show": [(store.info(info), store.leaves(info), store.files(info)) for info in store.checkpoints()],
+        "show": [
+            (replace(store.info(info), oldest_reading=""), store.leaves(info), store.files(info))
+            for info in store.checkpoints()
+        ],
         "latest": store.latest(),
         "tags": store.tags(),
         "pins": store.pins(),

@@ -77,8 +77,7 @@ def commit(
     \b
     Exit status:
       0  done: the files survive a power cut now
-      1  the step exists, a file was changed meanwhile, or cannot be stored;
-         or the files are committed, and a tag could not be written
+      1  the step exists, a file changed or cannot be stored, or only a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
       6  the disk is full
