@@ -30,10 +30,10 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
         OSError: The tag has its old meaning or, after a power cut, perhaps its old one.
     """
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
-    links.symlink(f"../checkpoints/{run}/{step}", fresh)
     try:
+        links.symlink(f"../checkpoints/{run}/{step}", fresh)
         links.rename(fresh, layout.refs / tag)
-    except OSError:
+    except BaseException:  # what a signal handler raised, too
         with contextlib.suppress(OSError):  # the first error says what is wrong
             links.unlink(fresh)
         raise
