@@ -30,14 +30,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    path = tmp_path / "home" / "thesis.tex"
-    path.parent.mkdir()
-    path.write_text("not yours")
-    return path
-
-
 def super_journal(victim: Path) -> bytes:
     """Return the end of a journal that names its super-journal. Source: pager.c, writeSuperJournal."""
     name = os.fsencode(victim)

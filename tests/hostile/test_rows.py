@@ -35,14 +35,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    path = tmp_path / "home" / "thesis.tex"
-    path.parent.mkdir()
-    path.write_text("not yours")
-    return path
-
-
 def change(root: Path, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(root / "catalog.db")) as connection:
         connection.execute("PRAGMA foreign_keys=OFF")

@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.faults.tracing import Request, trace
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
+from tests.mutants.index import INDEX
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.sharing import SHARING
@@ -26,7 +27,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING)}
+MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX)}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")

@@ -13,6 +13,7 @@ import pytest
 from tests.faults.laws import LAWS
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
+from tests.mutants.index import INDEX
 from tests.mutants.places import PLACES
 from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
 from tests.mutants.sharing import SHARING
@@ -35,7 +36,7 @@ def test_a_guard_that_has_moved_is_noticed() -> None:
 
 
 def test_no_two_mutants_have_one_name_and_every_law_catches_one() -> None:
-    assert len(MUTANTS) == len(DURABILITY) + len(SHARING) + len(PLACES) + len(DECIDING)
+    assert len(MUTANTS) == len(DURABILITY) + len(SHARING) + len(PLACES) + len(DECIDING) + len(INDEX)
     catching = {mutant.says.removesuffix(" (") for mutant in MUTANTS.values()}
     # A file of the store is locked by one lock of its own; that both laws on locks hold is tried in test_laws.
     assert LAWS.keys() - catching <= {"L3"}

@@ -1,0 +1,46 @@
+"""Mutants that trust the file of the catalog: what lies beside it, its schema, the form of its values."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_BESIDE = "tests/hostile/test_beside.py::test_a_set_that_ckstore_would_not_have_left_is_never_opened"
+
+INDEX = [
+    Mutant(
+        "a journal that names another file is not opened",
+        "super-journal-opened",
+        "catalog/beside.py",
+        "max(0, end - len(_MAGIC))) == _MAGIC",
+        "max(0, end - len(_MAGIC))) == b''",
+        _BESIDE,
+        "AssertionError",
+    ),
+    Mutant(
+        "a catalog that has another name elsewhere is not opened",
+        "linked-catalog-opened",
+        "catalog/beside.py",
+        "    if found.st_nlink > 1:\n",
+        "    if found.st_nlink > 2**31:\n",
+        _BESIDE,
+        "AssertionError",
+    ),
+    Mutant(
+        "a catalog of another schema is not read",
+        "any-schema-read",
+        "catalog/connection.py",
+        "    if not is_schema_of(connection, VERSION):\n",
+        "    if VERSION < 0:\n",
+        "tests/hostile/test_schema.py::test_a_catalog_of_another_schema_is_not_read_and_rebuilt",
+        "Error",
+    ),
+    Mutant(
+        "what is no digest becomes no path",
+        "any-text-a-path",
+        "model/digest.py",
+        "    if not is_digest(digest):\n",
+        "    if digest is None:\n",
+        "tests/hostile/test_rows.py::test_only_a_digest_becomes_the_path_of_a_blob",
+        "DID NOT RAISE",
+    ),
+]
