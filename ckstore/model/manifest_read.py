@@ -327,14 +327,10 @@ class _Reader:
 
     def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
         """Check that arrays, bytes and strings have a storage each: only tensors share, which takes no memory."""
-        owners: dict[int, str] = {}
-        for leaf in leaves:
-            if leaf.kind != "torch" and 0 not in leaf.shape and owners.setdefault(leaf.storage, leaf.name) != leaf.name:
+        owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
+        for leaf in leaves if owners else ():
+            if owners.get(leaf.storage, leaf.name) != leaf.name and 0 not in leaf.shape:
                 self.refuse_shared(leaf.name, owners[leaf.storage])
-        if owners:
-            for leaf in leaves:
-                if leaf.kind == "torch" and leaf.storage in owners and 0 not in leaf.shape:
-                    self.refuse_shared(leaf.name, owners[leaf.storage])
 
     def refuse_shared(self, name: str, other: str) -> NoReturn:
         what = f"storage of leaf {shown(name)}"

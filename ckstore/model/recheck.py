@@ -109,7 +109,3 @@ def _age_key(reading: Reading, now_ns: int) -> int:
 
 def _start(reading: Reading) -> int:
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to
-
-
-_RANDOM = random.SystemRandom()
-"""Its own: a save takes no number of the generator that the training uses."""

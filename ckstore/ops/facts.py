@@ -6,7 +6,6 @@ manifest all the same, once a process, since a row can also be written by anothe
 
 from __future__ import annotations
 
-import os
 import pprint
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -55,7 +54,7 @@ def facts_at(context: Context, place: Place) -> CheckpointInfo:
     """
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
-    with files.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+    with files.opened_directory(path) as fd:
         stamp = file_stamp(fd)
         facts = context.manifests_seen.recall_facts(stamp)
         if facts is None:

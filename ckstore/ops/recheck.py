@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -90,11 +91,9 @@ class Recheck:
         if self._unforeseen_bytes <= 0 or not hits:
             return
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
-        try:
+        with suppress(CatalogUnavailable):  # then all count as never read
             for there in self._context.catalog.readings(hits):
                 readings[there.digest] = replace(there, nbytes=hits[there.digest], whole=whole)
-        except CatalogUnavailable:  # then all count as never read
-            readings = {**readings}
         with self._mutex:
             self._known.update(readings)
             for part in due(readings.values(), self._unforeseen_bytes, time.time_ns()):

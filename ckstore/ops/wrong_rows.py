@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CkstoreError
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.warn import warn
 
@@ -56,18 +55,16 @@ def write_again(context: Context, places: Collection[Place], *, damaged_count: i
         enter(context, sorted(places))
         for place in places:
             context.distrusted.pop(place, None)
-    except (CatalogUnavailable, InUse, OSError):  # the next opening does it
-        return
-    except CkstoreError:  # a newer ckstore wrote one of them
+    except (CkstoreError, OSError):  # the catalog cannot be written now, or a newer ckstore wrote one of them
         return
 
 
 def _damaged(count: int) -> str:
     rows = "1 row of the catalog is" if count == 1 else f"{count} rows of the catalog are"
-    return f"{rows} damaged; the manifests are read instead, and the rows written again"
+    return f"{rows} damaged; the manifests are read instead"
 
 
 def _forged(places: Collection[Place]) -> str:
     named = ", ".join(f"{run}@{step}" for run, step in sorted(places)[:3])
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"the catalog says something else about {named}{more} than the manifest, which counts; the row is mended"
+    return f"the catalog and the manifest disagree about {named}{more}; the manifest counts"

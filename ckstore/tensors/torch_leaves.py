@@ -185,12 +185,9 @@ def empty_bytes(nbytes: int) -> torch.Tensor:
     """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64.
 
     Raises:
-        MemoryError: There is not so much memory; torch says so in a `RuntimeError`.
+        RuntimeError: There is not so much memory.
     """
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-    except RuntimeError as error:
-        raise MemoryError(f"{nbytes} bytes: {str(error).partition(chr(10))[0]}") from error
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def bytes_in(view: memoryview) -> torch.Tensor:
