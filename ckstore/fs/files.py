@@ -317,8 +317,8 @@ def _sync_names(fd: int) -> None:
 def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
     """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
 
-    A document that is not on the disk, but for some blocks, is not read: its size costs nobody anything. Blobs may have
-    zeros, which some programs copy as holes.
+    A document with holes is not read: what it claims to be takes no room on the disk. Blobs may have holes, since some
+    programs copy zeros as such.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -34,7 +34,7 @@ class Scan:
 
     Attributes:
         holders: For each inode that was asked for and is held: who has it.
-        unseen_count: Processes that could not be looked at, or not wholly; None: nobody knows how many, since
+        unseen_count: Processes that could not be looked at, or not wholly; None: unknown, since
             ``/proc`` is not there, or does not list those of others (its mount option ``hidepid``).
         blind: Whether no process at all could be looked at.
     """

@@ -1,8 +1,8 @@
 """Places in a store, reached one directory at a time: rule N of the design.
 
-Who may write to a store may put a symlink, or a mounted filesystem, in the place of any directory in it, at any moment.
+A user who may write to a store can replace any directory in it by a symlink, or by a mounted filesystem, at any moment.
 So no path with more than one component below the root of the store is given to the kernel: `at` opens one directory
-after another, each with ``O_NOFOLLOW``, looks that it is on the filesystem of the store, and gives the descriptor of
+after another, each with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and gives the descriptor of
 the last one with the name in it. A place is a value of its own, `Inside`, which no function of ``os`` takes.
 
 The root itself, and what lies above it, belong to the user who named them: they are opened by their path.

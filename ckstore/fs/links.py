@@ -106,10 +106,10 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
             above = os.stat(os.path.dirname(name) or ".") if fd is None else os.fstat(fd)
             mode = stat.S_IMODE(above.st_mode) | _OWNER
         try:
-            os.mkdir(name, mode & _OWNER, dir_fd=fd)  # nobody else gets in before the mode is as it should be
+            os.mkdir(name, mode & _OWNER, dir_fd=fd)  # no other user gets in before the mode is right
         except FileExistsError:
             return False
-    with suppress(FileNotFoundError):  # swept away meanwhile; whoever uses it next is told
+    with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
         _give_mode(path, mode)
     return True
 

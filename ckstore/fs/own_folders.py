@@ -1,4 +1,4 @@
-"""Where this user keeps files on this host that can be made anew, such as the index of a store that others use, too."""
+"""Where this user keeps files on this host that can be rebuilt, such as the index of a shared store."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
     """Yield everything below a directory that is none, with its status; what vanishes meanwhile is left out.
 
     Nothing recurses, and one directory is open at a time. A store has at most five levels; what lies deeper than
-    `MOST_LEVELS` nobody of it made.
+    `MOST_LEVELS` is not of its making.
 
     Args:
         top: The directory.

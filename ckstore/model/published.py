@@ -17,8 +17,8 @@ _MOST = 2**64
 class Stamp(NamedTuple):
     """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs.
 
-    Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. Nobody can set
-    the time of change (`ctime`) of a file.
+    Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can
+    set the time of change (`ctime`) of a file.
 
     Attributes:
         dir_inode: Inode number of the directory.

@@ -66,7 +66,7 @@ def suspect(fd: int) -> None:
 def refuse(fd: int, before: os.stat_result) -> None:
     """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's.
 
-    It may be a file of the user that somebody linked to the name of a blob.
+    It may be a file of the user that another user linked to the name of a blob.
 
     Raises:
         OSError: It is another user's.

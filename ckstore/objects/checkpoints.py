@@ -36,7 +36,7 @@ class Found:
     Attributes:
         published: The checkpoint if it is complete, else None.
         problem: Why it is not complete; empty if it is, or if there is nothing at all.
-        is_another: Somebody put a checkpoint there that is of another run or step, or of a store with another hash.
+        is_another: A checkpoint of another run or step, or of a store with another hash, was put there.
     """
 
     published: Published | None
@@ -163,7 +163,7 @@ class CheckpointDirectory:
         """
         where = f"{path}/{MANIFEST}"
         try:
-            stamp = _stamp_in(lock.fd)  # first: of a file that is changed while it is read it tells nobody anything
+            stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
         except FileNotFoundError as error:
             msg = f"{where} is missing"

@@ -107,7 +107,7 @@ def _from_catalog(
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
-    # A row of another hash is older than a store.json that somebody changed.
+    # A row of another hash is older than a change of store.json.
     strangers = {(info.run, info.step) for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
     if strangers and newest is not None:  # as many older ones are wanted in their place
         return _from_catalog(context, published, run, None, seek=seek)
@@ -168,7 +168,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
         sured |= suspects.keys()
         try:
             read = [sure(context, info) for info in suspects.values()]
-        except DamagedBlob:  # whoever loads it is told
+        except DamagedBlob:  # loading it says so
             return found[0]
         except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
             continue

@@ -153,7 +153,7 @@ def freed_in_turn(context: Context, places: Iterable[Place]) -> list[list[tuple[
             for path in paths:
                 try:
                     status = peek.status(path)
-                except FileNotFoundError:  # it had lost its canonical name, or somebody frees it
+                except FileNotFoundError:  # it had lost its canonical name, or is being freed
                     continue
                 names[status.st_ino] += 1
                 if names[status.st_ino] == status.st_nlink:

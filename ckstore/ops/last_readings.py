@@ -24,7 +24,7 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
     """Return `info` with the time of the oldest reading of its blobs, where the catalog knows one of each."""
     try:
         _, unread, oldest_ns = context.catalog.oldest_reading((info.run, info.step), now_ns=time.time_ns())
-    except CatalogUnavailable:  # whoever reads rows that matter says so
+    except CatalogUnavailable:  # the acts that need the catalog say so
         return info
     if unread or oldest_ns is None:
         return info

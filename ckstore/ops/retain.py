@@ -254,7 +254,7 @@ def _keep_policy(context: Context, run: str) -> str:
     opened, unasked = by_reason(held)
     if opened:
         nbytes = sum(blob.nbytes for blob in opened)
-        return f"retention left {nbytes} bytes in {len(opened)} blobs, which somebody has open; gc names who"
+        return f"retention left {nbytes} bytes in {len(opened)} blobs that are open; ckstore gc names the processes"
     if not unasked or _UNASKED in context.problems:
         return ""
     why, blobs = next(iter(unasked.items()))

@@ -35,7 +35,7 @@ def next_sequence(context: Context) -> int:
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
-    heapq.heappushpop(context.greatest_sequence, sequence)  # keeps the greater: it never goes back, whoever interrupts
+    heapq.heappushpop(context.greatest_sequence, sequence)  # keeps the greater, also when interrupted
     if known.looked:
         context.directories_seen.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
@@ -56,7 +56,7 @@ Rows = dict[Place, "tuple[Stamp, int]"]
 
 
 def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Place], Rows]:
-    """Return the checkpoints that nobody has looked at here, and what the catalog says of them and of newer ones."""
+    """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
     published = {place for seen in runs.values() for place in seen.published}
     unsure = {place for seen in runs.values() for place in seen.unsure}
     try:
@@ -68,7 +68,7 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Pl
     if 2 * len(unsure) > count:
         return unsure, _rows(context, None)
     rows = _rows(context, unsure) if unsure else {}
-    if newest > own:  # somebody published where this process could not see it
+    if newest > own:  # another process published since
         try:
             beyond = context.catalog.orders(beyond=own).known
         except CatalogUnavailable:

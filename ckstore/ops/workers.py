@@ -79,7 +79,7 @@ class Workers:
 def _do(future: Future[R], work: Callable[..., R], args: tuple[Any, ...]) -> None:
     try:
         result = work(*args)
-    except BaseException as error:  # noqa: BLE001 - a future keeps any error for whoever asks for the result
+    except BaseException as error:  # noqa: BLE001 - a future keeps any error for the caller of `result`
         future.set_exception(error)
         del future  # else the error refers to itself through this frame
     else:

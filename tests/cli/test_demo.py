@@ -84,7 +84,7 @@ def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path
     assert "safetensors reads 39 tensors, equal to what was saved: yes" in done.stdout
     assert "modes and SHA-256 as before: yes" in done.stdout
     assert f"pinned {names[0]} as pin-" in done.stdout
-    assert "that somebody has open:" in done.stdout
+    assert "that processes have open:" in done.stdout
     assert "mapping  " in done.stdout
     assert resumed.content == whole.content
     assert whole.new_bytes < whole.logical_bytes / 20

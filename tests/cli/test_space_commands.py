@@ -197,7 +197,7 @@ def test_gc_names_who_holds_what_it_kept_and_frees_it_after_that(run: Run, path:
     assert (dry.exit_code, real.exit_code, waiting.exit_code) == (7, 7, 7)
     for shown in (dry, real, waiting):
         assert re.search(rf"^  {holder.pid} +2\.0 MiB +descriptor \d+ +\S*python", shown.stdout, re.MULTILINE)
-        assert "that somebody has open:" in shown.stdout
+        assert "that processes have open:" in shown.stdout
     assert run("gc", "--store", path).exit_code == 0
     check_store(path)
 

@@ -55,7 +55,7 @@ class PlaceFacts:
 
     @property
     def durable(self) -> bool:
-        """Whether it is known to keep what was made durable through a power cut; of a disk that lies nobody knows."""
+        """Whether it is known to keep what was made durable through a power cut, if the disk tells the truth."""
         return not why_not_durable(self) and not why_unknown(self)
 
 

@@ -49,7 +49,7 @@ def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> i
       2  wrong usage
       4  there is no such store
       5  another gc is at work, or other hosts may be: see --exclusive
-      7  done, but somebody has some bytes open, or another user's gc must free them
+      7  done, but some bytes are open in a process, or wait for another user's gc
     """
     policy = policy_of(keep_last, None, (), None)
     out = frame.output()
@@ -83,7 +83,7 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
     kept = "would keep" if report.dry_run else "kept"
     opened, unasked = by_reason(report.held)
     if opened:
-        yield f"{kept} {_size(opened)} in {_blobs(len(opened))} that somebody has open:"
+        yield f"{kept} {_size(opened)} in {_blobs(len(opened))} that processes have open:"
         yield from (cut(line, out.width) for line in _holder_lines(opened))
         yield "gc frees it once they are done"
     for why, blobs in unasked.items():
