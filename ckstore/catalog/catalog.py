@@ -15,11 +15,12 @@ from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
+from ckstore.catalog.values import Listing, Outline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.catalog.values import CatalogEvent, LeafRow, Listing, PieceLocation
+    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
     from ckstore.model.info import CheckpointInfo
     from ckstore.model.published import Published, Stamp
     from ckstore.model.recheck import Reading
@@ -184,6 +185,17 @@ class Catalog:
                 return queries.beyond(connection, beyond)
             return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
+    def outline(self, event: str, *, rows: bool = True) -> Outline:
+        """Return all that opening asks, from one connection: each takes half a millisecond.
+
+        Args:
+            event: Of which kind the newest event is wanted.
+            rows: Whether the rows of checkpoints are.
+        """
+        with reading(self.path) as connection:
+            listing = queries.everything(connection) if rows else Listing({}, {}, 0)
+            return Outline(listing, queries.tags(connection), space.last_event(connection, event))
+
     def counts(self) -> dict[str, int]:
         """Return how many checkpoints each run has."""
         with reading(self.path) as connection:
@@ -232,9 +244,9 @@ class Catalog:
         """
         with reading(self.path) as connection:
             listing = queries.listing(connection, run, places=published if seek else None)
-            same = [place for place, known in listing.known.items() if published.get(place) == known.stamp]
+            same = [place for place, known in listing.stamps.items() if published.get(place) == known]
             wanted = set(same[-newest:] if newest else same)
-            most = not seek and 2 * len(wanted) > len(listing.known)  # then all rows at once cost less
+            most = not seek and 2 * len(wanted) > len(listing.stamps)  # then all rows at once cost less
             places = None if most else wanted
             found = queries.infos(connection, run, places=places, durable=durable) if wanted else []
         infos = {place: info for info in self._each_once(found) if (place := (info.run, info.step)) in wanted}
@@ -312,11 +324,6 @@ class Catalog:
         """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
         with reading(self.path) as connection:
             return space.dead_pack_bytes(connection, without)
-
-    def last_event(self, kind: str) -> dict[str, Any] | None:
-        """Return the detail of the newest event of a kind; None if the log has none (any more)."""
-        with reading(self.path) as connection:
-            return space.last_event(connection, kind)
 
     def events(self, limit: int = 100) -> list[CatalogEvent]:
         """Return what happened last, newest first, at most `limit`."""

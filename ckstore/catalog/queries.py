@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ckstore.catalog import forms
 from ckstore.catalog.checksum import IS_RIGHT
 from ckstore.catalog.forms import checked
-from ckstore.catalog.text import decode_metrics, decode_stamp, decode_text, in_parts
-from ckstore.catalog.values import Known, Listing
+from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_parts
+from ckstore.catalog.values import Listing
 from ckstore.model.describe import decoded_metadata
 from ckstore.model.info import CheckpointInfo
 
@@ -76,8 +76,12 @@ def beyond(connection: sqlite3.Connection, sequence: int) -> Listing:
 
 def _listing(rows: list[tuple[Any, ...]]) -> Listing:
     right = checked([row for row in rows if row[0]], *_LISTED_FORMS)
-    known = {(run, step): Known(decode_stamp(*stamp), sequence) for _, run, step, sequence, *stamp in right}
-    return Listing(known, len(rows) - len(right))
+    if not right:
+        return Listing({}, {}, len(rows))
+    _, runs, steps, sequences, *stamps = zip(*right, strict=True)  # by columns, which takes a third
+    places = [*zip(runs, steps, strict=True)]
+    known = dict(zip(places, decode_stamps(*stamps), strict=True))
+    return Listing(known, dict(zip(places, sequences, strict=True)), len(rows) - len(right))
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:

@@ -75,11 +75,12 @@ def encode_stamp(stamp: Stamp) -> tuple[int, int, int, int]:
     return dir_inode, inode, mtime_ns, ctime_ns
 
 
-def decode_stamp(dir_inode: int, inode: int, mtime_ns: int, ctime_ns: int) -> Stamp:
-    """Return the unsigned numbers again."""
-    if min(dir_inode, inode, mtime_ns, ctime_ns) >= 0:  # nearly all
-        return Stamp(dir_inode, inode, mtime_ns, ctime_ns)
-    return Stamp(dir_inode % 2**64, inode % 2**64, mtime_ns % 2**64, ctime_ns % 2**64)
+def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
+    """Return the stamps whose fields are the columns, with unsigned numbers again."""
+    for n, column in enumerate(columns):
+        if min(column) < 0:  # few are
+            columns = (*columns[:n], [number % 2**64 for number in column], *columns[n + 1 :])
+    return map(Stamp._make, zip(*columns, strict=True))
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:

@@ -9,33 +9,33 @@ if TYPE_CHECKING:
     from ckstore.model.published import Stamp
 
 
-class Known(NamedTuple):
-    """What a row says of a checkpoint without more than its place in the order of commits.
-
-    Attributes:
-        stamp: Of the directory and the manifest that the row was made from.
-        sequence: As the manifest said.
-    """
-
-    stamp: Stamp
-    sequence: int
-
-
 class Listing(NamedTuple):
-    """The rows of checkpoints.
+    """What rows say of checkpoints without more than their place in the order of commits.
 
     Attributes:
-        known: (run, step) -> what the row says, of the rows that are as they were written.
-        wrong_count: How many rows are not: a bit has flipped in them.
+        stamps: (run, step) -> stamp of the directory and the manifest that the row was made from, of the rows that are
+            as they were written.
+        sequences: (run, step) -> sequence number, as the manifest said.
+        wrong_count: How many rows are not as they were written: a bit has flipped in them.
     """
 
-    known: dict[tuple[str, int], Known]
+    stamps: dict[tuple[str, int], Stamp]
+    sequences: dict[tuple[str, int], int]
     wrong_count: int
 
-    @property
-    def stamps(self) -> dict[tuple[str, int], Stamp]:
-        """(run, step) -> stamp."""
-        return {place: known.stamp for place, known in self.known.items()}
+
+class Outline(NamedTuple):
+    """What opening a store compares with the directories.
+
+    Attributes:
+        listing: What the rows of all checkpoints say.
+        tags: Name -> (run, step).
+        event: The detail of the newest event of the kind that was asked for; None: the log has none.
+    """
+
+    listing: Listing
+    tags: dict[str, tuple[str, int]]
+    event: dict[str, Any] | None
 
 
 class PieceLocation(NamedTuple):

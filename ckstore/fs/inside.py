@@ -19,6 +19,7 @@ import stat
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _OPEN_AT_ONCE = 16
-"""Descriptors that are closed together, which takes less."""
+"""Descriptors that are opened and closed together, which takes less."""
 
 
 class NotInStore(NotADirectoryError):
@@ -265,26 +266,26 @@ class Held:
             OSError: One cannot be looked at.
         """
         found: dict[str, tuple[os.stat_result | None, bool]] = {}
+        waiting, done = [*directories], 0
         opened: list[int] = []
         open_below = partial(os.open, dir_fd=self.fd)
-        flags = (os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            for directory in directories:
-                if len(opened) >= _OPEN_AT_ONCE:
-                    _close_all(opened)
-                try:
-                    opened.extend(map(open_below, (directory,), flags))  # no handler of a signal gets in between
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                below = opened[-1]
-                try:
-                    status = os.stat(name, dir_fd=below, follow_symlinks=False)
-                except FileNotFoundError:
-                    found[directory] = None, False
-                    continue
-                if status.st_dev == self._device:
-                    has = bool(other) and os.access(other, os.F_OK, dir_fd=below, follow_symlinks=False)
-                    found[directory] = status, has
+            while done < len(waiting):
+                part = waiting[done : done + _OPEN_AT_ONCE]
+                with suppress(FileNotFoundError, NotADirectoryError):  # the part ends before one that is none
+                    opened.extend(map(open_below, part, repeat(flags)))  # no handler of a signal gets in between
+                for directory, below in zip(part, opened, strict=False):
+                    try:
+                        status = os.stat(name, dir_fd=below, follow_symlinks=False)
+                    except FileNotFoundError:
+                        found[directory] = None, False
+                        continue
+                    if status.st_dev == self._device:
+                        has = bool(other) and os.access(other, os.F_OK, dir_fd=below, follow_symlinks=False)
+                        found[directory] = status, has
+                done += min(len(opened) + 1, len(part))
+                _close_all(opened)
         finally:
             _close_all(opened)
         return found

@@ -97,18 +97,25 @@ class Layout:
     def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
         """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
         for name in self.runs() if run is None else [run]:
-            for entry in _listed(self.checkpoints / name):
-                step = step_of(entry.name)
-                if step is not None and entry.is_directory:
-                    yield name, step, entry.inode
+            for step, inode in self.steps(name).items():
+                yield name, int(step), inode
+
+    def steps(self, run: str) -> dict[str, int]:
+        """Return name -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
+        is_step = STEP_PATTERN.match
+        return {
+            name: inode
+            for name, inode, is_directory in _listed(self.checkpoints / run)
+            if is_directory and is_step(name) and int(name) <= MAX_STEP
+        }
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        return sorted(e.name for e in _listed(self.checkpoints) if e.is_directory and is_run(e.name))
+        return sorted(name for name, _, is_directory in _listed(self.checkpoints) if is_directory and is_run(name))
 
     def names(self, run: str) -> dict[str, int]:
         """Return every name in the directory of a run, whatever it is, with its inode number."""
-        return {entry.name: entry.inode for entry in _listed(self.checkpoints / run)}
+        return {name: inode for name, inode, _ in _listed(self.checkpoints / run)}
 
     def open_runs(self) -> OpenRuns:
         """Return who looks into the directories of many checkpoints."""
@@ -147,18 +154,18 @@ class Layout:
     def tags(self) -> dict[str, tuple[str, int]]:
         """Return what every tag points to; symlinks of another form are left aside."""
         found = {}
-        for entry in _listed(self.refs):
-            if entry.is_directory or not is_tag(entry.name):
+        for name, _, is_directory in _listed(self.refs):
+            if is_directory or not is_tag(name):
                 continue
             try:
-                up, _, rest = peek.symlink_text(self.refs / entry.name).partition("/checkpoints/")
+                up, _, rest = peek.symlink_text(self.refs / name).partition("/checkpoints/")
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINVAL):  # it was taken away meanwhile, or is no symlink
                     continue
                 raise
             run, _, step = rest.partition("/")
             if up == ".." and is_run(run) and STEP_PATTERN.match(step):
-                found[entry.name] = (run, int(step))
+                found[name] = (run, int(step))
         return found
 
 
@@ -191,7 +198,7 @@ class OpenRuns:
             OSError: It cannot be looked at.
         """
         inode = self._layout.inode(run, step)
-        return self._stamps(run, {} if inode is None else {step: inode}, annotated=False).get(step)
+        return self._stamps(run, {} if inode is None else {str(step): inode}, annotated=False).get((run, step))
 
     def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[tuple[str, int], Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
@@ -203,21 +210,19 @@ class OpenRuns:
         """
         found: dict[tuple[str, int], Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
-            inodes = {step: inode for _, step, inode in self._layout.published(name)}
-            stamps = self._stamps(name, inodes, annotated=annotated)
-            found |= {(name, step): stamp for step, stamp in stamps.items()}
+            found |= self._stamps(name, self._layout.steps(name), annotated=annotated)
         return found
 
-    def _stamps(self, run: str, inodes: Mapping[int, int], *, annotated: bool) -> dict[int, Stamp | None]:
+    def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[tuple[str, int], Stamp | None]:
         folder = self._run(run)
-        names = {str(step): step for step in inodes}
-        looked = {} if folder is None else folder.look_into(names, MANIFEST, ANNOTATIONS if annotated else "")
-        found: dict[int, Stamp | None] = {}
-        for name, step in names.items():
-            manifest, has = looked.get(name, (None, False))
-            found[step] = None if manifest is None else Stamp.of(inodes[step], manifest)
+        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, ANNOTATIONS if annotated else "")
+        found: dict[tuple[str, int], Stamp | None] = {}
+        for step, inode in inodes.items():
+            manifest, has = looked.get(step, (None, False))
+            place = run, int(step)
+            found[place] = None if manifest is None else Stamp.of(inode, manifest)
             if annotated:
-                self._annotated[run, step] = has
+                self._annotated[place] = has
         return found
 
     def _run(self, run: str) -> Held | None:
@@ -251,16 +256,10 @@ def step_of(name: str) -> int | None:
     return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
-class _Listed(NamedTuple):
-    name: str
-    inode: int
-    is_directory: bool
-
-
-def _listed(directory: Inside) -> list[_Listed]:
-    """Return what is in a directory; nothing if there is none."""
+def _listed(directory: Inside) -> list[tuple[str, int, bool]]:
+    """Return each name in a directory with its inode number and whether it is a directory; nothing if there is none."""
     try:
         with peek.entries(directory) as entries:
-            return [_Listed(e.name, e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
+            return [(e.name, e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -31,7 +31,7 @@ from ckstore.ops.failing import unsafe
 from ckstore.ops.gc_plan import next_to_free, plan_gc
 from ckstore.ops.outside import linked_elsewhere
 from ckstore.ops.recover import catch_up, mend
-from ckstore.ops.relist import list_blobs, list_blobs_after_boot
+from ckstore.ops.relist import list_blobs
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def _collect(context: Context, *, settle: bool) -> GcReport:
             look_at_everything(context)
         elif thorough:  # others may have unlinked what this user alone can free the last name of
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
-        list_blobs_after_boot(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout)
         failed = _empty(collector)
         if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written

@@ -51,6 +51,6 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[P
         listing = context.catalog.chosen(run, newest=newest, off_every=off_every)
     except CatalogUnavailable:  # the directories say it
         return None
-    if listing.wrong_count or stamps(context, listing.known) != listing.stamps:
+    if listing.wrong_count or stamps(context, listing.stamps) != listing.stamps:
         return None
     return listing.stamps

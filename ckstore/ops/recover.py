@@ -16,7 +16,7 @@ from ckstore.ops import create, in_step, reclaim, wrong_rows
 from ckstore.ops.catalog_place import refuse_foreign
 from ckstore.ops.entering import TIMEOUT_S, Place, enter
 from ckstore.ops.failing import describe_os_error
-from ckstore.ops.relist import list_blobs_after_boot
+from ckstore.ops.relist import BLOBS_LISTED, list_blobs_after_boot
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def recover(context: Context) -> list[str]:
     said: list[str] = []
     try:
         said = catch_up(context)
-        list_blobs_after_boot(context, timeout_s=TIMEOUT_S)
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
@@ -96,6 +95,8 @@ def _left_aside(context: Context, error: CkstoreError) -> str:
 
 def catch_up(context: Context, *, whole: bool = True) -> list[str]:
     """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
+
+    After a start of the machine the blobs are listed, too (`ckstore.ops.relist`).
 
     Args:
         context: The store.
@@ -152,19 +153,18 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 def _reconcile(context: Context, *, whole: bool) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
     runs = None if whole or context.shared else in_step.runs_in_doubt(context)
-    stale: set[Place] = set()
     notes: list[str] = []
-    if runs is None or runs:
-        listing = context.catalog.orders()
-        if listing.wrong_count:  # of which checkpoints they were is not known
-            runs, notes = None, wrong_rows.remove(context)
-        stale = _differing(context, listing.stamps, runs)
+    known = context.catalog.outline(BLOBS_LISTED, rows=runs is None or bool(runs))
+    if known.listing.wrong_count:  # of which checkpoints they were is not known
+        runs, notes = None, wrong_rows.remove(context)
+    stale = _differing(context, known.listing.stamps, runs)
     if context.shared or (whole and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
         enter(context, sorted(stale))
-    else:
-        context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
+    elif (tags := context.layout.tags()) != known.tags:
+        context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
+    list_blobs_after_boot(context, known.event, timeout_s=TIMEOUT_S)
     return notes
 
 
@@ -174,9 +174,8 @@ def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] 
     for run in context.layout.runs():
         if runs is None or run in runs:
             published.update(context.layout.stamps(run))
-    known = {place for place in listing if runs is None or place[0] in runs}
-    gone = {place for place in known if published.get(place) is None}
-    return gone | {place for place, stamp in published.items() if stamp is None or listing.get(place) != stamp}
+    known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place[0] in runs}
+    return set() if known == published else {place for place, _ in known.items() ^ published.items()}
 
 
 def _replaced(context: Context) -> set[Place]:

@@ -7,32 +7,38 @@ anew. What it costs grows with the store (about a second for 100,000 blobs), hen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.fs import machine, peek
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-_EVENT = "blobs-listed"
+BLOBS_LISTED = "blobs-listed"
+"""The kind of event that tells when it was done."""
 CANDIDATES_BATCH = 5000
 """Blobs that are entered in one transaction."""
 
 
-def list_blobs_after_boot(context: Context, *, timeout_s: float) -> None:
+def list_blobs_after_boot(context: Context, last: Mapping[str, Any] | None, *, timeout_s: float) -> None:
     """Have gc look at every blob without a use, if that was not done since the machine started.
+
+    Args:
+        context: The store.
+        last: The newest event of the kind `BLOBS_LISTED`; None: there is none.
+        timeout_s: For the locks of the catalog.
 
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
     boot_id = machine.boot_id()  # unknown: then it is listed once, as after one start
-    event = context.catalog.last_event(_EVENT)
-    if event is not None and event.get("boot_id") == boot_id:
+    if last is not None and last.get("boot_id") == boot_id:
         return
     note_listed(context, list_blobs(context, timeout_s=timeout_s), timeout_s=timeout_s)
 
@@ -44,7 +50,7 @@ def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> Non
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
     context.catalog.record_event(
-        _EVENT, {"boot_id": machine.boot_id(), "unused_count": unused_count}, timeout_s=timeout_s
+        BLOBS_LISTED, {"boot_id": machine.boot_id(), "unused_count": unused_count}, timeout_s=timeout_s
     )
 
 

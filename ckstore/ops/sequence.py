@@ -14,6 +14,7 @@ from ckstore.ops.wrong_rows import write_again
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckstore.catalog.values import Listing
     from ckstore.model.published import Stamp
     from ckstore.ops.context import Context
     from ckstore.ops.seen import RunSeen
@@ -70,10 +71,10 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Pl
     rows = _rows(context, unsure) if unsure else {}
     if newest > own:  # another process published since
         try:
-            beyond = context.catalog.orders(beyond=own).known
+            beyond = context.catalog.orders(beyond=own)
         except CatalogUnavailable:
             return published, {}
-        rows |= {place: (row.stamp, row.sequence) for place, row in beyond.items()}
+        rows |= _both(beyond)
     return unsure | rows.keys(), rows
 
 
@@ -84,7 +85,11 @@ def _rows(context: Context, places: Iterable[Place] | None) -> Rows:
         return {}
     if listing.wrong_count:
         write_again(context, (), damaged_count=listing.wrong_count)
-    return {place: (row.stamp, row.sequence) for place, row in listing.known.items()}
+    return _both(listing)
+
+
+def _both(listing: Listing) -> Rows:
+    return {place: (stamp, listing.sequences[place]) for place, stamp in listing.stamps.items()}
 
 
 class _Known:

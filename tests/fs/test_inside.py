@@ -7,6 +7,7 @@ import pickle
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -194,6 +195,39 @@ def test_a_held_directory_is_the_same_after_a_rename_and_no_use_after_it_was_clo
         assert held.having("none", ["file"]) == frozenset()
     with pytest.raises(OSError, match="closed"):
         peek.status(here)
+
+
+_KINDS = ("whole", "annotated", "without", "file", "symlink", "missing")
+
+
+@given(st.lists(st.sampled_from(_KINDS), max_size=40))
+def test_a_look_into_many_directories_says_of_each_what_is_there(kinds: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "elsewhere").mkdir()
+        (root / "elsewhere/manifest").touch()
+        names = [f"{n}-{kind}" for n, kind in enumerate(kinds)]
+        for name, kind in zip(names, kinds, strict=True):
+            place = root / name
+            if kind == "symlink":
+                place.symlink_to("elsewhere")
+            elif kind == "file":
+                place.touch()
+            elif kind != "missing":
+                place.mkdir()
+                for file in {"whole": ("manifest",), "annotated": ("manifest", "more")}.get(kind, ()):
+                    (place / file).touch()
+        open_before = len(os.listdir("/proc/self/fd"))
+        with Held(Inside(folder)) as held:
+            found = held.look_into(names, "manifest", "more")
+        assert len(os.listdir("/proc/self/fd")) == open_before
+        assert {
+            name: (status.st_ino if status is not None else None, has) for name, (status, has) in found.items()
+        } == {
+            name: ((root / name / "manifest").stat().st_ino if kind != "without" else None, kind == "annotated")
+            for name, kind in zip(names, kinds, strict=True)
+            if kind in ("whole", "annotated", "without")
+        }
 
 
 def test_a_locked_directory_keeps_others_open_as_long_as_the_lock(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.unused,
         lambda: catalog.without_use(digests),
         catalog.dead_pack_bytes,
-        lambda: catalog.last_event("blobs-listed"),
+        lambda: catalog.outline("blobs-listed"),
         catalog.events,
     ]
 
