@@ -11,19 +11,19 @@ from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
-    from ckstore.model.diff import Diff
+    from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport, Finding
-    from ckstore.model.export_report import ExportedFile, ExportReport
-    from ckstore.model.info import CheckpointInfo
-    from ckstore.model.pins import Pin
-    from ckstore.model.reindex_report import Incomplete, ReindexReport, RelinkReport
-    from ckstore.model.retention import Best, RetentionPlan, RetentionPolicy
-    from ckstore.model.retention_report import RetentionReport
-    from ckstore.model.tag import Tag
-    from ckstore.model.usage import Usage, Use
-    from ckstore.model.verify_report import Damage, VerifyReport
-    from ckstore.ops.load import LoadReport
-    from ckstore.ops.open_checkpoint import OpenCheckpoint
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.diff import Diff
+    from ckstore.model.reports.export_report import ExportedFile, ExportReport
+    from ckstore.model.reports.reindex_report import Incomplete, ReindexReport, RelinkReport
+    from ckstore.model.reports.retention_report import RetentionReport
+    from ckstore.model.reports.usage import Usage, Use
+    from ckstore.model.reports.verify_report import Damage, VerifyReport
+    from ckstore.model.settings.retention import Best, RetentionPlan, RetentionPolicy
+    from ckstore.ops.read.load import LoadReport
+    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
     from ckstore.store import Store, open_checkpoint
 
 __all__ = [
@@ -56,30 +56,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Best": "ckstore.model.retention",
-    "CheckpointInfo": "ckstore.model.info",
+    "Best": "ckstore.model.settings.retention",
+    "CheckpointInfo": "ckstore.model.manifest.info",
     "CkstoreError": "ckstore.errors",
     "CkstoreWarning": "ckstore.errors",
-    "Damage": "ckstore.model.verify_report",
-    "Diff": "ckstore.model.diff",
+    "Damage": "ckstore.model.reports.verify_report",
+    "Diff": "ckstore.model.reports.diff",
     "DoctorReport": "ckstore.model.doctor.finding",
-    "ExportReport": "ckstore.model.export_report",
-    "ExportedFile": "ckstore.model.export_report",
+    "ExportReport": "ckstore.model.reports.export_report",
+    "ExportedFile": "ckstore.model.reports.export_report",
     "Finding": "ckstore.model.doctor.finding",
-    "Incomplete": "ckstore.model.reindex_report",
-    "LoadReport": "ckstore.ops.load",
-    "OpenCheckpoint": "ckstore.ops.open_checkpoint",
-    "Pin": "ckstore.model.pins",
-    "ReindexReport": "ckstore.model.reindex_report",
-    "RelinkReport": "ckstore.model.reindex_report",
-    "RetentionPlan": "ckstore.model.retention",
-    "RetentionPolicy": "ckstore.model.retention",
-    "RetentionReport": "ckstore.model.retention_report",
+    "Incomplete": "ckstore.model.reports.reindex_report",
+    "LoadReport": "ckstore.ops.read.load",
+    "OpenCheckpoint": "ckstore.ops.read.open_checkpoint",
+    "Pin": "ckstore.model.checkpoint.pins",
+    "ReindexReport": "ckstore.model.reports.reindex_report",
+    "RelinkReport": "ckstore.model.reports.reindex_report",
+    "RetentionPlan": "ckstore.model.settings.retention",
+    "RetentionPolicy": "ckstore.model.settings.retention",
+    "RetentionReport": "ckstore.model.reports.retention_report",
     "Store": "ckstore.store",
-    "Tag": "ckstore.model.tag",
-    "Usage": "ckstore.model.usage",
-    "Use": "ckstore.model.usage",
-    "VerifyReport": "ckstore.model.verify_report",
+    "Tag": "ckstore.model.checkpoint.tag",
+    "Usage": "ckstore.model.reports.usage",
+    "Use": "ckstore.model.reports.usage",
+    "VerifyReport": "ckstore.model.reports.verify_report",
     "open_checkpoint": "ckstore.store",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, NoSuchRef, StoreNotFound
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from ckstore.model.diff import Diff
+    from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.export_report import ExportReport
-    from ckstore.model.files import FileSummary
-    from ckstore.model.gc_report import DeletedFile, GcPlan, GcReport
-    from ckstore.model.manifest import Description
-    from ckstore.model.pins import Pin
-    from ckstore.model.reindex_report import ReindexReport
-    from ckstore.model.retention import RetentionPlan, RetentionPolicy
-    from ckstore.model.retention_report import RetentionReport
-    from ckstore.model.settings import StoreSettings
-    from ckstore.model.tag import Tag
-    from ckstore.model.usage import Usage, Use
-    from ckstore.model.verify_report import VerifyReport
+    from ckstore.model.manifest.files import FileSummary
+    from ckstore.model.manifest.manifest import Description
+    from ckstore.model.reports.diff import Diff
+    from ckstore.model.reports.export_report import ExportReport
+    from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport
+    from ckstore.model.reports.reindex_report import ReindexReport
+    from ckstore.model.reports.retention_report import RetentionReport
+    from ckstore.model.reports.usage import Usage, Use
+    from ckstore.model.reports.verify_report import VerifyReport
+    from ckstore.model.settings.retention import RetentionPlan, RetentionPolicy
+    from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
-    from ckstore.ops.checkout import CheckoutReport, LinkMode
     from ckstore.ops.context import Context
-    from ckstore.ops.load import LoadReport, Select
-    from ckstore.ops.open_checkpoint import LeafSummary, OpenCheckpoint
-    from ckstore.ops.save import Request
+    from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.load import LoadReport, Select
+    from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
+    from ckstore.ops.save.save import Request
 
 RefLike = str | int | CheckpointInfo
 """``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
@@ -186,7 +186,7 @@ class Store:
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-        from ckstore.ops.save import save
+        from ckstore.ops.save.save import save
 
         about = self._description(metrics, metadata, message, parent)
         return save(self._context, state, self._request(run, step, about, tags, if_exists))
@@ -237,7 +237,7 @@ class Store:
             StateChanged: A file was changed while it was read.
             StepExists, InsufficientSpace, SaveFailed: As in `save`.
         """
-        from ckstore.ops.commit import CommitOptions, commit
+        from ckstore.ops.save.commit import CommitOptions, commit
 
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
@@ -273,7 +273,7 @@ class Store:
             DamagedBlob: Some bytes are damaged or missing; nothing was written.
             InsufficientSpace: Says what is needed and what is free; nothing was written.
         """
-        from ckstore.ops.checkout import checkout
+        from ckstore.ops.read.checkout import checkout
 
         globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
         return checkout(self._context, ref, destination, link=link, only=globs, progress=progress)
@@ -312,7 +312,7 @@ class Store:
             DamagedBlob: Some bytes are damaged or missing.
             InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
         """
-        from ckstore.ops.export import export_safetensors
+        from ckstore.ops.read.export import export_safetensors
 
         return export_safetensors(
             self._context,
@@ -352,8 +352,8 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        from ckstore.ops.latest_valid import read_checkpoint
-        from ckstore.ops.load import load
+        from ckstore.ops.read.load import load
+        from ckstore.ops.refs.find import read_checkpoint
 
         def read(directory: CheckpointDirectory) -> Any:
             state = load(directory, device=device, select=select, mmap=mmap, verify=verify)
@@ -377,8 +377,8 @@ class Store:
             BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
             DamagedBlob: As `load`.
         """
-        from ckstore.ops.latest_valid import read_checkpoint_into
-        from ckstore.ops.load import load_into
+        from ckstore.ops.read.load import load_into
+        from ckstore.ops.refs.find import read_checkpoint_into
 
         def read(directory: CheckpointDirectory) -> LoadReport:
             report = load_into(directory, target, strict=strict, verify=verify)
@@ -399,7 +399,7 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        from ckstore.ops.last_readings import with_oldest_reading
+        from ckstore.ops.verify.last_readings import with_oldest_reading
 
         return with_oldest_reading(self._context, self._found(ref))
 
@@ -411,7 +411,7 @@ class Store:
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
         """
         if not valid:
-            from ckstore.ops.find import newest
+            from ckstore.ops.refs.listing import newest
 
             return newest(self._context, run)
         try:
@@ -425,7 +425,7 @@ class Store:
 
         With `newest` at most so many, the newest: what that takes hardly depends on how many there are.
         """
-        from ckstore.ops.find import infos
+        from ckstore.ops.refs.listing import infos
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest is a number of checkpoints, at least 1, got {newest}")
@@ -457,7 +457,7 @@ class Store:
             InUse: It is open for reading, a tag names it, or it is pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        from ckstore.ops.delete import delete
+        from ckstore.ops.free.delete import delete
 
         delete(self._context, self._found(ref))
 
@@ -500,7 +500,7 @@ class Store:
             BadInput: An option is out of range, two do not go together, or a directory cannot be read.
             SaveFailed: A repair was asked for and the store cannot be written.
         """
-        from ckstore.ops.verify import Options, verify
+        from ckstore.ops.verify.verify import Options, verify
 
         given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
         sources = tuple(Path(path) for path in given)
@@ -532,7 +532,7 @@ class Store:
             CatalogUnavailable: The catalog cannot be written. The checkpoints are as they were, and the next opening
                 goes on.
         """
-        from ckstore.ops.reindex import reindex
+        from ckstore.ops.open.reindex import reindex
 
         return reindex(self._context, relink=relink, progress=progress)
 
@@ -547,14 +547,14 @@ class Store:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
             DamagedBlob: A manifest, or with `values` a tensor, is damaged.
         """
-        from ckstore.ops.diff import diff
+        from ckstore.ops.read.diff import diff
 
         return diff(self._context, before, after, values=values)
 
     @act
     def du(self) -> Usage:
         """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read."""
-        from ckstore.ops.usage import usage
+        from ckstore.ops.report.usage import usage
 
         return usage(self._context)
 
@@ -572,7 +572,7 @@ class Store:
             AmbiguousRef: There are several.
             BadInput: It has no form of a digest.
         """
-        from ckstore.ops.why import why
+        from ckstore.ops.report.why import why
 
         return why(self._context, digest)
 
@@ -585,7 +585,7 @@ class Store:
         Raises:
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.gc_plan import plan_gc
+        from ckstore.ops.free.gc_plan import plan_gc
 
         return plan_gc(self._context)
 
@@ -607,7 +607,7 @@ class Store:
             InUse: Another gc is at work; or other hosts may be, and `exclusive` is not given: nothing was changed.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.gc import gc
+        from ckstore.ops.free.gc import gc
 
         return gc(self._context, policy, dry_run=dry_run, exclusive=exclusive)
 
@@ -618,7 +618,7 @@ class Store:
         Raises:
             InUse: They may be, and `exclusive` is not given.
         """
-        from ckstore.ops.alone import check_alone
+        from ckstore.ops.free.exclusive import check_alone
 
         check_alone(self._context, exclusive=exclusive)
 
@@ -639,7 +639,7 @@ class Store:
         Nothing is changed; links and the sharing of blocks are tried with names that are removed at once, where this
         user may write.
         """
-        from ckstore.ops.doctor import examine_all
+        from ckstore.ops.report.doctor import examine_all
 
         return examine_all(self._context)
 
@@ -652,7 +652,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Somebody is taking it apart.
         """
-        from ckstore.ops.tags import tag
+        from ckstore.ops.refs.tags import tag
 
         info = self._found(ref)
         tag(self._context, name, info)
@@ -665,14 +665,14 @@ class Store:
         Raises:
             NoSuchRef: There is no such tag.
         """
-        from ckstore.ops.tags import untag
+        from ckstore.ops.refs.tags import untag
 
         untag(self._context, name)
 
     @act
     def tags(self) -> list[Tag]:
         """Return all tags by name; those that dangle say so."""
-        from ckstore.ops.tags import tags
+        from ckstore.ops.refs.tags import tags
 
         return tags(self._context)
 
@@ -690,7 +690,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Somebody is taking it apart.
         """
-        from ckstore.ops.pins import pin
+        from ckstore.ops.refs.pins import pin
 
         return pin(self._context, self._found(ref), reason, expires)
 
@@ -701,7 +701,7 @@ class Store:
         Raises:
             NoSuchRef: There is no such pin, or the checkpoint has none.
         """
-        from ckstore.ops.pins import unpin
+        from ckstore.ops.refs.pins import unpin
 
         return unpin(self._context, ref)
 
@@ -712,7 +712,7 @@ class Store:
         Raises:
             BadInput: A pin cannot be read; nothing is dropped until it is repaired or removed.
         """
-        from ckstore.ops.pins import pins
+        from ckstore.ops.refs.pins import pins
 
         return pins(self._context)
 
@@ -733,7 +733,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Somebody is taking it apart.
         """
-        from ckstore.ops.annotate import annotate
+        from ckstore.ops.refs.annotate import annotate
 
         return annotate(self._context, self._found(ref), metrics, note)
 
@@ -853,7 +853,7 @@ class Store:
         Raises:
             BadInput: There is no policy, or a pin cannot be read.
         """
-        from ckstore.ops.retain import plan_retention
+        from ckstore.ops.free.retain import plan_retention
 
         return plan_retention(self._context, policy, run)
 
@@ -867,7 +867,7 @@ class Store:
             SaveFailed: The store cannot be written.
             BadInput: A pin cannot be read.
         """
-        from ckstore.ops.retain import apply
+        from ckstore.ops.free.retain import apply
 
         return apply(self._context, plan)
 
@@ -902,8 +902,8 @@ class Store:
         message: str,
         parent: RefLike | None,
     ) -> Description:
-        from ckstore.model.describe import describe
-        from ckstore.ops.find import find
+        from ckstore.model.manifest.describe import describe
+        from ckstore.ops.refs.find import find
 
         return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
 
@@ -911,7 +911,7 @@ class Store:
         self, run: str, step: int | None, about: Description, tags: Iterable[str], if_exists: IfExists
     ) -> Request:
         from ckstore.model.names import check_step
-        from ckstore.ops.save import Request
+        from ckstore.ops.save.save import Request
 
         if isinstance(tags, str):
             msg = f"tags is a list of names, got the string {tags!r}"
@@ -923,13 +923,13 @@ class Store:
         return places_of(self.path)
 
     def _found(self, ref: RefLike) -> CheckpointInfo:
-        from ckstore.ops.find import find
+        from ckstore.ops.refs.find import find
 
         return find(self._context, ref)
 
     def _opened(self, ref: RefLike) -> OpenCheckpoint:
-        from ckstore.ops.find import open_directory
-        from ckstore.ops.open_checkpoint import OpenCheckpoint, info_of_open
+        from ckstore.ops.read.open_checkpoint import OpenCheckpoint, info_of_open
+        from ckstore.ops.refs.find import open_directory
 
         directory = open_directory(self._context, ref)
         return OpenCheckpoint(directory, info_of_open(directory))
@@ -949,7 +949,7 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
 
 @act
 def _open(root: Path, *, readonly: bool, recover: bool, catalog_path: Path | None) -> tuple[Context, tuple[str, ...]]:
-    from ckstore.ops.opening import open_context
+    from ckstore.ops.open.opening import open_context
 
     return open_context(root, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
@@ -963,8 +963,8 @@ def _create(
     *,
     exist_ok: bool,
 ) -> None:
-    from ckstore.ops.create import DEFAULT_CHUNK_BYTES, create
-    from ckstore.ops.opening import check_new
+    from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.ops.open.opening import check_new
 
     try:
         check_new(root, None if catalog_path is None else Path(catalog_path))
@@ -991,6 +991,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
 
 @act
 def _open_checkpoint(path: Path) -> OpenCheckpoint:
-    from ckstore.ops.open_checkpoint import open_path
+    from ckstore.ops.read.open_checkpoint import open_path
 
     return open_path(path)

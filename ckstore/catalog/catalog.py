@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
-    from ckstore.model.info import CheckpointInfo
-    from ckstore.model.published import Published, Stamp
-    from ckstore.model.recheck import Reading
+    from ckstore.model.checkpoint.published import Published, Stamp
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.settings.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
 EVENTS_KEPT = 10_000
@@ -87,7 +87,7 @@ class Catalog:
                 rows.set_readings(connection, readings)
 
     def record_readings(self, readings: Mapping[str, tuple[int, int]], *, timeout_s: float) -> None:
-        """Take note of the last readings of blobs: digest -> `read_ns` and `read_to` of `ckstore.model.recheck`."""
+        """Take note of the last readings of blobs: digest -> `read_ns` and `read_to` (`model/settings/recheck`)."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:

@@ -1,7 +1,7 @@
 """A checksum for each row of `checkpoints`: a row in which a bit has flipped does not count, and its manifest is read.
 
 It finds accidents. A row that was forged together with its checksum is found where it matters: before anything is
-dropped, and before a checkpoint is called the newest, the manifests themselves are read (`ckstore.ops.facts`).
+dropped, and before a checkpoint is called the newest, the manifests themselves are read (`ckstore.ops.index.facts`).
 
 The other tables have none:
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.describe import check_metadata
 from ckstore.model.digest import DIGEST_PATTERN
 from ckstore.model.document import CREATED_PATTERN, shown
+from ckstore.model.manifest.describe import check_metadata
 from ckstore.model.names import MAX_STEP, check_run, check_tag
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ def may_be_mapped(path: Path) -> bool:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
         return True
-    from ckstore.fs import statfs
+    from ckstore.fs.host import statfs
 
     return statfs.magic_number(path) != statfs.BTRFS
 

@@ -12,15 +12,15 @@ from ckstore.catalog.checksum import IS_RIGHT
 from ckstore.catalog.forms import checked
 from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_parts
 from ckstore.catalog.values import Listing
-from ckstore.model.describe import decoded_metadata
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.describe import decoded_metadata
+from ckstore.model.manifest.info import CheckpointInfo
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
-    from ckstore.model.recheck import Reading
+    from ckstore.model.settings.recheck import Reading
 
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
@@ -267,7 +267,7 @@ def readings(connection: sqlite3.Connection, digests: Collection[str]) -> list[R
 
 
 def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
-    from ckstore.model.recheck import Reading
+    from ckstore.model.settings.recheck import Reading
 
     checked(rows, forms.digests, forms.sizes, forms.integers, forms.integers, forms.flags)
     return [Reading(digest, nbytes, read_ns, read_to, bool(whole)) for digest, nbytes, read_ns, read_to, whole in rows]

@@ -16,14 +16,14 @@ from ckstore.catalog import queries
 from ckstore.catalog.checksum import CHECKSUM, IS_RIGHT
 from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
-from ckstore.model.dtypes import itemsize
+from ckstore.model.manifest.dtypes import itemsize
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping
 
-    from ckstore.model.manifest import LeafRecord, Manifest
-    from ckstore.model.published import Published
+    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
 _TOLD = (
     "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ckstore.model.published import Stamp
+    from ckstore.model.checkpoint.published import Stamp
 
 
 class Listing(NamedTuple):

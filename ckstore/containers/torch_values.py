@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ckstore.containers.values import MAX_DIMENSIONS
-from ckstore.model.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
 
 class _Opaque:
@@ -42,7 +42,7 @@ class TensorView:
 
     Attributes:
         key: Name of the record of its storage, below ``data/``.
-        dtype: Of `model.dtypes`.
+        dtype: Of `model/manifest/dtypes`.
         offset: Elements from the start of the storage to the first one.
         shape, strides: As torch has them, of one length, none below 0.
     """

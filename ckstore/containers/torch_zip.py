@@ -11,8 +11,8 @@ from ckstore.containers.torch_pickle import MAX_TEXT, read_pickle
 from ckstore.containers.torch_values import TensorView
 from ckstore.containers.values import MAX_SIZE, MAX_TENSORS, FileTensor, RandomAccess, Refused, elements, refuse
 from ckstore.model.document import shown
-from ckstore.model.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest import MAX_DEPTH
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.manifest import MAX_DEPTH
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_NAME_CHARS = 64 * 2**20

@@ -43,7 +43,7 @@ class FileTensor:
 
     Attributes:
         name: Its name in the container; in a nest of dicts and lists ``model.layers.0.weight``, ``state[0].exp_avg``.
-        dtype: A torch dtype of `model.dtypes`.
+        dtype: A torch dtype of `model/manifest/dtypes`.
         shape: Sizes, outermost first.
         segment: Index into `Cut.segments`; any, if there are no elements.
         offset: Bytes from the start of the segment to the first element.

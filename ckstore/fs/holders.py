@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from ckstore.model.gc_report import DeletedFile, Holder
+from ckstore.model.reports.gc_report import DeletedFile, Holder
 
 Inode = tuple[int, int]
 """Device and inode number, as `os.stat` gives them."""

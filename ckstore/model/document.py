@@ -1,7 +1,7 @@
 """What all JSON documents of a store have in common: strict JSON, a version, times.
 
 Strict: ASCII, no name twice in an object, no number that JSON readers disagree about. What else a
-document must hold is checked by `model.manifest_read` and `model.settings`.
+document must hold is checked by `model/manifest/parse` and `model/settings/settings`.
 Source: docs/format/v1.md.
 """
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.fs import files
-from ckstore.objects import small
+from ckstore.objects import atomic_file
 from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.fs.locks import DirectoryLock
-    from ckstore.model.annotations import Annotations
+    from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.objects.layout import Layout
 
 ANNOTATIONS_MAX_BYTES = 16 * 2**20
@@ -29,7 +29,7 @@ def read_annotations(directory: Inside) -> Annotations | None:
         data = files.read_file(path, most_bytes=ANNOTATIONS_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    from ckstore.model.annotations import parse_annotations
+    from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import read
 
     return read(data, parse_annotations, str(path))
@@ -45,13 +45,13 @@ def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> A
         CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
         OSError: It could not be written.
     """
-    from ckstore.model.annotations import parse_annotations
+    from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write
 
     where = str(lock.inside / ANNOTATIONS)
-    with small.changing(layout):
+    with atomic_file.changing(layout):
         present = read_annotations(lock.inside)
         together = more if present is None else present.with_more(more)
         data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)
-        small.replace_file(layout, lock.fd, ANNOTATIONS, data)
+        atomic_file.replace_file(layout, lock.fd, ANNOTATIONS, data)
     return together

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, locks
+from ckstore.model.checkpoint.published import Published, Stamp
 from ckstore.model.digest import algorithm_of
-from ckstore.model.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
-from ckstore.model.manifest_read import OtherHash, parse_manifest
-from ckstore.model.published import Published, Stamp
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
+from ckstore.model.manifest.parse import OtherHash, parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, holders, lease, links, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.gc_report import HeldBlob
+from ckstore.model.reports.gc_report import HeldBlob
 from ckstore.objects import trash
 from ckstore.objects.layout import BLOBS, Layout
 

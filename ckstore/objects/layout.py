@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ckstore.fs import peek
 from ckstore.fs.inside import Held, Inside
+from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.digest import fan_out
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, is_run, is_tag
-from ckstore.model.published import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def linked(self) -> tuple[Inside, ...]:
-        """The directories in which is tried what a store needs (`ckstore.fs.place.try_links`), from ``staging/``."""
+        """The directories in which `fs/host/place` tries what a store needs, from ``staging/``."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def blob(self, digest: str) -> Inside:

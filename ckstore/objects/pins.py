@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob
 from ckstore.fs import files, links, peek
-from ckstore.model.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
+from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
 from ckstore.model.seal import read, to_write
-from ckstore.objects import small
+from ckstore.objects import atomic_file
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
@@ -58,8 +58,8 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     where = str(layout.pins / name)
     data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     links.make_directory(layout.pins)
-    with small.changing(layout), files.opened_directory(layout.pins) as fd:
-        small.replace_file(layout, fd, name, data)
+    with atomic_file.changing(layout), files.opened_directory(layout.pins) as fd:
+        atomic_file.replace_file(layout, fd, name, data)
 
 
 def remove_pin(layout: Layout, name: str) -> bool:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.fs.inside import Inside
-    from ckstore.model.manifest import Manifest
-    from ckstore.model.published import Published
+    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.manifest.manifest import Manifest
     from ckstore.objects.layout import Layout
     from ckstore.objects.staging import Staging
 

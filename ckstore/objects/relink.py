@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
 
     from ckstore.fs.inside import Inside
-    from ckstore.model.manifest import BlobRecord
+    from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.objects.layout import Layout
 
 Inode = tuple[int, int]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.read_back import check_on_disk
+from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.digest import fan_out
-from ckstore.model.published import Stamp
 from ckstore.objects import blobs, marks
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout

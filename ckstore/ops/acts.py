@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
-from ckstore.ops.failing import describe_os_error, unsafe
+from ckstore.ops.os_errors import describe_os_error, unsafe
 
 P = ParamSpec("P")
 R = TypeVar("R")

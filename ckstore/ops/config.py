@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput
 from ckstore.fs import files
 from ckstore.model.document import refuse, shown
-from ckstore.model.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
-from ckstore.model.retention import RetentionPolicy
 from ckstore.model.seal import MEMBER, read, to_write
-from ckstore.model.settings import parse_config, render_config
-from ckstore.objects import small
+from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.settings import parse_config, render_config
+from ckstore.objects import atomic_file
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
@@ -146,10 +146,10 @@ def _change(context: Context, member: str, value: object) -> None:
     """
     context.check_writable()
     layout = context.layout
-    with small.changing(layout), files.opened_directory(layout.root) as fd:
+    with atomic_file.changing(layout), files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         config.pop(member, None)
         if value is not None:
             config[member] = value
         data = to_write(_Config(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
-        small.replace_file(context.layout, fd, layout.config.name, data)
+        atomic_file.replace_file(context.layout, fd, layout.config.name, data)

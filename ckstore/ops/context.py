@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.annotations import read_annotations
+from ckstore.ops.manifest_cache import DirectoriesSeen, ManifestsSeen
 from ckstore.ops.pace import Share
-from ckstore.ops.seen import DirectoriesSeen, ManifestsSeen
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.published import Stamp
-    from ckstore.model.recheck import Reading
-    from ckstore.model.settings import StoreSettings
+    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.settings.recheck import Reading
+    from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
+from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
+from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
+from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import encode_bytes, encode_complex, encode_float, encode_int
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_tensor
 from ckstore.tensors.refusals import refuse_key, refuse_value
-from ckstore.tensors.source import ByteSource, BytesSource, Captured
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:

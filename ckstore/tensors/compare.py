@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ckstore.model.diff import Difference
+from ckstore.model.reports.diff import Difference
 from ckstore.tensors.kinds import is_array, is_tensor
 
 _BLOCK_ELEMENTS = 2**20

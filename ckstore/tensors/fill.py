@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ckstore.model.dtypes import itemsize
+from ckstore.model.manifest.dtypes import itemsize
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.layout import Region, row_major, span_elements
 from ckstore.tensors.restore import LeafMaker, is_empty
@@ -15,7 +15,7 @@ from ckstore.tensors.restore import LeafMaker, is_empty
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckstore.model.manifest import LeafRecord
+    from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.tensors.memory import StorageMemory
 
 

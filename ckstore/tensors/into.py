@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_index
-from ckstore.model.nodes import decode_key
 from ckstore.tensors.fill import Filling
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.refusals import type_name
@@ -21,7 +21,7 @@ from ckstore.tensors.stateful import Stateful, is_stateful, state_of
 from ckstore.tensors.walks import holds_live, leaf_numbers, name_below, tensors_in
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Node
     from ckstore.tensors.memory import StorageMemory
 
 Leaf = Callable[[int], object]

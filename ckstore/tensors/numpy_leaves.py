@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import CannotStore
-from ckstore.model.dtypes import numpy_itemsize
-from ckstore.model.nodes import bytes_of_text, text_of_bytes
+from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Node
     from ckstore.tensors.memory import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.manifest import MAX_ELEMENTS
+from ckstore.model.manifest.manifest import MAX_ELEMENTS
 
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (enum.Enum, "store value.value or value.name"),

@@ -1,6 +1,6 @@
 """Make a state of its nodes, its leaves and the memory of its storages.
 
-Takes manifests that `model.manifest_read` has checked. torch and NumPy are imported only for leaves of theirs.
+Takes manifests that `model/manifest/parse` has checked. torch and NumPy are imported only for leaves of theirs.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckstore.model.manifest.nodes import decode_key, decode_scalar, text_of_leaf
 from ckstore.model.names import join_index, join_key
-from ckstore.model.nodes import decode_key, decode_scalar, text_of_leaf
-from ckstore.tensors.memory import StorageMemory, allocate
+from ckstore.tensors.allocation import allocate
+from ckstore.tensors.memory import StorageMemory
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import LeafRecord, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Node
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
@@ -68,7 +69,7 @@ def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None
 def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
     """Return the tensor, array, bytes or string of a leaf.
 
-    Tensors and arrays share `memory`, which must be of the leaf's kind (`memory.allocate`) and
+    Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and
     filled. On another `device` a tensor has a copy of its own.
 
     Raises:

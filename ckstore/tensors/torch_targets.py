@@ -11,7 +11,7 @@ from ckstore.tensors.layout import Region, may_overlap
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, as_bits
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest import LeafRecord
+    from ckstore.model.manifest.manifest import LeafRecord
 
 
 def can_be_filled(target: torch.Tensor) -> bool:

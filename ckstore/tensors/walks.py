@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest import MAX_DEPTH, Node
+from ckstore.model.manifest.manifest import MAX_DEPTH, Node
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.stateful import is_stateful, state_of

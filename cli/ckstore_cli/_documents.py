@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo
 
 SAFE_INT = 2**53
 

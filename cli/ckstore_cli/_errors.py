@@ -22,6 +22,7 @@ DONE = 0
 FAILED = 1
 USAGE = 2
 NO_SPACE = 6
+HELD = 7
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -33,7 +34,7 @@ EXIT_STATUSES = {
     4: "no such store, checkpoint or ref, or several fit",
     5: "in use or locked by another process",
     NO_SPACE: "not enough space",
-    7: "gc finished, and some bytes are still held",
+    HELD: "gc finished, and some bytes are still held",
     INTERRUPTED: "interrupted (Ctrl-C)",
     BROKEN_PIPE: "whoever read the output stopped reading",
 }

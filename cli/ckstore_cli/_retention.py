@@ -11,8 +11,8 @@ from ckstore_cli._format import columns, printable, wrap
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
-    from ckstore.model.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
-    from ckstore.model.retention_report import RetentionReport
+    from ckstore.model.reports.retention_report import RetentionReport
+    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +64,7 @@ def policy_of(
     """
     if keep_last is None and keep_every is None and not keep_best and keep_within is None:
         return None
-    from ckstore.model.retention import RetentionPolicy
+    from ckstore.model.settings.retention import RetentionPolicy
 
     return RetentionPolicy(
         keep_last=keep_last,
@@ -80,7 +80,7 @@ def best_of(text: str) -> Best:
     Raises:
         BadParameter: It cannot be read. A misspelt mode is never taken for a part of the name.
     """
-    from ckstore.model.retention import Best
+    from ckstore.model.settings.retention import Best
 
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:

@@ -9,8 +9,9 @@ import torch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.model.names import join_key
-from ckstore.ops import read, write
-from ckstore.ops.create import DEFAULT_CHUNK_BYTES
+from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES
+from ckstore.ops.read import storage_read
+from ckstore.ops.save import write
 from tests.bench.case import Role, System
 from tests.bench.states import State
 
@@ -44,7 +45,7 @@ class Ckstore(System):
 
     def open(self, folder: Path) -> None:
         if self._threads is not None:  # this process does nothing else
-            write._WORKERS = read._WORKERS = read._CORES = self._threads
+            write._WORKERS = storage_read._WORKERS = storage_read._CORES = self._threads
         if self._pack_below_bytes is not None:
             vars(write)["PACK_BELOW_BYTES"] = self._pack_below_bytes
         self._store = Store.init(folder / "store", chunk_bytes=self._chunk_bytes)

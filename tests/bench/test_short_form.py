@@ -16,7 +16,8 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
-from ckstore.ops import read, write
+from ckstore.ops.read import storage_read
+from ckstore.ops.save import write
 from tests.bench import brief, counting, page, scale, states
 from tests.bench.__main__ import chosen, size
 from tests.bench.case import Here
@@ -91,7 +92,7 @@ def test_some_cases_are_run_alone_and_the_report_says_that_others_were_left_out(
 
 
 def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((write, "_WORKERS"), (read, "_WORKERS"), (write, "PACK_BELOW_BYTES")):
+    for module, name in ((write, "_WORKERS"), (storage_read, "_WORKERS"), (write, "PACK_BELOW_BYTES")):
         monkeypatch.setattr(module, name, vars(module)[name])  # put back afterwards
     curves, *_ = chosen(["curve"], large=False)
     assert curves.name == "curve-save"

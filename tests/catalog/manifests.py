@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckstore.catalog import Catalog
-from ckstore.model.manifest import (
+from ckstore.model.checkpoint.published import Published, Stamp
+from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,
     Extent,
@@ -15,7 +16,6 @@ from ckstore.model.manifest import (
     Manifest,
     StorageRecord,
 )
-from ckstore.model.published import Published, Stamp
 
 Key = tuple[str, int]
 SOON_S = 10.0

@@ -23,7 +23,7 @@ from ckstore.catalog import Catalog, CatalogUnavailable, checksum, connection, j
 from ckstore.errors import InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
-from ckstore.model.published import Published
+from ckstore.model.checkpoint.published import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
 from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
 from tests.catalog.older import make_older

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ckstore.catalog import Catalog
 from ckstore.errors import BadInput
-from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import Description
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Description
 from tests.catalog.manifests import (
     PIECE_BYTES,
     PIECES_A_PACK,

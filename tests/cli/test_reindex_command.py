@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.ops import reindex as reindexing
+from ckstore.ops.open import reindex as reindexing
 from tests.cli.conftest import Run
 from tests.cli.test_command_line_page import keys, section
 from tests.support.damage import blobs_by_size, flip

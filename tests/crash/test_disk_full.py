@@ -87,7 +87,7 @@ def one_step(store: Store, value: dict[str, Any], where: str, tally: Tally, *, c
     before = names_below(store.path)
     with pytest.MonkeyPatch.context() as patch:
         if not check:
-            patch.setattr("ckstore.ops.save.check_space", lambda *_: ())
+            patch.setattr("ckstore.ops.save.save.check_space", lambda *_: ())
         try:
             info = store.save(value, step=9)
             tally.durable += 1

@@ -118,7 +118,7 @@ def test_a_cut_between_opening_a_directory_and_syncing_it_is_told(
 def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
     kind: Kind, size_mib: int, if_exists: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     with loop_filesystem(kind, size_mib, tmp_path) as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
         if if_exists == "replace":

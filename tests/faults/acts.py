@@ -17,7 +17,7 @@ from unittest.mock import patch
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
-from ckstore.ops import reclaim
+from ckstore.ops.free import reclaim
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen
 from tests.faults.states import CHUNK_BYTES, state

@@ -19,7 +19,7 @@ from pathlib import Path
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError, StoreNotFound
 from ckstore.model.digest import algorithm_of
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo
 from tests.faults.facts import broken_facts, facts_of
 from tests.faults.journal import Fact, Place, Promised
 from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state

@@ -18,7 +18,8 @@ from typing import Any
 
 from ckstore import Store
 from ckstore.errors import DamagedBlob
-from ckstore.ops import entering, reclaim
+from ckstore.ops.free import reclaim
+from ckstore.ops.index import reconcile
 from tests.faults.journal import Journal
 from tests.faults.migrating import become_next, wrong_in_catalog
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
@@ -239,7 +240,7 @@ def _open_unrecovered(path: Path, journal: Journal) -> Store:
 
 
 def _open_to_reindex(path: Path, journal: Journal) -> Store:
-    entering._BATCH_MOST = 1  # a transaction for each checkpoint; this process does nothing else
+    reconcile._BATCH_MOST = 1  # a transaction for each checkpoint; this process does nothing else
     return _open_unrecovered(path, journal)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from ckstore.ops.open_checkpoint import OpenCheckpoint
+from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 from tests.faults.reading import ACTS
 from tests.faults.shim import built
 from tests.support.coverage import covered

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from ckstore.model.digest import ALGORITHMS, is_digest
-from ckstore.model.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest import (
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,
     Extent,
@@ -18,7 +18,7 @@ from ckstore.model.manifest import (
     leaf_text,
     render,
 )
-from ckstore.model.settings import parse_settings
+from ckstore.model.settings.settings import parse_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format" / "v1.md").read_text("utf-8")
 

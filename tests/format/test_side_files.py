@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ckstore.errors import BadInput, NewerFormat
-from ckstore.model.annotations import parse_annotations
-from ckstore.model.pins import parse_pin
-from ckstore.model.retention import RetentionPolicy
-from ckstore.model.settings import parse_config, render_config
+from ckstore.model.checkpoint.annotations import parse_annotations
+from ckstore.model.checkpoint.pins import parse_pin
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.settings import parse_config, render_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format" / "v1.md").read_text("utf-8")
 

@@ -22,7 +22,7 @@ from ckstore.catalog.upkeep import create_or_migrate
 from ckstore.errors import InUse
 from ckstore.fs import direct, files, lease, links, locks, peek
 from ckstore.fs.inside import Held, Inside
-from ckstore.fs.mounts import mount_id
+from ckstore.fs.host.mounts import mount_id
 from tests.faults.shim import Family, Fault, Preloaded
 
 folder = Path(sys.argv[2])

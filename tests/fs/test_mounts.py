@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.fs import mounts
+from ckstore.fs.host import mounts
 from ckstore.model.doctor.place import PlaceFacts, check_place, why_not_durable, why_unknown
 from tests.support.loopfs import loop_filesystem
 from tests.support.requirements import require, require_fuse, require_program, require_root
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _TELL = """
 import json, sys
 from pathlib import Path
-from ckstore.fs.mounts import examine
+from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import why_not_durable, why_unknown
 facts = examine(Path(sys.argv[1]))
 print(json.dumps([facts.durable, why_not_durable(facts), why_unknown(facts)]))

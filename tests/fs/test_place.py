@@ -13,7 +13,8 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import links, locks, machine, mounts, place, statx
+from ckstore.fs import links, locks, statx
+from ckstore.fs.host import machine, mounts, place
 from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill

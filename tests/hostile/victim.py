@@ -16,12 +16,12 @@ from typing import Any
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError, CkstoreWarning
-from ckstore.model.annotations import parse_annotations
-from ckstore.model.manifest_read import parse_manifest
-from ckstore.model.mark import parse_mark
-from ckstore.model.pins import parse_pin
-from ckstore.model.retention import RetentionPolicy as Policy
-from ckstore.model.settings import parse_config, parse_settings
+from ckstore.model.checkpoint.annotations import parse_annotations
+from ckstore.model.checkpoint.mark import parse_mark
+from ckstore.model.checkpoint.pins import parse_pin
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.settings.retention import RetentionPolicy as Policy
+from ckstore.model.settings.settings import parse_config, parse_settings
 from tests.faults.states import fingerprint
 from tests.hostile.places import DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
 

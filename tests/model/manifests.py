@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ckstore.model.digest import ALGORITHMS
-from ckstore.model.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest import (
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,
     Extent,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_json
-from ckstore.model.checked import CheckedTimes, parse_checked
+from ckstore.model.checkpoint.verify_times import CheckedTimes, parse_checked
 from ckstore.model.seal import check_seal, seal
 
 DIGESTS = st.binary(min_size=16, max_size=16).map(lambda data: f"xxh3-{data.hex()}")

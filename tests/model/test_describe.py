@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
-from ckstore.model.describe import METADATA_MAX_DEPTH, check_metadata, decoded_metadata, describe, encode_metadata
+from ckstore.model.manifest.describe import (
+    METADATA_MAX_DEPTH,
+    check_metadata,
+    decoded_metadata,
+    describe,
+    encode_metadata,
+)
 from tests.model.manifests import body_of, framed, texts
 
 keys = texts.filter(lambda k: not k.startswith("$"))

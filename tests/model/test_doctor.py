@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import LEVELS, DoctorReport, Finding, Level, age_words, size_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
-from ckstore.model.gc_report import DeletedFile, Holder
+from ckstore.model.reports.gc_report import DeletedFile, Holder
 
 GIB = 2**30
 sizes = st.integers(0, 2**50)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from ckstore import Store
-from ckstore.model.files import FileChange
+from ckstore.model.manifest.files import FileChange
 from tests.support.trees import Tree, make, trees
 
 MIB = 2**20

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput, DamagedBlob, NewerFormat
-from ckstore.model import manifest_read
 from ckstore.model.canonical import canonical_json
-from ckstore.model.describe import check_metadata, decoded_metadata
 from ckstore.model.document import parse_object
-from ckstore.model.dtypes import itemsize
-from ckstore.model.manifest import (
+from ckstore.model.manifest import parse
+from ckstore.model.manifest.describe import check_metadata, decoded_metadata
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.manifest import (
     MAX_DEPTH,
     BlobRecord,
     Description,
@@ -32,7 +32,7 @@ from ckstore.model.manifest import (
     content_digest,
     render,
 )
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest.parse import parse_manifest
 from tests.model.manifests import MAPPINGS, MIB, XXH3, body_of, framed, manifests, path_name, texts
 
 Json = Any
@@ -450,12 +450,12 @@ def test_members_that_the_page_does_not_name_are_ignored() -> None:
 
 
 def test_a_manifest_that_is_too_long_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_read, "MANIFEST_MAX_BYTES", 100)
+    monkeypatch.setattr(parse, "MANIFEST_MAX_BYTES", 100)
     with pytest.raises(BadInput, match="wanted at most 100 bytes, found 101"):
         parse_manifest(b"x" * 101, where="x")
 
     data = framed(_BODY)
-    monkeypatch.setattr(manifest_read, "MANIFEST_MAX_BYTES", len(data))
+    monkeypatch.setattr(parse, "MANIFEST_MAX_BYTES", len(data))
     assert parse_manifest(data, where="x")[0].step == 7
 
 
@@ -467,7 +467,7 @@ def test_the_collector_rests_only_while_a_manifest_is_read(monkeypatch: pytest.M
         seen.append(gc.isenabled())
         return parse_object(data, where=where)
 
-    monkeypatch.setattr(manifest_read, "parse_object", parse_and_look)
+    monkeypatch.setattr(parse, "parse_object", parse_and_look)
     body = copy.deepcopy(_BODY)
     (gc.enable if enabled else gc.disable)()
     try:

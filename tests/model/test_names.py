@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
+from ckstore.model.checkpoint.refs import parse_ref
 from ckstore.model.names import check_run, check_step, check_tag, join_index, join_key
-from ckstore.model.refs import parse_ref
 
 paths = st.lists(
     st.text(st.characters(codec=None), max_size=5) | st.text(".\\[]0a", max_size=5) | st.integers(-(10**20), 10**20),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.canonical import fits_json
-from ckstore.model.nodes import (
+from ckstore.model.manifest.nodes import (
     decode_key,
     decode_scalar,
     encode_bytes,

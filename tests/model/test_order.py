@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.model.info import CheckpointInfo
-from ckstore.model.manifest import Manifest, render
-from ckstore.model.manifest_read import parse_facts, parse_manifest
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest, render
+from ckstore.model.manifest.parse import parse_facts, parse_manifest
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from tests.model.manifests import XXH3, manifests
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckstore.model.python_gc import python_gc_paused
+from ckstore.python_gc import python_gc_paused
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.model.recheck import LEAST_BYTES, Part, Reading, after, due, recheck_bytes
+from ckstore.model.settings.recheck import LEAST_BYTES, Part, Reading, after, due, recheck_bytes
 
 NOW = 1_000_000
 _anything = st.integers(-(2**63), 2**63)

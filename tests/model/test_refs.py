@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NoSuchRef
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.checkpoint.refs import Ref, newest_first, parse_ref, resolve
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_tag
-from ckstore.model.refs import Ref, newest_first, parse_ref, resolve
 
 
 def info(run: str, step: int, sequence: int, digits: str = "") -> CheckpointInfo:

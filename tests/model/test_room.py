@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.model.room import Amount, Need, Way, advice, shortest
+from ckstore.model.settings.free_space import Amount, Need, Way, advice, shortest
 
 amounts = st.builds(Amount, st.integers(0, 10), st.integers(0, 10))
 

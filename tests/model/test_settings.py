@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput, NewerFormat
-from ckstore.model.settings import StoreSettings, parse_config, parse_settings, render_config
+from ckstore.model.settings.settings import StoreSettings, parse_config, parse_settings, render_config
 
 UUID = "0d3c1f5e-7d0a-4c41-9b62-3f3c9a4e8a10"
 CREATED = "2026-11-21T09:30:00.000000Z"

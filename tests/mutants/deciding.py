@@ -12,7 +12,7 @@ DECIDING = [
     Mutant(
         "what is dropped, and what outranks it, is read from the manifests",
         "rows-drop",
-        "ops/retain.py",
+        "ops/free/retain.py",
         "            history[info.name] = _read(context, facts) if sure else facts\n",
         "            history[info.name] = facts\n",
         f"{_ROWS}::test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are",
@@ -21,7 +21,7 @@ DECIDING = [
     Mutant(
         "what has no readable manifest is kept",
         "unreadable-dropped",
-        "ops/retain.py",
+        "ops/free/retain.py",
         "        return replace(candidate, damage=error.message, doubt=",
         "        return replace(candidate, damage=error.message, in_use=False and ",
         f"{_ROWS}::test_what_has_no_readable_manifest_is_not_dropped",
@@ -48,7 +48,7 @@ DECIDING = [
     Mutant(
         "the manifest of the newest, and the one written last, are read",
         "newest-by-rows",
-        "ops/find.py",
+        "ops/refs/listing.py",
         "        suspects = {info.name: info for info in (*found, *last)}\n",
         "        suspects: dict[str, CheckpointInfo] = {}\n",
         f"{_ORDER}::test_whatever_number_a_row_has_the_manifest_counts",
@@ -57,7 +57,7 @@ DECIDING = [
     Mutant(
         "a sequence number comes after those of the manifests",
         "sequence-by-rows",
-        "ops/sequence.py",
+        "ops/index/sequence.py",
         "            suspects = {by_order[-1], by_time[-1]} - self._checked\n",
         "            suspects: set[Place] = set()\n",
         f"{_ORDER}::test_the_next_number_comes_after_those_of_the_manifests",
@@ -75,7 +75,7 @@ DECIDING = [
     Mutant(
         "a piece that the catalog names is looked at",
         "pieces-believed",
-        "ops/packing.py",
+        "ops/save/packing.py",
         "        if len(there) != place.length or context.algorithm.digest(there) != digest:\n",
         "        if not there.contiguous:\n",
         f"{_ROWS}::test_what_is_saved_is_loaded_whatever_the_index_says_of_pieces",
@@ -84,7 +84,7 @@ DECIDING = [
     Mutant(
         "a piece lies inside its blob",
         "pieces-from-the-end",
-        "ops/packing.py",
+        "ops/save/packing.py",
         "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",
         "    return True\n",
         f"{_ROWS}::test_a_place_counted_from_the_end_is_none",

@@ -132,7 +132,7 @@ DURABILITY = [
     Mutant(
         "fsync of the store at opening",
         "store-not-synced-at-opening",
-        "ops/recover.py",
+        "ops/open/recover.py",
         "        files.sync_directory(context.layout.root)\n",
         "        pass\n",
         law("save_into_a_copy"),
@@ -141,7 +141,7 @@ DURABILITY = [
     Mutant(
         "init fails if the store's name cannot be made durable",
         "parent-not-synced-by-init",
-        "ops/create.py",
+        "ops/open/create.py",
         "    files.sync_name(layout.path)\n",
         "",
         "tests/ops/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
@@ -150,7 +150,7 @@ DURABILITY = [
     Mutant(
         "fsync of the store's parent at opening",
         "parent-not-synced-at-opening",
-        "ops/recover.py",
+        "ops/open/recover.py",
         "        files.sync_name(context.layout.path)\n",
         "",
         law("save_after_half_an_init"),
@@ -159,7 +159,7 @@ DURABILITY = [
     Mutant(
         "fsync of a checkpoint's names before it is tagged or pinned",
         "tagged-checkpoint-not-synced",
-        "ops/hold.py",
+        "ops/refs/hold.py",
         "            files.sync_directory(parent)\n",
         "            pass\n",
         law("tag"),
@@ -168,7 +168,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/",
         "tag-not-synced",
-        "ops/tags.py",
+        "ops/refs/tags.py",
         "        raise\n    files.sync_directory(layout.refs)\n",
         "        raise\n",
         law("tag"),
@@ -177,7 +177,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/ after a tag is removed",
         "untag-not-synced",
-        "ops/tags.py",
+        "ops/refs/tags.py",
         "    files.sync_directory(context.layout.refs)\n",
         "",
         law("tag"),
@@ -195,7 +195,7 @@ DURABILITY = [
     Mutant(
         "fsync of the directory of annotations, pins and settings",
         "small-file-name-not-synced",
-        "objects/small.py",
+        "objects/atomic_file.py",
         "    files.sync_open_directory(dir_fd)\n",
         "",
         law("annotate"),
@@ -204,7 +204,7 @@ DURABILITY = [
     Mutant(
         "fsync of what stays before a drop",
         "kept-not-synced",
-        "ops/drop.py",
+        "ops/free/drop.py",
         "        files.sync_directory(parent)\n",
         "        pass\n",
         law("delete"),
@@ -213,7 +213,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ after a drop",
         "drop-not-synced-in-trash",
-        "ops/drop.py",
+        "ops/free/drop.py",
         "        files.sync_directory(layout.trash)\n",
         "",
         law("delete"),
@@ -222,7 +222,7 @@ DURABILITY = [
     Mutant(
         "fsync of the run after a drop",
         "drop-not-synced-in-run",
-        "ops/drop.py",
+        "ops/free/drop.py",
         "        files.sync_directory(path.parent)\n",
         "",
         law("prune"),

@@ -46,7 +46,7 @@ SHARING = [
     Mutant(
         "a share of the hits is read again",
         "hits-never-read-again",
-        "ops/recheck.py",
+        "ops/save/recheck.py",
         "        if stopped_at is None:\n            return self.is_right(digest, self._known[digest].nbytes)\n",
         "",
         "tests/ops/test_recheck.py::test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves",
@@ -55,7 +55,7 @@ SHARING = [
     Mutant(
         "a pack is read again whole",
         "packs-never-read-again",
-        "ops/recheck.py",
+        "ops/save/recheck.py",
         "        if digest not in self._due or not self._may_go_on():\n",
         "        if True:\n",
         "tests/ops/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
@@ -73,7 +73,7 @@ SHARING = [
     Mutant(
         "what was read longest ago is read first",
         "readings-not-remembered",
-        "ops/recheck.py",
+        "ops/save/recheck.py",
         "        self._note(after(self._known[digest], part, stopped_at, time.time_ns()))\n",
         "",
         "tests/ops/test_recheck.py::test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_another_process",
@@ -91,7 +91,7 @@ SHARING = [
     Mutant(
         "hash of the staged copy (StateChanged)",
         "copy-not-hashed",
-        "ops/write.py",
+        "ops/save/write.py",
         "            if copied != digest:\n                raise state_changed(source.name)\n",
         "",
         "tests/ops/test_changing_state.py",
@@ -100,7 +100,7 @@ SHARING = [
     Mutant(
         "hash of the copy in a pack (StateChanged)",
         "packed-copy-not-hashed",
-        "ops/packing.py",
+        "ops/save/packing.py",
         "        if self._algorithm.digest(piece) != digest_of_key(key):\n"
         "            raise state_changed(source.name)\n",
         "",
@@ -110,7 +110,7 @@ SHARING = [
     Mutant(
         "look at the state after the last byte was read",
         "later-change-ignored",
-        "ops/save.py",
+        "ops/save/save.py",
         "    if changed is not None:\n        raise state_changed(changed)\n",
         "",
         "tests/ops/test_changing_state.py::test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name",
@@ -119,7 +119,7 @@ SHARING = [
     Mutant(
         "every blob is there before the checkpoint is published",
         "lacking-blob-published",
-        "ops/write.py",
+        "ops/save/write.py",
         "        if lacking:\n",
         "        if lacking and not lacking:\n",
         "tests/ops/test_review.py::test_a_blob_that_vanishes_from_the_staging_is_noticed_before_publishing",
@@ -191,7 +191,7 @@ SHARING = [
     Mutant(
         "names that differ in case are two",
         "case-not-tried",
-        "fs/place.py",
+        "fs/host/place.py",
         "        _try_case(there)\n",
         "",
         "tests/ops/test_case.py::test_a_store_is_not_written_where_case_makes_no_difference",
@@ -218,7 +218,7 @@ SHARING = [
     Mutant(
         "before a gc, what other users of a group dropped is looked at",
         "gc-by-own-catalog-alone",
-        "ops/gc.py",
+        "ops/free/gc.py",
         "        elif thorough:",
         "        elif False:",
         "tests/ops/test_group.py::test_gc_of_the_owner_finds_what_another_member_condemned_without_his_catalog",
@@ -290,7 +290,7 @@ SHARING = [
     Mutant(
         "what is written to a mapped leaf is in no other one",
         "mapped-together",
-        "ops/read.py",
+        "ops/read/storage_read.py",
         "        if extent.offset >= self._end:\n",
         "        if extent.offset >= 0:\n",
         "tests/ops/test_mapped_alone.py::test_what_was_tied_stays_tied",
@@ -299,7 +299,7 @@ SHARING = [
     Mutant(
         "exclusive lock on what is dropped",
         "dropped-while-read",
-        "ops/drop.py",
+        "ops/free/drop.py",
         "    lock = locks.try_exclusive(path)\n",
         "    lock = locks.lock_shared(path)\n",
         "tests/ops/test_processes.py::test_a_reader_keeps_a_checkpoint_from_being_deleted",
@@ -326,7 +326,7 @@ SHARING = [
     Mutant(
         "tags and pins looked at again under the lock",
         "rules-not-looked-at-again",
-        "ops/drop.py",
+        "ops/free/drop.py",
         "        _check(context, info)\n",
         "",
         "tests/ops/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
@@ -344,7 +344,7 @@ SHARING = [
     Mutant(
         "lock of a checkpoint that was there before while it is tagged",
         "existing-tagged-without-lock",
-        "ops/save.py",
+        "ops/save/save.py",
         "            tags = _tag_existing(context, outcome.existing, request.tags, notes)\n",
         "            tags = _write_tags(context, manifest, request.tags, notes)\n",
         law("save_again_with_tags"),
@@ -353,7 +353,7 @@ SHARING = [
     Mutant(
         "nothing that others see is unlinked outside trash",
         "staging-unlinked-where-it-lies",
-        "ops/reclaim.py",
+        "ops/free/reclaim.py",
         "        trash.move_to_trash(context.layout, staging.path, staging.lock)\n",
         "        __import__('shutil').rmtree(staging.path.path)\n",
         law("save_again"),
@@ -362,7 +362,7 @@ SHARING = [
     Mutant(
         "no more writes after a directory could not be made durable",
         "goes-on-after-a-doubt",
-        "ops/save.py",
+        "ops/save/save.py",
         "                context.broken = error.message\n",
         "                pass\n",
         "tests/ops/test_durability.py::test_a_process_in_doubt_writes_no_more",
@@ -371,7 +371,7 @@ SHARING = [
     Mutant(
         "the catalog is made equal to the directories at opening",
         "published-not-adopted",
-        "ops/recover.py",
+        "ops/index/catch_up.py",
         "    if stale:\n",
         "    if stale and not stale:\n",
         "tests/ops/test_processes.py::test_what_a_killed_save_left_is_swept_and_what_it_published_is_adopted",
@@ -380,7 +380,7 @@ SHARING = [
     Mutant(
         "the newest valid checkpoint stays",
         "damage-not-looked-at",
-        "ops/retain.py",
+        "ops/free/retain.py",
         "replace(facts, damage=why_not_valid(context, info))",
         "replace(facts, damage='')",
         "tests/ops/test_retain.py::test_a_damaged_newest_checkpoint_protects_the_one_before",
@@ -389,7 +389,7 @@ SHARING = [
     Mutant(
         "store.json never takes the place of another one",
         "settings-replaced",
-        "ops/create.py",
+        "ops/open/create.py",
         "links.rename_new(fresh, layout.settings)",
         "links.rename(fresh, layout.settings)",
         "tests/ops/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
@@ -416,7 +416,7 @@ SHARING = [
     Mutant(
         "a child that was forked in the middle of a save leaves it to its parent",
         "child-discards-the-save-of-its-parent",
-        "ops/reclaim.py",
+        "ops/free/reclaim.py",
         "    if staging.lock.fd < 0:\n",
         "    if staging.lock.fd < -1:\n",
         "tests/ops/test_acts.py::test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent",

@@ -388,7 +388,7 @@ thread.join()
 
 def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(tmp_path: Path) -> None:
     text = """
-from ckstore.ops import write
+from ckstore.ops.save import write
 children = []
 
 def handler(*_):

@@ -10,7 +10,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, NoSuchRef, UnsafePlace
-from ckstore.fs import place
+from ckstore.fs.host import place
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 

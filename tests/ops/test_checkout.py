@@ -207,7 +207,7 @@ def test_a_full_disk_is_refused_with_numbers_and_keeps_nothing(
 
     with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes and 8 inodes, \d+ bytes"):
         store.checkout(3, place / "out")
-    monkeypatch.setattr("ckstore.ops.checkout._check_space", lambda *_: None)
+    monkeypatch.setattr("ckstore.ops.read.checkout._check_space", lambda *_: None)
     with pytest.raises(InsufficientSpace, match="is full; nothing was left there"):
         store.checkout(3, place / "out")
     assert sorted(os.listdir(place)) == ["lost+found"]

@@ -14,10 +14,10 @@ import torch
 import ckstore
 from ckstore import Store
 from ckstore.errors import CannotStore, DamagedBlob, InsufficientSpace
-from ckstore.fs import memory
-from ckstore.model.manifest import BlobRecord, Manifest, StorageRecord
-from ckstore.objects.checking import Checked
-from ckstore.ops.checker import Teller
+from ckstore.fs.host import memory
+from ckstore.model.manifest.manifest import BlobRecord, Manifest, StorageRecord
+from ckstore.objects.blob_check import Checked
+from ckstore.ops.check.verifier import Teller
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, named, tensor, text
 
 MIB = 2**20
@@ -43,7 +43,7 @@ def test_more_than_fits_into_memory_is_refused_with_both_numbers_before_anything
     path = forge(tmp_path / "huge", ZEROS, **zeros(100_000))  # 98 GiB of one MiB
 
     with ckstore.open_checkpoint(path) as checkpoint, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.read.available_bytes", lambda: 2**33)
+        patch.setattr("ckstore.ops.read.storage_read.available_bytes", lambda: 2**33)
         reads: list[Callable[[], object]] = [checkpoint.load, lambda: checkpoint["w"], lambda: checkpoint.slice("w")[:]]
         for read in reads:
             with pytest.raises(InsufficientSpace, match=f"{100_000 * MIB} bytes of memory, and {2**33} can be had"):

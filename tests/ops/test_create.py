@@ -17,9 +17,10 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.fs import files, links, locks, place
+from ckstore.fs import files, links, locks
+from ckstore.fs.host import place
 from ckstore.objects.layout import Layout
-from ckstore.ops import create as creating
+from ckstore.ops.open import create as creating
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import run_with
 from tests.support.requirements import require, require_root

@@ -23,7 +23,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat, StoreNotFound
-from ckstore.model.verify_report import VerifyReport
+from ckstore.model.reports.verify_report import VerifyReport
 from tests.support.coverage import covered, lane_seed
 from tests.support.damage import MIB
 from tests.support.memory import memory_folder
@@ -68,7 +68,7 @@ def template() -> Iterator[Path]:
     for ref in ("main@1", "main@2"):
         store.annotate(ref, {"bleu": 27.1}, note="diverges on long inputs")
     config = path / "config.json"
-    from ckstore.model.retention import RetentionPolicy
+    from ckstore.model.settings.retention import RetentionPolicy
 
     store.set_retention(RetentionPolicy(keep_last=50))
     assert config.exists()

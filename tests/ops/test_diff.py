@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from ckstore import Store
 from ckstore.errors import DamagedBlob, NoSuchRef
-from ckstore.model.diff import Diff, LeafChange, PlainChange
-from ckstore.ops.validity import is_valid
+from ckstore.model.reports.diff import Diff, LeafChange, PlainChange
+from ckstore.ops.check.validity import is_valid
 from ckstore.tensors.compare import largest_difference
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
 

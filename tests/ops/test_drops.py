@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import RetentionPolicy, Store
-from ckstore.ops import retain
-from ckstore.ops.retain import plan_drops
+from ckstore.ops.free import retain
+from ckstore.ops.free.retain import plan_drops
 
 
 def state(value: int) -> dict[str, Any]:

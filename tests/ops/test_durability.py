@@ -12,7 +12,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links, locks
-from ckstore.ops import tags
+from ckstore.ops.refs import tags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A saver links the canonical name between the look at its link count and its rename to trash."""
-    monkeypatch.setattr("ckstore.ops.reclaim.give_back", lambda *_: None)
+    monkeypatch.setattr("ckstore.ops.free.reclaim.give_back", lambda *_: None)
     store.save(drawn(1), step=1)
     blob = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
     store.delete(1)
@@ -102,7 +102,7 @@ def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store, monke
         taken.append(lock)
         real(layout, tag, run, step)
 
-    monkeypatch.setattr("ckstore.ops.save.write_tag", write_tag)
+    monkeypatch.setattr("ckstore.ops.save.save.write_tag", write_tag)
     info = store.save(drawn(1), step=1, tags=("best",))
 
     assert info.tags == ("best",)

@@ -27,8 +27,8 @@ from ckstore.containers.safetensors_write import can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InsufficientSpace, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.names import join_index, join_key, plain
-from ckstore.ops import export as export_module
-from ckstore.ops import reading
+from ckstore.ops.read import export as export_module
+from ckstore.ops.read import streaming_read
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.requirements import CRASH_FULL
 from tests.support.states import states, tensor_bits
@@ -36,7 +36,7 @@ from tests.support.states import states, tensor_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ckstore.model.export_report import ExportReport
+    from ckstore.model.reports.export_report import ExportReport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,8 +166,8 @@ def check_export(report: ExportReport, state: Any) -> None:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a few bytes what is megabytes otherwise."""
-    monkeypatch.setattr(reading, "BUFFER_BYTES", 48)
-    monkeypatch.setattr(reading, "_READ_BYTES", 16)
+    monkeypatch.setattr(streaming_read, "BUFFER_BYTES", 48)
+    monkeypatch.setattr(streaming_read, "_READ_BYTES", 16)
     monkeypatch.setattr(export_module, "_BLOCK_BYTES", 32)
     monkeypatch.setattr(export_module, "RANGE_MOST_BYTES", 32)
 
@@ -619,8 +619,8 @@ def test_views_of_one_large_piece_are_read_at_one_go(
         read_into(fd, offset, out, what)
 
     monkeypatch.setattr(files, "read_into", counting)
-    monkeypatch.setattr(reading, "BUFFER_BYTES", 60_000)
-    monkeypatch.setattr(reading, "_READ_BYTES", 10_000)
+    monkeypatch.setattr(streaming_read, "BUFFER_BYTES", 60_000)
+    monkeypatch.setattr(streaming_read, "_READ_BYTES", 10_000)
     monkeypatch.setattr(export_module, "_BLOCK_BYTES", 20_000)
 
     check_export(store.export_safetensors("latest", tmp_path / "out"), state)

@@ -10,7 +10,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import InsufficientSpace
-from ckstore.ops import save as save_module
+from ckstore.ops.save import save as save_module
 from tests.support.stores import check_store
 
 if TYPE_CHECKING:

@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, holders, lease, links, locks, machine
-from ckstore.model.retention import RetentionPolicy
+from ckstore.fs import files, holders, lease, links, locks
+from ckstore.fs.host import machine
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.objects import publish
-from ckstore.ops import reclaim, relist
+from ckstore.ops.free import reclaim
+from ckstore.ops.index import scan_blobs
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.holding import holding
@@ -148,7 +150,7 @@ def test_gc_leaves_a_living_save_and_does_not_call_its_links_foreign(store: Stor
 
 
 def test_a_second_gc_is_refused_while_one_is_at_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.ops.gc._START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ckstore.ops.free.gc._START_TIMEOUT_S", 0.05)
     with locks.lock_exclusive(store.path / "trash", timeout_s=1), pytest.raises(InUse, match="another gc is at work"):
         store.gc()
 
@@ -202,13 +204,13 @@ def test_names_that_a_power_cut_brought_back_are_found_after_the_start(
 
 def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = relist.list_blobs
+    real = scan_blobs.list_blobs
 
     def counted(*args: Any, **kwargs: Any) -> int:
         calls.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(relist, "list_blobs", counted)
+    monkeypatch.setattr(scan_blobs, "list_blobs", counted)
     Store.open(store.path)
     assert calls == []
     monkeypatch.setattr(machine, "boot_id", lambda: "another")
@@ -356,7 +358,7 @@ def copied(origin: Path, target: Path) -> Store:
     """Copy a store with its hardlinks, and open it without anything being given back."""
     subprocess.run(["cp", "-a", str(origin), str(target)], check=True, timeout=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.recover.recover", lambda *_: [])
+        patch.setattr("ckstore.ops.open.recover.recover", lambda *_: [])
         return Store.open(target)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.model.gc_report import GcReport
+from ckstore.model.reports.gc_report import GcReport
 from tests.support.holding import holding
 from tests.support.loopfs import loop_filesystem, unmount
 from tests.support.requirements import require, require_program, require_root

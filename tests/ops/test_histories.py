@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ckstore import Store
 from ckstore.errors import StepExists
-from ckstore.ops import reclaim
+from ckstore.ops.free import reclaim
 from tests.support.coverage import covered, lane_seed
 from tests.support.crashing import run_and_kill
 from tests.support.memory import memory_folder

@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from ckstore import RetentionPolicy, Store
 from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import CkstoreError
-from ckstore.model.info import CheckpointInfo
-from ckstore.model.published import Stamp
-from ckstore.model.refs import parse_ref, resolve
+from ckstore.model.checkpoint.published import Stamp
+from ckstore.model.checkpoint.refs import parse_ref, resolve
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.layout import Layout
-from ckstore.ops.find import find, infos
-from ckstore.ops.in_step import chosen, runs_in_doubt
-from ckstore.ops.reclaim import give_back
+from ckstore.ops.free.reclaim import give_back
+from ckstore.ops.index.staleness import chosen, runs_in_doubt
+from ckstore.ops.refs.find import find
+from ckstore.ops.refs.listing import infos
 
 RUNS = ("main", "side")
 ODD_RUNS = ("none", "a file", "a loop", "a link", "empty", "moved")

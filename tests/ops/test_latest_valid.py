@@ -15,7 +15,7 @@ import torch
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
-from ckstore.ops.validity import is_valid, why_not_valid
+from ckstore.ops.check.validity import is_valid, why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 
 

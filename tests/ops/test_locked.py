@@ -14,7 +14,7 @@ import pytest
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import locks
-from ckstore.ops import latest_valid
+from ckstore.ops.refs import latest_valid
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
 from tests.support.meanwhile import elsewhere

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace
-from ckstore.ops import room
+from ckstore.ops.free import make_room
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare
 from tests.support.loopfs import loop_filesystem
 from tests.support.stores import check_store
@@ -192,7 +192,7 @@ def test_a_policy_that_cannot_be_read_drops_nothing_and_is_told(small_store: Sto
 def test_a_disk_that_others_fill_meanwhile_is_told_with_advice(
     small_store: Store, mount: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.check_space", lambda *_: ())
+    monkeypatch.setattr("ckstore.ops.save.save.check_space", lambda *_: ())
     leave_bytes(mount, 2 * MIB)
 
     with pytest.raises(InsufficientSpace, match=r"No space left on device.*prune --keep-last 1 and then gc would free"):
@@ -205,7 +205,7 @@ def test_the_advice_never_hides_the_refusal(small_store: Store, mount: Path, mon
     def fail(*_: object, **__: object) -> None:
         raise BadInput("a pin cannot be read")
 
-    monkeypatch.setattr(room, "plan_retention", fail)
+    monkeypatch.setattr(make_room, "plan_retention", fail)
     leave_bytes(mount, MIB)
 
     with pytest.raises(InsufficientSpace, match="drop old checkpoints"):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ckstore import Store
-from ckstore.model.manifest import LeafKind
-from ckstore.tensors.memory import allocate
+from ckstore.model.manifest.manifest import LeafKind
+from ckstore.tensors.allocation import allocate
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 120.0

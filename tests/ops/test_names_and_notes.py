@@ -19,7 +19,7 @@ from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef, SaveFailed
 from ckstore.fs import links, locks
 from ckstore.fs.locks import try_exclusive
-from ckstore.model.info import Note
+from ckstore.model.manifest.info import Note
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import check_store

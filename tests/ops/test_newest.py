@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.objects import checkpoints as directories
-from ckstore.ops.find import infos
+from ckstore.ops.refs.listing import infos
 from tests.support.meanwhile import elsewhere
 
 RUNS = ("main", "side")

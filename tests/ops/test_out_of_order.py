@@ -14,7 +14,7 @@ from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.errors import BadInput, SaveFailed
 from ckstore.model.names import MAX_STEP
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP
-from ckstore.ops import sequence
+from ckstore.ops.index import sequence
 from tests.support.catalog_rows import change
 from tests.support.forging import forge_manifest
 

@@ -14,7 +14,7 @@ from ckstore.errors import InUse, StepExists
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Inside
 from ckstore.objects import publish, trash
-from ckstore.ops import reclaim
+from ckstore.ops.free import reclaim
 from tests.support import crashing
 from tests.support.requirements import CRASH_FULL
 

@@ -185,7 +185,7 @@ def test_a_damaged_catalog_is_set_aside_and_made_anew(store: Store) -> None:
 def test_a_save_is_acknowledged_when_the_catalog_is_locked_for_long(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.05)
     with locks.lock_exclusive(store.path, timeout_s=1):
         info = store.save(state(1))
 

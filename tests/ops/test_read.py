@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.fs import files
-from ckstore.ops import read
+from ckstore.ops.read import storage_read
 
 _ENDED_WITHIN_S = 30.0
 
@@ -24,7 +24,7 @@ _ENDED_WITHIN_S = 30.0
 def test_each_is_done_once_and_the_largest_is_begun_first(bytes_of: dict[int, int], threads: int) -> None:
     done: list[int] = []
 
-    read._for_each(done.append, bytes_of, threads=threads)
+    storage_read._for_each(done.append, bytes_of, threads=threads)
 
     assert sorted(done) == sorted(bytes_of)
     if threads == 1:
@@ -53,7 +53,7 @@ def test_after_an_error_nothing_more_is_begun(threads: int, error: BaseException
         time.sleep(0.02)
 
     with pytest.raises(type(error)) as raised:
-        read._for_each(work, {item: 1000 - item for item in range(500)}, threads=threads)
+        storage_read._for_each(work, {item: 1000 - item for item in range(500)}, threads=threads)
 
     assert raised.value is error
     assert len(begun) < 100

@@ -18,7 +18,7 @@ from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import direct
 from ckstore.model.doctor.finding import Finding
-from ckstore.model.recheck import LEAST_BYTES, recheck_bytes
+from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
 from ckstore.model.times import text_of_time
 from ckstore.objects import marks
 from tests.support.damage import blobs_by_size, flip, same_state, two_part_state

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import InsufficientSpace, NewerFormat, SaveFailed
-from ckstore.model.retention import RetentionPlan
-from ckstore.ops import entering
-from ckstore.ops import reindex as reindexing
+from ckstore.model.settings.retention import RetentionPlan
+from ckstore.ops.index import reconcile
+from ckstore.ops.open import reindex as reindexing
 from tests.catalog.older import make_older
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
@@ -333,9 +333,9 @@ def _saving(path: Path, run: str, stop: Any) -> None:
 def test_a_pin_waits_for_one_batch_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(4):
         store.save(state(0, step), step)
-    monkeypatch.setattr(entering, "_BATCH_MOST", 1)
+    monkeypatch.setattr(reconcile, "_BATCH_MOST", 1)
     batches: list[int] = []
-    reconcile = store._context.catalog.__class__.reconcile
+    reconcile_rows = store._context.catalog.__class__.reconcile
 
     def counted(catalog: Any, targets: Any, look: Any, **options: Any) -> None:
         listed: list[int] = []
@@ -344,7 +344,7 @@ def test_a_pin_waits_for_one_batch_only(store: Store, monkeypatch: pytest.Monkey
             listed.append(step)
             return look(run, step)
 
-        reconcile(catalog, targets, noted, **options)
+        reconcile_rows(catalog, targets, noted, **options)
         batches.append(len(listed))
         elsewhere(lambda: store.pin(0, "between two batches"))  # takes the lock of those who write the catalog
 
@@ -377,7 +377,7 @@ def test_a_reindex_that_is_killed_anywhere_is_finished_by_the_next_opener(tmp_pa
 
 def opened_quietly(path: Path) -> Store:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.recover.warn", lambda note: None)
+        patch.setattr("ckstore.ops.open.recover.warn", lambda note: None)
         return Store.open(path)
 
 

@@ -20,7 +20,7 @@ from ckstore import Store
 from ckstore.fs import links
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import algorithm_of
-from ckstore.model.reindex_report import RelinkReport
+from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs
 from tests.support.damage import flip
 from tests.support.requirements import CRASH_FULL

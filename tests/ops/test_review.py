@@ -128,7 +128,7 @@ def test_a_checkpoint_that_was_moved_by_hand_is_not_replaced(store: Store) -> No
 
 
 def test_the_sequence_goes_on_when_the_catalog_was_left_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     reader = Store.open(store.path)
     with locks.lock_exclusive(store.path, timeout_s=1):
         for step in range(3):
@@ -164,7 +164,7 @@ def test_the_same_content_is_not_acknowledged_over_a_damaged_copy(store: Store) 
 
 
 def test_a_manifest_that_could_not_be_read_is_not_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.ops.save.MANIFEST_MAX_BYTES", 1000)
+    monkeypatch.setattr("ckstore.ops.save.save.MANIFEST_MAX_BYTES", 1000)
 
     with pytest.raises(CannotStore, match="at most 1000 can be read"):
         store.save({"order": list(range(1000))})

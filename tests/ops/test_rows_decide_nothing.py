@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from ckstore.catalog import Catalog
-from ckstore.model.manifest_read import parse_facts, parse_manifest
-from ckstore.ops import facts, validity
-from ckstore.ops.gc_plan import freed_in_turn, next_to_free
+from ckstore.model.manifest.parse import parse_facts, parse_manifest
+from ckstore.ops.check import validity
+from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
+from ckstore.ops.index import facts
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))

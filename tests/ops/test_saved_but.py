@@ -42,7 +42,7 @@ def test_a_tag_that_could_not_be_written_is_in_the_warnings(
 
 
 def test_why_the_catalog_does_not_know_a_save_is_in_the_warnings(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     with locks.lock_exclusive(store.path, timeout_s=0.0):
         info = elsewhere(lambda: store.save({"w": 1}))
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.layout import Layout, RunChange, step_of
-from ckstore.ops import seen, validity
-from ckstore.ops.validity import why_not_valid
+from ckstore.ops import manifest_cache
+from ckstore.ops.check import validity
+from ckstore.ops.check.validity import why_not_valid
 
 if TYPE_CHECKING:
     from ckstore import Store
@@ -76,7 +77,7 @@ def test_blobs_and_marks_are_looked_at_each_time(store: Store) -> None:
 
 
 def test_memory_is_bounded_by_the_number_of_blobs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "_MOST_BLOBS", 3 * (seen._AS_BLOBS + 1))
+    monkeypatch.setattr(manifest_cache, "_MOST_BLOBS", 3 * (manifest_cache._AS_BLOBS + 1))
     infos = [store.save({"w": np.arange(10 + step)}, step) for step in range(6)]
 
     known = store._context.manifests_seen._known
@@ -107,7 +108,9 @@ def change(path: Path, what: str) -> None:
 HERE = ("published here", "dropped here")
 
 
-def change_here(directories: seen.DirectoriesSeen, layout: Layout, place: tuple[str, int], what: str) -> int | None:
+def change_here(
+    directories: manifest_cache.DirectoriesSeen, layout: Layout, place: tuple[str, int], what: str
+) -> int | None:
     """Do it as a save or a drop of this process does; return the inode number of what was published."""
     path = layout.checkpoint(*place).path
     if (what == "published here") == os.path.lexists(path) or (what == "dropped here" and not path.is_dir()):
@@ -136,10 +139,10 @@ def change_here(directories: seen.DirectoriesSeen, layout: Layout, place: tuple[
 def test_what_is_listed_is_published(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, changes: list[tuple[str, str, str]]
 ) -> None:
-    monkeypatch.setattr(seen, "_TICK_NS", 10_000_000)
+    monkeypatch.setattr(manifest_cache, "_TICK_NS", 10_000_000)
     layout = Layout(tmp_path_factory.mktemp("listed"))
     layout.checkpoints.path.mkdir()
-    directories = seen.DirectoriesSeen()
+    directories = manifest_cache.DirectoriesSeen()
     ours = set()
     for run, name, what in changes:
         step = step_of(name)
@@ -170,7 +173,7 @@ def test_what_this_process_changes_is_not_listed(
 
     monkeypatch.setattr(Layout, "names", watched)
     object.__setattr__(store._context.layout, "shared", shared)
-    time.sleep(seen._TICK_NS / 1e9)
+    time.sleep(manifest_cache._TICK_NS / 1e9)
     store.save({"w": np.arange(3)}, 3)  # which lists, now that the last change is some time ago
     del listed[:]
 
@@ -186,7 +189,7 @@ def test_what_this_process_changes_is_not_listed(
     assert listed
 
 
-def published(directories: seen.DirectoriesSeen, layout: Layout) -> dict[tuple[str, int], int]:
+def published(directories: manifest_cache.DirectoriesSeen, layout: Layout) -> dict[tuple[str, int], int]:
     """Return what was seen, of all runs."""
     return {place: inode for run in directories.look(layout).values() for place, inode in run.published.items()}
 
@@ -194,7 +197,7 @@ def published(directories: seen.DirectoriesSeen, layout: Layout) -> dict[tuple[s
 def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10):
         store.save({"w": np.arange(step)}, step)
-    directories = seen.DirectoriesSeen()
+    directories = manifest_cache.DirectoriesSeen()
     assert len(published(directories, store._context.layout)) == 10
     looked_at: list[int] = []
     inode = Layout.inode

@@ -16,8 +16,9 @@ from ckstore import CheckpointInfo, Store
 from ckstore.catalog import Catalog
 from ckstore.fs import locks
 from ckstore.objects import publish
-from ckstore.ops import seen, sequence
-from ckstore.ops.sequence import next_sequence
+from ckstore.ops import manifest_cache
+from ckstore.ops.index import sequence
+from ckstore.ops.index.sequence import next_sequence
 from tests.support.meanwhile import elsewhere
 
 SAVERS = 2
@@ -42,7 +43,7 @@ ACTS = st.tuples(
 def test_a_save_comes_after_everything_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: list[tuple[str, int, bool]]
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     path = tmp_path / "store"
     shutil.rmtree(path, ignore_errors=True)
     savers = [Store.init(path), *(Store.open(path) for _ in range(1, SAVERS))]
@@ -97,7 +98,7 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
 def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
         mine.save({"a": 0}, step=0)
         for step in (1, 2):
@@ -117,7 +118,7 @@ def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
 def test_what_others_replace_while_this_process_publishes_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("ckstore.ops.save.CATALOG_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     original = getattr(publish, name)
     others: list[CheckpointInfo] = []
     with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
@@ -131,7 +132,7 @@ def test_what_others_replace_while_this_process_publishes_is_seen(
 
         for step in (1, 2, 3):
             mine.save({"a": step}, step)
-        time.sleep(2 * seen._TICK_NS / 1e9)
+        time.sleep(2 * manifest_cache._TICK_NS / 1e9)
         monkeypatch.setattr(publish, name, meanwhile)
         mine.save({"a": 4}, 4)
 
@@ -162,7 +163,7 @@ def test_no_memory_for_what_was_seen_fails_no_save_and_no_delete(store: Store, m
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(seen, "_after_change", refuse)
+    monkeypatch.setattr(manifest_cache, "_after_change", refuse)
     assert store.save({"a": 3}, 3).sequence == 3
     store.delete(1)
     assert store.save({"a": 4}).sequence == 4

@@ -24,7 +24,8 @@ import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, InUse, UnsafePlace
-from ckstore.fs import lease, own_folders
+from ckstore.fs import lease
+from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
 from tests.support.holding import holding
 from tests.support.requirements import require_fuse, require_root

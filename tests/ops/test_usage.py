@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
-from ckstore.model.manifest_read import parse_manifest
-from ckstore.model.usage import Usage, blob_uses
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.reports.usage import Usage, blob_uses
 from tests.support.damage import MIB, blobs_by_size, two_part_state
 from tests.support.stores import disk_bytes
 
@@ -196,7 +196,9 @@ def test_why_refuses_what_is_unknown_and_tells_what_is_unused(store: Store) -> N
 
 def test_a_prefix_of_several_digests_is_ambiguous(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save({f"t{i}": np.full(10, i) for i in range(600)}, step=1)
-    monkeypatch.setattr("ckstore.ops.why._PATTERN", __import__("re").compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{1,64})\Z"))
+    monkeypatch.setattr(
+        "ckstore.ops.report.why._PATTERN", __import__("re").compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{1,64})\Z")
+    )
 
     with pytest.raises(AmbiguousRef, match="digests begin so"):
         store.why("a")

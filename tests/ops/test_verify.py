@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.model.mark import Mark, MarkEntry, parse_mark
-from ckstore.ops.validity import is_valid
+from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
+from ckstore.ops.check.validity import is_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
@@ -174,8 +174,8 @@ def test_what_is_no_complete_checkpoint_is_damage(harmed: Store, how: str) -> No
 def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
     from dataclasses import replace
 
-    from ckstore.model.manifest import render
-    from ckstore.model.manifest_read import parse_manifest
+    from ckstore.model.manifest.manifest import render
+    from ckstore.model.manifest.parse import parse_manifest
 
     harmed.save({f"t{i}": np.full(1000, i) for i in range(3)}, step=1)
     path = harmed.directory_of(1) / "manifest.json"

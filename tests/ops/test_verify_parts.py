@@ -16,7 +16,7 @@ import pytest
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput
 from ckstore.fs import direct
-from ckstore.model.verify_report import Finding, VerifyReport
+from ckstore.model.reports.verify_report import Finding, VerifyReport
 from ckstore.ops import pace
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import disk_bytes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput
-from ckstore.model.mark import MARK_MAX_BYTES, Mark, MarkEntry, parse_mark
+from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, MarkEntry, parse_mark
 from ckstore.objects import annotations as annotation_files
 from ckstore.objects.annotations import ANNOTATIONS_MAX_BYTES
 from tests.model.test_checked import DIGESTS

@@ -10,14 +10,14 @@ from tests.protocol.locks import locked
 from tests.protocol.search import Step
 from tests.protocol.world import CHECKPOINTS, SAVERS, World
 
-_PLAN = "ops.retain.plan_retention"
-_KEPT = "ops.drop.make_kept_durable"
-_HOLD = "ops.retain._hold_newest_valid"
-_DROP = "ops.drop.drop"
+_PLAN = "ops.free.retain.plan_retention"
+_KEPT = "ops.free.drop.make_kept_durable"
+_HOLD = "ops.free.retain._hold_newest_valid"
+_DROP = "ops.free.drop.drop"
 _MOVE = "objects.trash.move_to_trash"
-_RECONCILE = "ops.drop._reconcile"
+_RECONCILE = "ops.free.drop._reconcile"
 _SWEEP = "objects.trash.sweep_staging"
-_CATCH_UP = "ops.recover.catch_up"
+_CATCH_UP = "ops.index.catch_up.catch_up"
 _READ = "objects.checkpoints.CheckpointDirectory.at"
 _CLOSE = "objects.checkpoints.CheckpointDirectory.close"
 

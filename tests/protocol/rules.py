@@ -12,7 +12,7 @@ class Rules:
     lock_names_path: bool = True  # L locks._lock: after locking, the path still gives that directory
     lock_until_acknowledged: bool = True  # L ops.save: the lock on staging goes along through the rename
     sweep_locks: bool = True  # L trash.sweep_staging: only what can be locked alone is dead
-    drop_locks: bool = True  # L ops.drop.drop: what somebody reads is not dropped
+    drop_locks: bool = True  # L ops.free.drop.drop: what somebody reads is not dropped
     empty_locks: bool = True  # L Collector._take_apart: nor is what somebody uses taken apart
     sync_blob: bool = True  # F files.create_blob: the bytes before the name that others see
     sync_staging: bool = True  # F Staging.seal: what is in a checkpoint before the checkpoint
@@ -20,7 +20,7 @@ class Rules:
     sync_existing: bool = True  # F publish._sync: also the rename that somebody else did
     sync_new_run: bool = True  # F publish._sync: the directory of a new run as well
     sync_kept: bool = True  # F retain.apply, drop.make_kept_durable: what is kept before what is dropped for it
-    sync_dropped: bool = True  # F ops.drop.drop: the rename before anybody is told
+    sync_dropped: bool = True  # F ops.free.drop.drop: the rename before anybody is told
     sync_swept: bool = True  # F trash.sweep_staging: what replaced a swept checkpoint, before that goes
     sync_trash: bool = True  # F Collector.empty: the rename before anything is unlinked below it
     sync_condemned: bool = True  # F Collector.condemn: the rename of a blob before its row is forgotten
@@ -39,7 +39,7 @@ class Rules:
     heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
     exchange: bool = True  # publish: an old checkpoint and its successor change places in one step
     run_locks: bool = (
-        True  # L publish._publish, ops.drop.drop: who judges what is at a place and moves it is alone in the run
+        True  # L publish._publish, ops.free.drop.drop: who judges what is at a place and moves it is alone in the run
     )
 
     def without(self, *names: str) -> Rules:

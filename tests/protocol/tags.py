@@ -14,12 +14,12 @@ from tests.protocol.search import Explored, Step, explore
 _AT = "objects.checkpoints.CheckpointDirectory.at"
 _LOCK = "fs.locks.lock_shared"
 _NAMES = "fs.locks.DirectoryLock.names"
-_HELD = "ops.hold.held"
-_TAG = "ops.tags.write_tag"
-_PLAN = "ops.retain.plan_retention"
+_HELD = "ops.refs.hold.held"
+_TAG = "ops.refs.tags.write_tag"
+_PLAN = "ops.free.retain.plan_retention"
 _TAKE = "fs.locks.try_exclusive"
-_CHECK = "ops.drop._check"
-_DROP = "ops.drop.drop"
+_CHECK = "ops.free.drop._check"
+_DROP = "ops.free.drop.drop"
 _REPLACE = "objects.publish._replace"
 _SWEEP = "objects.trash.sweep_staging"
 _APART = "objects.collector.Collector._take_apart"
@@ -30,11 +30,11 @@ class TagRules:
     """Which rules the modelled code keeps, and whether a save may replace the checkpoint."""
 
     names_path: bool = True  # locks._lock: after the flock the path still gives that directory
-    drop_locks: bool = True  # ops.drop.drop: exclusive, without waiting
+    drop_locks: bool = True  # ops.free.drop.drop: exclusive, without waiting
     sweep_locks: bool = True  # trash.sweep_staging: the same
     empty_locks: bool = True  # Collector._take_apart: the same
-    tagger_locks: bool = True  # ops.hold.held: whoever tags uses the checkpoint
-    look_again: bool = True  # ops.drop._check: tags are read again under the exclusive lock
+    tagger_locks: bool = True  # ops.refs.hold.held: whoever tags uses the checkpoint
+    look_again: bool = True  # ops.free.drop._check: tags are read again under the exclusive lock
     replaced: bool = False
 
     def without(self, *names: str) -> TagRules:

@@ -19,8 +19,8 @@ import numpy as np
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, NoSuchRef
-from ckstore.model.info import CheckpointInfo
-from ckstore.model.retention import RetentionPolicy
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.settings.retention import RetentionPolicy
 from tests.support.descriptors import open_below
 
 MIB = 2**20

@@ -17,8 +17,8 @@ import numpy as np
 
 from ckstore import Store
 from ckstore.errors import InUse, NoSuchRef
-from ckstore.model.info import CheckpointInfo
-from ckstore.model.retention import RetentionPolicy
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.settings.retention import RetentionPolicy
 from tests.soak.ledger import Ledger, Place
 
 KIB = 2**10

@@ -17,7 +17,11 @@ import time
 import traceback
 from pathlib import Path
 
-from ckstore.ops import commit, gc_plan, latest_valid, load, retain, save, tags, verify
+from ckstore.ops.free import gc_plan, retain
+from ckstore.ops.read import load
+from ckstore.ops.refs import latest_valid, tags
+from ckstore.ops.save import commit, save
+from ckstore.ops.verify import verify
 from tests.soak.doomed import ROLES, collector, live
 from tests.soak.ledger import Ledger
 

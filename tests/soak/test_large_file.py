@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = """
 import sys
 from ckstore import Store
-from ckstore.ops import commit, checkout, save  # so that the difference is what the files take
+from ckstore.ops.read import checkout
+from ckstore.ops.save import commit, save  # so that the difference is what the files take
 what, path, place = sys.argv[1:]
 store = Store.open(path)
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

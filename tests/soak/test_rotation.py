@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.model.retention import RetentionPolicy
+from ckstore.model.settings.retention import RetentionPolicy
 from tests.soak.leaking_writer import LeakingWriter
 from tests.support.descriptors import open_below
 from tests.support.requirements import CRASH_FULL

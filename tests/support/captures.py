@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.digest import ALGORITHMS
-from ckstore.model.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.tensors.allocation import allocate
 from ckstore.tensors.capture import Captured, capture
 from ckstore.tensors.into import IntoPlan, plan_into
-from ckstore.tensors.memory import StorageMemory, allocate
+from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import build, needed_storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckstore.tensors.source import ByteSource
+    from ckstore.model.manifest.captured import ByteSource
 
 
 def bytes_of(source: ByteSource) -> bytes:

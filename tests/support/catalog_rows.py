@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.catalog import checksum
 from ckstore.catalog.text import encode_stamp
-from ckstore.model.published import Stamp
+from ckstore.model.checkpoint.published import Stamp
 
 
 def columns_of(table: str, store: Path) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.model.digest import algorithm_of
-from ckstore.model.manifest import render
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest.manifest import render
+from ckstore.model.manifest.parse import parse_manifest
 
 
 def forge_manifest(checkpoint: Path, **members: Any) -> str:

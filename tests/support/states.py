@@ -17,7 +17,7 @@ import torch
 from hypothesis import strategies as st
 
 from ckstore.model.canonical import fits_json
-from ckstore.model.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.names import join_index, join_key
 
 TORCH_DTYPES = [getattr(torch, name) for name in TORCH_ITEMSIZE if hasattr(torch, name)]

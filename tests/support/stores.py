@@ -7,7 +7,7 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from ckstore.model.manifest_read import parse_manifest
+from ckstore.model.manifest.parse import parse_manifest
 
 
 def names_by_inode(root: Path) -> dict[int, list[Path]]:

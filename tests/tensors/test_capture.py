@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckstore.errors import CannotStore, StateChanged
-from ckstore.model.manifest import LeafRecord
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors import torch_sources
 from ckstore.tensors.capture import capture
 from ckstore.tensors.memory import memory_at

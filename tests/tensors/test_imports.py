@@ -14,7 +14,7 @@ import sys
 {setup}
 from ckstore.tensors.capture import capture
 from ckstore.tensors.into import plan_into
-from ckstore.tensors.memory import allocate
+from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build
 state = {state}
 captured = capture(state)

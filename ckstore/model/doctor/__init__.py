@@ -1,1 +1,1 @@
-"""What `Store.doctor` judges: facts become findings. Pure; `ckstore.ops.doctor` gathers the facts."""
+"""What `Store.doctor` judges: facts become findings. Pure; `ckstore.ops.report.doctor` gathers the facts."""

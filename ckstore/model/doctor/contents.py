@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import Finding, age_words, ok, size_words
-from ckstore.model.gc_report import DeletedFile
+from ckstore.model.reports.gc_report import DeletedFile
 
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0

@@ -14,7 +14,7 @@ from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_run
 
 if TYPE_CHECKING:
-    from ckstore.model.info import CheckpointInfo
+    from ckstore.model.manifest.info import CheckpointInfo
 
 
 def _metrics(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:

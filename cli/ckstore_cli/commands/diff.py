@@ -15,8 +15,8 @@ from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
-    from ckstore.model.files import FileSummary
+    from ckstore.model.manifest.files import FileSummary
+    from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
 
 
 @click.command()

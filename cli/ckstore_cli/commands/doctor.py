@@ -13,7 +13,7 @@ from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.gc_report import DeletedFile
+    from ckstore.model.reports.gc_report import DeletedFile
 
 
 @click.command()

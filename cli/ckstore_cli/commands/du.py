@@ -11,7 +11,7 @@ from ckstore_cli._format import columns, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 if TYPE_CHECKING:
-    from ckstore.model.usage import Usage
+    from ckstore.model.reports.usage import Usage
 
 _HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
 

@@ -16,7 +16,7 @@ from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.export_report import ExportReport
+    from ckstore.model.reports.export_report import ExportReport
 
 _SHOWN = 8
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.model.gc_report import by_reason
+from ckstore.model.reports.gc_report import by_reason
+from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns, cut, printable, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, warn
 
 if TYPE_CHECKING:
-    from ckstore.model.gc_report import GcReport, HeldBlob
+    from ckstore.model.reports.gc_report import GcReport, HeldBlob
 
-HELD = 7
 _NOBODY_SEEN = "?"
 
 

@@ -16,8 +16,8 @@ from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.files import FileSummary
-    from ckstore.ops.open_checkpoint import LeafSummary
+    from ckstore.model.manifest.files import FileSummary
+    from ckstore.ops.read.open_checkpoint import LeafSummary
 
 
 @click.command()

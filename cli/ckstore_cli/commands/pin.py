@@ -13,7 +13,7 @@ from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.pins import Pin
+    from ckstore.model.checkpoint.pins import Pin
 
 
 @click.command()

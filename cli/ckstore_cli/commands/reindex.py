@@ -15,7 +15,7 @@ from ckstore_cli._progress import Progress
 from ckstore_cli._retention import checkpoints
 
 if TYPE_CHECKING:
-    from ckstore.model.reindex_report import ReindexReport, RelinkReport
+    from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
 
 
 @click.command()

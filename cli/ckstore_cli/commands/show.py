@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
-from ckstore.model.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore_cli._documents import checkpoint_document, plain
 from ckstore_cli._format import age_text, printable, share_text, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option

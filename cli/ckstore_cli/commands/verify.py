@@ -18,7 +18,7 @@ from ckstore_cli._refs import complete_ref
 from ckstore_cli._retention import checkpoints
 
 if TYPE_CHECKING:
-    from ckstore.model.verify_report import Damage, Finding, VerifyReport
+    from ckstore.model.reports.verify_report import Damage, Finding, VerifyReport
 
 _NAMES_SHOWN = 5
 

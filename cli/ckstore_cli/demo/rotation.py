@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckstore import Store
-from ckstore_cli.commands.gc import HELD
+from ckstore_cli._errors import HELD
 from ckstore_cli.demo.programs import ckstore_command, reader
 from ckstore_cli.demo.telling import DemoFailed, say, steps_text
 

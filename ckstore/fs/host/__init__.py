@@ -1,0 +1,1 @@
+"""What the kernel tells of this host: mounts, devices, memory, folders of the user."""

@@ -1,0 +1,75 @@
+"""Where this user keeps files on this host that can be rebuilt, such as the index of a shared store."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckstore.fs import links
+from ckstore.fs.host.mounts import examine
+
+_TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
+_PRIVATE = 0o700
+
+
+def cache_folder() -> Path | None:
+    """Return the folder for what ckstore keeps on this host, in the user's cache; None if there is none.
+
+    It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
+    user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
+    """
+    for folder in _candidates():
+        there = _nearest(folder)
+        if there is None or examine(there).shared:
+            continue
+        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(there):
+            return folder
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # others are to be ignored, says the XDG Base Directory Specification
+        yield Path(named, "ckstore")
+    elif os.path.isabs(home := os.path.expanduser("~")):
+        yield Path(home, ".cache", "ckstore")
+    for folder in _TEMPORARY:
+        yield Path(folder, f"ckstore-{os.geteuid()}")
+
+
+def _nearest(folder: Path) -> Path | None:
+    """Return the directory that is there, of a folder and those above it; None: this user may not look there."""
+    try:
+        return next(path for path in (folder, *folder.parents) if path.is_dir())
+    except PermissionError:
+        return None
+
+
+def _may_be_made_in(there: Path) -> bool:
+    return os.stat(there).st_uid == os.geteuid() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can put files into a folder below a temporary one; what does not exist yet is made so."""
+    try:
+        status = os.stat(folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
+
+
+def make_private(folder: Path) -> None:
+    """Make a directory, and its parents that are missing, for this user alone; those that are there stay as they are.
+
+    Raises:
+        OSError: That did not work.
+    """
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        links.make_directory(path, mode=_PRIVATE)

@@ -1,0 +1,179 @@
+"""Whether a place can do what a store needs: tried, not guessed. `fs/host/mounts` says what filesystem it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ckstore.errors import UnsafePlace
+from ckstore.fs import links, locks, peek
+from ckstore.fs.host.mounts import mount_id
+from ckstore.fs.inside import Inside, open_at
+
+_TRY_PREFIX = ".try-"
+"""How the names begin that `try_links` makes for a moment."""
+
+_OWN_PREFIX = "try-"
+_TRIES = 20
+_UNABLE = (
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.EMLINK,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.ENOTTY,
+)
+"""Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
+
+_able: set[tuple[int, int, int]] = set()
+
+
+def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
+    """Return which directories of a store are none, or lie on another filesystem than its root, one phrase each."""
+    device = os.stat(root.path).st_dev
+    found = []
+    for directory in directories:
+        try:
+            status = peek.status(directory)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            found.append(f"{directory} is a symlink")
+        elif not stat.S_ISDIR(status.st_mode):
+            found.append(f"{directory} is no directory")
+        elif status.st_dev != device:
+            found.append(f"{directory} is on another filesystem than {root}")
+    return tuple(found)
+
+
+def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, linked: Sequence[Inside]) -> None:
+    """Raise unless the store can work here; links are tried once for each store and mount in the life of this process.
+
+    Args:
+        root: Of the store.
+        directories: All directories of it, see `misplaced`.
+        staging: Where saves begin.
+        linked: What is linked and renamed to from there; see `try_links`.
+
+    Raises:
+        UnsafePlace: The store cannot work here.
+        OSError: It could not be tried.
+    """
+    if found := misplaced(root, directories):
+        msg = f"the store cannot be written: {'; '.join(found)}"
+        raise UnsafePlace(
+            msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
+        )
+    status = os.stat(root.path)
+    key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
+    if key not in _able:
+        try_links(staging, linked)
+        _able.add(key)
+
+
+def try_links(staging: Inside, others: Sequence[Inside]) -> None:
+    """Try what a store needs between its directories: hardlinks, renames, also without overwriting, and exchanges.
+
+    And that names that differ in case are two: else runs and tags would be one that are not.
+
+    It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
+    process leaves can be told from what a living one is just trying (`remove_leftovers`).
+
+    Raises:
+        UnsafePlace: Something does not work; the message says what.
+        OSError: It could not be tried: no room, no permission, a broken disk.
+    """
+    name, lock = _own_directory(staging)
+    own = lock.inside
+    made: list[Inside] = []
+    try:
+        first, second = own / "one", own / "two"
+        for path in (first, second):
+            os.close(open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            made.append(path)
+        _try_case(first)
+        _try_between(staging, name, own, others, made)
+        _try("exchange two names in", staging, partial(links.exchange, first, second))
+        made.append(own / "three")
+        _try("rename without overwriting in", staging, partial(links.rename_new, second, own / "three"))
+    finally:
+        try:
+            for path in made:
+                with suppress(FileNotFoundError):  # gc takes what lies in trash
+                    links.unlink(path)
+            with suppress(OSError):  # a name that could not be removed is left to the next who opens the store
+                links.remove_directory(staging / name)
+        finally:
+            lock.release()
+
+
+def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
+    for _ in range(_TRIES):
+        name = f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
+        links.make_directory(staging / name)
+        with suppress(FileNotFoundError):  # somebody who sweeps took it for dead: make another
+            return name, locks.lock_shared(staging / name)
+    msg = f"{_TRIES} directories in {staging} were swept away as soon as they were made"
+    raise OSError(errno.EAGAIN, msg)
+
+
+def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Inside], made: list[Inside]) -> None:
+    first = own / "one"
+    for directory in others:
+        there = directory / f".{name}"
+        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
+        made.append(there)
+        _try_case(there)
+        if peek.status(first).st_nlink < 2:
+            msg = f"{staging.top}: hardlinks are not counted there"
+            raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
+        back = own / directory.name
+        try:
+            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, there, back))
+        except FileNotFoundError:  # gc took it from trash
+            continue
+        made.append(back)
+
+
+def _try_case(there: Inside) -> None:
+    """Raise if a name that is there is found by its upper case as well."""
+    if peek.exists(there.parent / there.name.upper()):
+        msg = (
+            f"{there.top}: in {there.parent.name}/ names that differ in case are one, so runs or tags could be mixed up"
+        )
+        where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
+        raise UnsafePlace(msg, hint=f"use a directory that tells them apart: {where}; readonly=True still reads it")
+
+
+def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
+    try:
+        do()
+    except UnsafePlace:
+        raise
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+        msg = f"{where.top}: it is not possible to {what} {where.name}/: {error.strerror}"
+        raise UnsafePlace(
+            msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
+        ) from error
+
+
+def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
+    """Remove names that killed processes left while they tried links; those of living ones stay.
+
+    Raises:
+        OSError: One could not be removed.
+    """
+    for directory in others:
+        for name in peek.names(directory):
+            # Its owner removes it before his own directory, which only he does while he lives.
+            if name.startswith(_TRY_PREFIX) and not peek.exists(staging / name[1:]):
+                with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
+                    links.unlink(directory / name)

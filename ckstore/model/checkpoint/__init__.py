@@ -1,0 +1,1 @@
+"""What stands beside a manifest: annotations, marks, pins, tags, refs."""

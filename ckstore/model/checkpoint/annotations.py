@@ -1,0 +1,92 @@
+"""Annotations: what ``annotations.json`` in a checkpoint says. Source: docs/format/v1.md; no files here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json, encode_metric, fits_json
+from ckstore.model.document import check_created, check_version, parse_object, refuse, shown
+from ckstore.model.manifest.describe import describe
+from ckstore.model.manifest.info import Note
+from ckstore.model.manifest.parse import read_metrics
+
+ANNOTATIONS_VERSION = 1
+_FORMAT = "ckstore-annotations"
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What was added to a checkpoint after it was saved.
+
+    Attributes:
+        metrics: Name -> number; they come before those of the manifest.
+        notes: In the order in which they were written.
+    """
+
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+    def render(self) -> bytes:
+        """Return the content of ``annotations.json``."""
+        members = {
+            "format": _FORMAT,
+            "version": ANNOTATIONS_VERSION,
+            "metrics": {name: encode_metric(value) for name, value in self.metrics.items()},
+            "notes": [{"created": note.created, "text": note.text} for note in self.notes],
+        }
+        return canonical_json(members) + b"\n"
+
+    def with_more(self, more: Annotations) -> Annotations:
+        """Return these and `more`: its metrics replace those of the same name, its notes follow."""
+        return Annotations({**self.metrics, **more.metrics}, (*self.notes, *more.notes))
+
+
+def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Annotations:
+    """Return what a caller wants to add, checked and copied.
+
+    Args:
+        metrics: As for `describe.describe`.
+        note: Text, not empty.
+        created: The time of the note.
+
+    Raises:
+        BadInput: Something in it cannot be, or there is nothing.
+    """
+    checked = describe(metrics, None, "", None).metrics
+    if note is None:
+        if not checked:
+            raise BadInput("there is nothing to annotate", hint="give metrics={name: number} or note=text")
+        return Annotations(checked)
+    if not isinstance(note, str) or not note or not fits_json(note):
+        raise BadInput(f"note: wanted a text, not empty, got {shown(note)}")
+    return Annotations(checked, (Note(created, note),))
+
+
+def parse_annotations(data: bytes, where: str) -> Annotations:
+    """Return what ``annotations.json`` says.
+
+    Args:
+        data: Its whole content.
+        where: Its path, for messages.
+
+    Raises:
+        NewerFormat: A newer ckstore wrote it.
+        BadInput: It is not an ``annotations.json``.
+    """
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), ANNOTATIONS_VERSION, where)
+    notes = members.get("notes")
+    if not isinstance(notes, list):
+        refuse(where, "notes", "an array", notes)
+    return Annotations(read_metrics(members.get("metrics"), where), tuple(_note(note, where) for note in notes))
+
+
+def _note(value: Any, where: str) -> Note:
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        refuse(where, "notes", "objects with created and text", value)
+    return Note(check_created(value.get("created"), where), value["text"])

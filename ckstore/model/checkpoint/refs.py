@@ -1,0 +1,221 @@
+"""Refs: how people name a checkpoint.
+
+``[RUN@](STEP | latest | latest-valid | TAG | ID-PREFIX)``. Digits are a step first, then an id.
+Rules only: what there is comes in as values, so that a ref is resolved the same way from
+directories and from the catalog. The form of runs, steps and tags: docs/format/v1.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.digest import short_id
+from ckstore.model.names import MAX_STEP, STEP_PATTERN, check_run, check_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+
+DEFAULT_RUN = "main"
+ID_MIN_DIGITS = 6
+
+RefKind = Literal["step", "latest", "latest-valid", "tag", "id"]
+
+_GRAMMAR = "a ref is [RUN@] and a step, latest, latest-valid, a tag, or six or more digits of an id"
+_ID_PATTERN = re.compile(r"(?:(?:xxh3-)?[0-9a-f]{6,32}|(?:blake3-)?[0-9a-f]{6,64})\Z")
+_SHOWN = 4
+"""How many alternatives a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A parsed ref.
+
+    Attributes:
+        run: The run it asks for, or None.
+        kind: What `value` is. A step of six or more digits may be an id, too; `resolve` tries both.
+        value: The step in decimal, the tag, or the first digits of the id in lower case, with the
+            prefix of the algorithm if it was given; the kind itself for ``latest*``.
+    """
+
+    run: str | None
+    kind: RefKind
+    value: str
+
+    def __str__(self) -> str:
+        return self.value if self.run is None else f"{self.run}@{self.value}"
+
+
+def is_latest_valid(ref: object) -> bool:
+    """Whether a ref asks for the newest valid checkpoint."""
+    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-valid"
+
+
+def parse_ref(text: str) -> Ref:
+    """Return what `text` asks for; whether there is such a checkpoint is not looked at.
+
+    Raises:
+        BadInput: It is not a ref.
+    """
+    if not isinstance(text, str):
+        raise BadInput(f"a ref is a str, got {type(text).__name__} {text!r}", hint=_GRAMMAR)
+    before, at, after = text.partition("@")
+    try:
+        run = check_run(before) if at else None
+        kind, value = _classify(after if at else before)
+    except BadInput as error:
+        raise BadInput(f"no ref: {text!r}: {error.message}", hint=error.hint or _GRAMMAR) from error
+    return Ref(run, kind, value)
+
+
+def _classify(value: str) -> tuple[RefKind, str]:
+    if value == "latest":
+        return "latest", value
+    if value == "latest-valid":
+        return "latest-valid", value
+    if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
+        return "step", value
+    lower = value.lower()
+    if _ID_PATTERN.match(lower):
+        return "id", lower
+    if value.isascii() and value.isdigit():
+        raise BadInput(
+            f"a step is a decimal number without leading zeros up to 2^53, got {value!r}",
+            hint=f"write {int(value)}" if len(value) < ID_MIN_DIGITS else _GRAMMAR,
+        )
+    return "tag", check_tag(value)
+
+
+def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -> list[CheckpointInfo]:
+    """Return the checkpoints of `run` (None: of all runs), the latest commit first.
+
+    ``latest-valid`` is the first of them that verifies.
+    """
+    chosen = (c for c in candidates if run is None or c.run == run)
+    return sorted(chosen, key=lambda c: c.order, reverse=True)
+
+
+def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names.
+
+    Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at
+    all runs.
+
+    Args:
+        ref: Any kind but ``latest-valid``, which needs to read: take `newest_first`.
+        candidates: The complete checkpoints of the store, in any order.
+        tags: Tag -> (run, step).
+
+    Raises:
+        NoSuchRef: Nothing has that name; the message says what there is.
+        AmbiguousRef: Several have it; the message lists some.
+        BadInput: The kind is ``latest-valid``.
+    """
+    if ref.kind == "latest-valid":
+        raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first()")
+    runs = {c.run for c in candidates}
+    if not runs:
+        raise NoSuchRef(f"{ref}: the store has no checkpoints", hint="save one first")
+    if ref.run is not None and ref.run not in runs:
+        message = f"{ref}: there is no run {ref.run!r}; there is {_some(_near(ref.run, runs))}"
+        raise NoSuchRef(message, hint="the part before @ is the run")
+    if ref.kind == "latest":
+        return newest_first(candidates, ref.run)[0]
+    if ref.kind == "step":
+        return _by_step(ref, candidates, runs)
+    if ref.kind == "tag":
+        return _by_tag(ref, candidates, tags)
+    return _by_id(ref, candidates) or _no_id(ref, candidates)
+
+
+def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:
+    step = int(ref.value)
+    holders = [c for c in candidates if c.step == step]
+    run = ref.run or _default_run(runs)
+    for holder in holders:
+        if holder.run == run:
+            return holder
+    if holders and run is None:
+        message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
+        hint = f"write {holders[0].name}"
+        raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
+    by_id = _by_id(ref, candidates) if len(ref.value) >= ID_MIN_DIGITS else None
+    return by_id or _no_step(ref, run, step, candidates, holders)
+
+
+def _default_run(runs: Collection[str]) -> str | None:
+    if len(runs) == 1:
+        return next(iter(runs))
+    return DEFAULT_RUN if DEFAULT_RUN in runs else None
+
+
+def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
+    bare = "-" not in ref.value
+    found = [
+        c
+        for c in candidates
+        if (c.id.partition("-")[2] if bare else c.id).startswith(ref.value) and ref.run in (None, c.run)
+    ]
+    if len(found) > 1:
+        listed = [f"{short_id(c.id, 16)} ({c.name})" for c in newest_first(found)]
+        message = f"{ref}: {len(found)} ids begin so: {_some(listed)}"
+        raise AmbiguousRef(message, hint="give more digits, or RUN@STEP")
+    return found[0] if found else None
+
+
+def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
+    if ref.value not in tags:
+        near = _near(ref.value, tags)
+        there = f"there is {_some(near)}" if near else "the store has no tags"
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))
+    run, step = tags[ref.value]
+    if ref.run not in (None, run):
+        message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is of another run"
+        raise NoSuchRef(message, hint=f"write {ref.value}")
+    for candidate in candidates:
+        if candidate.run == run and candidate.step == step:
+            return candidate
+    message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is not there or not complete"
+    raise NoSuchRef(message, hint=_latest_hint(candidates))
+
+
+def _no_step(
+    ref: Ref,
+    run: str | None,
+    step: int,
+    candidates: Sequence[CheckpointInfo],
+    elsewhere: Sequence[CheckpointInfo],
+) -> NoReturn:
+    own = [c for c in candidates if run in (None, c.run)]
+    nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
+    there = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
+    hint = f"write {elsewhere[0].name} for the one of another run" if elsewhere else _latest_hint(candidates)
+    of_run = f" of the run {run!r}" if run is not None else ""
+    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {there}", hint=hint)
+
+
+def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
+    newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
+    raise NoSuchRef(f"{ref}: no id begins so; the newest: {_some(newest)}", hint=_latest_hint(candidates))
+
+
+def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:
+    return f"latest is {newest_first(candidates)[0].name}"
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    """Return `names`, the ones that look like `name` first."""
+    import difflib
+
+    ordered = sorted(names)
+    similar = difflib.get_close_matches(name, ordered, n=_SHOWN)
+    return similar + [n for n in ordered if n not in similar]
+
+
+def _some(names: Sequence[str], separator: str = ", ") -> str:
+    more = len(names) - _SHOWN
+    return separator.join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""What a checkpoint is: the manifest, its state, files and facts."""

@@ -1,0 +1,209 @@
+"""What a caller says about a checkpoint (metrics, metadata, message, parent), as plain JSON.
+
+Knows neither NumPy nor torch: whatever gives a float is a metric. Source: docs/format/v1.md,
+"manifest.json".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT, decimal_of_int, fits_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import Description
+
+METADATA_MAX_DEPTH = 100
+"""Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
+
+_NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
+_JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def describe(
+    metrics: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
+    message: str,
+    parent: str | None,
+) -> Description:
+    """Return what the caller says, checked and copied; later changes of the arguments do not show.
+
+    Args:
+        metrics: Name -> real number: int, float or anything with ``__float__`` that is one number
+            (a NumPy scalar, a tensor of no dimensions). Integers beyond ±2^53 become floats.
+        metadata: JSON-like values: None, bool, int, float, str, list, tuple (comes back as a list),
+            dict with str keys that do not start with ``$``; nested at most `METADATA_MAX_DEPTH`.
+        message: Free text.
+        parent: Id of the checkpoint that this one continues.
+
+    Raises:
+        BadInput: Something else; the message says where it is.
+    """
+    if not isinstance(message, str):
+        raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
+    if parent is not None and not is_digest(parent):
+        raise BadInput(
+            f"parent: wanted the id of a checkpoint or None, got {shown(parent)}",
+            hint="CheckpointInfo.id is one",
+        )
+    from ckstore.model.manifest.manifest import Description
+
+    return Description(_metrics(metrics), encode_metadata(metadata), _text(message, "message"), parent)
+
+
+def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return metadata as plain JSON; ``{"$float": "nan"}``, ``{"$int": "…"}`` for what JSON lacks.
+
+    Raises:
+        BadInput: As for `describe`.
+    """
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise BadInput(f"metadata: wanted a dict, got {_kind(metadata)}", hint=_JSON_HINT)
+    return _encoded_dict(metadata, "metadata", 1)
+
+
+def decode_metadata(encoded: Any) -> Any:
+    """Return one value of metadata as the caller gave it (tuples as lists); a copy.
+
+    `encoded` must come from `encode_metadata` or a parsed manifest.
+    """
+    if isinstance(encoded, list):
+        return [decode_metadata(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if len(encoded) == 1:
+        (name,) = encoded
+        if name == "$float":
+            return _NOT_FINITE[encoded[name]]
+        if name == "$int":
+            return int_of_decimal(encoded[name])
+    return {name: decode_metadata(value) for name, value in encoded.items()}
+
+
+def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a `Description` as users see it: the inverse of `encode_metadata`."""
+    return {name: decode_metadata(value) for name, value in encoded.items()}
+
+
+def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
+    """Return `metadata` if it is as `encode_metadata` makes it.
+
+    Args:
+        metadata: What `document.parse_object` made of it.
+        where: What is read, for messages.
+        what: Which part of it, for messages.
+
+    Raises:
+        BadInput: It is not; `decode_metadata` would not understand it.
+    """
+    if not isinstance(metadata, dict):
+        refuse(where, what, "an object", metadata)
+    todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
+    while todo:
+        container, depth = todo.pop()
+        if depth > METADATA_MAX_DEPTH:
+            refuse(where, what, f"at most {METADATA_MAX_DEPTH} levels", "more")
+        if isinstance(container, dict):
+            for name in container:
+                if name.startswith("$"):
+                    refuse(where, what, "no member with $ but $float and $int, alone", name)
+        below = container.values() if isinstance(container, dict) else container
+        todo.extend(
+            (value, depth + 1)
+            for value in below
+            if isinstance(value, list) or (isinstance(value, dict) and not _is_number(value))
+        )
+    return metadata
+
+
+def _is_number(value: dict[str, Any]) -> bool:
+    if len(value) != 1:
+        return False
+    ((name, text),) = value.items()
+    if name == "$float":
+        return isinstance(text, str) and text in _NOT_FINITE
+    return name == "$int" and is_big_decimal(text)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, int | float]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise BadInput(f"metrics: wanted a dict of name -> number, got {_kind(metrics)}")
+    return {_key(name, "metrics"): _number(value, name) for name, value in metrics.items()}
+
+
+def _key(name: object, path: str) -> str:
+    if not isinstance(name, str):
+        raise BadInput(f"{path}: wanted str keys, got {_kind(name)} {shown(name)}", hint="str(key)")
+    return _text(name, path)
+
+
+def _text(text: str, path: str) -> str:
+    if not fits_json(text):
+        raise BadInput(
+            f"{path}: wanted a str that JSON can hold, got two surrogates that JSON makes one "
+            f"character of: {shown(text)}",
+            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') makes it one, too",
+        )
+    return str.__str__(text)  # a member of a str enum as what it is, not as Colour.RED
+
+
+def _number(value: Any, name: str) -> int | float:
+    if isinstance(value, int) and not isinstance(value, bool) and -SAFE_INT <= value <= SAFE_INT:
+        return int(value)
+    path = f"metrics[{name!r}]"
+    # By name, since NumPy and torch are not known here; both turn True into 1.0 without a word.
+    dtype = str(getattr(value, "dtype", ""))
+    if isinstance(value, bool) or not hasattr(value, "__float__") or dtype.endswith("bool") or "complex" in dtype:
+        raise BadInput(f"{path}: wanted a real number, got {_kind(value)} {shown(value)}", hint=_NUMBER_HINT)
+    if tuple(getattr(value, "shape", ())) != ():
+        raise BadInput(f"{path}: wanted one number, got the shape {tuple(value.shape)}", hint=_NUMBER_HINT)
+    if hasattr(value, "detach"):
+        value = value.detach()  # float() of a loss that requires grad warns
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise BadInput(f"{path}: wanted a real number, got {_kind(value)}: {error}", hint=_NUMBER_HINT) from error
+
+
+def _encoded(value: Any, path: str, depth: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value, path)
+    if isinstance(value, int):
+        plain = int(value)
+        return plain if -SAFE_INT <= plain <= SAFE_INT else {"$int": decimal_of_int(plain)}
+    if isinstance(value, float):
+        number = float(value)
+        return number if math.isfinite(number) else {"$float": str(number)}
+    if isinstance(value, (list, tuple, dict)):
+        if depth >= METADATA_MAX_DEPTH:
+            raise BadInput(f"{path[:200]}…: wanted at most {METADATA_MAX_DEPTH} levels, got more (or a cycle)")
+        if isinstance(value, dict):
+            return _encoded_dict(value, path, depth + 1)
+        return [_encoded(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    raise BadInput(f"{path}: wanted a JSON-like value, got {_kind(value)} {shown(value)}", hint=_JSON_HINT)
+
+
+def _encoded_dict(value: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
+    out = {}
+    for key, item in value.items():
+        name = _key(key, path)
+        if name.startswith("$"):
+            raise BadInput(f"{path}: a key may not start with $, got {name!r}", hint="rename the key")
+        out[name] = _encoded(item, f"{path}[{name!r}]", depth)
+    return out

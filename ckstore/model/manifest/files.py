@@ -1,0 +1,98 @@
+"""Committed files as people see them, and what differs between those of two checkpoints. No data is read.
+
+Two files are equal if they have the same kind, mode, target, kept time and the same pieces. Equal bytes are cut
+equally, since a file is cut by what is in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from ckstore.model.manifest.manifest import FileRecord, Manifest
+
+FileChangeKind = Literal["added", "removed", "changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """One committed file, directory or symlink.
+
+    Attributes:
+        path: Relative, as it is checked out.
+        kind: ``file``, ``directory`` or ``symlink``.
+        mode: Permission bits; 0 for a symlink.
+        nbytes: Size of a file; 0 for the others.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A committed file that only one checkpoint has, or that differs.
+
+    Attributes:
+        kind: Whether it is only in the second checkpoint, only in the first, or differs.
+        before, after: The file in the first and in the second checkpoint; None where there is none.
+        changed_bytes: Bytes of the second that lie in pieces which the first does not have, if both are files. 0 if
+            only the mode, the target of a symlink or the kept time differs.
+    """
+
+    kind: FileChangeKind
+    before: FileSummary | None
+    after: FileSummary | None
+    changed_bytes: int = 0
+
+    @property
+    def path(self) -> str:
+        """Relative path."""
+        one = self.before if self.after is None else self.after
+        return "" if one is None else one.path
+
+
+def summaries(manifest: Manifest) -> list[FileSummary]:
+    """Return the files of a checkpoint, in the order of the manifest."""
+    return [_summary(manifest, file) for file in manifest.files]
+
+
+def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
+    """Return the files that differ, by path."""
+    old = {file.path: file for file in before.files}
+    new = {file.path: file for file in after.files}
+    changes = []
+    for path in sorted(old.keys() | new.keys()):
+        one, other = old.get(path), new.get(path)
+        if one is not None and other is not None and _key(before, one) == _key(after, other):
+            continue
+        changes.append(
+            FileChange(
+                "added" if one is None else "removed" if other is None else "changed",
+                None if one is None else _summary(before, one),
+                None if other is None else _summary(after, other),
+                0 if one is None or other is None else _changed_bytes(before, one, after, other),
+            )
+        )
+    return tuple(changes)
+
+
+def _summary(manifest: Manifest, file: FileRecord) -> FileSummary:
+    return FileSummary(file.path, file.kind, file.mode, sum(manifest.storages[i].nbytes for i in file.storages))
+
+
+def _key(manifest: Manifest, file: FileRecord) -> object:
+    return file.kind, file.mode, file.target, file.mtime_ns, _pieces(manifest, file)
+
+
+def _pieces(manifest: Manifest, file: FileRecord) -> list[tuple[str, int]]:
+    """Return digest and length of the pieces of a file, in order."""
+    return [(extent.piece, extent.length) for i in file.storages for extent in manifest.storages[i].extents]
+
+
+def _changed_bytes(before: Manifest, old: FileRecord, after: Manifest, new: FileRecord) -> int:
+    more = Counter(_pieces(after, new)) - Counter(_pieces(before, old))
+    return sum(length * count for (_, length), count in more.items())

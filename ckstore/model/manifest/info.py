@@ -1,0 +1,106 @@
+"""What users are told about a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ckstore.model.manifest.describe import decoded_metadata
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note on a checkpoint: when it was written (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and what it says."""
+
+    created: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One published checkpoint.
+
+    Attributes:
+        id: Digest of its manifest.
+        run, step: Its identity in the store.
+        sequence: Order of commits; the greatest is the latest.
+        out_of_order: Its sequence number is so far beyond all others that it does not count (`model.order`); it comes
+            before all others then, and can be loaded by its step or id.
+        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        logical_bytes: Bytes of everything it holds; what a copy without any sharing would take.
+        new_bytes: Bytes of the blobs that the save wrote.
+        reused_bytes: Bytes of it that the save found in the store.
+        leaf_count: Tensors, arrays and other values kept as bytes.
+        content: Says whether two checkpoints hold the same.
+        parent: Id of the checkpoint that this one continues, or None.
+        metrics: Name -> number; those of `Store.annotate` come before those of the save.
+        notes: Notes of `Store.annotate`, in the order in which they were written.
+        tags: Tags that name it when this was read.
+        durable: False if it lies on a filesystem that is not known to keep it through a power cut.
+        catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
+        oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
+            UTC, as `created`. Empty: that is not known of each of them.
+        warnings: From the save that returned this: what went wrong after the checkpoint was durable (a tag or the
+            catalog that could not be written, retention).
+    """
+
+    id: str
+    run: str
+    step: int
+    sequence: int
+    created: str
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+    leaf_count: int
+    content: str
+    parent: str | None = None
+    message: str = ""
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    durable: bool = True
+    catalogued: bool = True
+    notes: tuple[Note, ...] = ()
+    out_of_order: bool = False
+    warnings: tuple[str, ...] = ()
+    oldest_reading: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """The full ref of the checkpoint, ``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """Sort key of the order of commits."""
+        return 0 if self.out_of_order else self.sequence, self.created, self.id
+
+    def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
+        """Return this with what was added after the save: such a metric comes before one of the same name."""
+        return replace(self, metrics={**self.metrics, **metrics}, notes=notes)
+
+    @classmethod
+    def of(cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = ()) -> CheckpointInfo:
+        """Return what a manifest says."""
+        about = manifest.description
+        return cls(
+            id=manifest_id,
+            run=manifest.run,
+            step=manifest.step,
+            sequence=manifest.sequence,
+            created=manifest.created,
+            logical_bytes=manifest.logical_bytes,
+            new_bytes=manifest.new_bytes,
+            reused_bytes=manifest.reused_bytes,
+            leaf_count=len(manifest.leaves),
+            content=manifest.content,
+            parent=about.parent,
+            message=about.message,
+            metrics=about.metrics,
+            metadata=decoded_metadata(about.metadata),
+            tags=tags,
+        )

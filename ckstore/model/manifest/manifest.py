@@ -1,0 +1,240 @@
+"""What a checkpoint is: the values of ``manifest.json``. Source: docs/format/v1.md, "A checkpoint".
+
+What there are tens of thousands of is a named tuple: a frozen dataclass takes four times as long to make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.model.digest import Algorithm
+
+MANIFEST_VERSION = 1
+MANIFEST_MAX_BYTES = 512 * 2**20
+MAX_DEPTH = 100
+NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
+"""The paths to all values of a state have together at most so many characters, and so many more for each byte of the
+manifest: a comparison and an export write them out."""
+BLOB_MAX_BYTES = 2**31
+"""Chunks have at most 1 GiB, and a pack little more than its pieces."""
+MAX_ELEMENTS = 2**63
+"""What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
+
+MODE_MOST = 0o777
+FileKind = Literal["file", "directory", "symlink"]
+LeafKind = Literal["torch", "numpy", "bytes", "str"]
+Node = Any
+"""A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
+
+
+class Extent(NamedTuple):
+    """Where one piece is.
+
+    Attributes:
+        piece: Digest of the piece.
+        blob: Index into the manifest's `blobs`.
+        offset: Bytes from the start of the blob.
+        length: Bytes, at least 1.
+    """
+
+    piece: str
+    blob: int
+    offset: int
+    length: int
+
+
+class StorageRecord(NamedTuple):
+    """A row of `nbytes` bytes: the concatenation of its extents."""
+
+    nbytes: int
+    extents: tuple[Extent, ...]
+
+
+class LeafRecord(NamedTuple):
+    """One value that is kept as bytes.
+
+    Attributes:
+        name: Path in the state, ``model.layers[0].weight``.
+        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
+        dtype: ``float32`` or, for NumPy, ``<f4``; empty for bytes and str.
+        shape: Sizes, outermost first; empty for a scalar, bytes and str.
+        storage: Index into the manifest's `storages`.
+        offset: Bytes from the start of the storage to the first element.
+        strides: Elements, one for each dimension; None: row-major contiguous.
+    """
+
+    name: str
+    kind: LeafKind
+    dtype: str
+    shape: tuple[int, ...]
+    storage: int
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A committed file, directory or symlink.
+
+    Attributes:
+        path: Relative, with slashes, as `model.manifest.paths.check_path` approves it.
+        kind: ``file``, ``directory`` or ``symlink``.
+        mode: Permission bits, at most 0o777; 0 for a symlink.
+        storages: Indexes into the manifest's `storages`, whose bytes one after another are the content of a file.
+        target: What a symlink holds; empty for the others.
+        mtime_ns: Modification time since 1970, if it was asked to be kept.
+    """
+
+    path: str
+    kind: FileKind
+    mode: int = 0
+    storages: tuple[int, ...] = ()
+    target: str = ""
+    mtime_ns: int | None = None
+
+
+class BlobRecord(NamedTuple):
+    """A blob that a checkpoint needs: its digest and its size in bytes."""
+
+    digest: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the caller says about a checkpoint; all of it is checked and plain JSON (`model/manifest/describe`)."""
+
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
+
+    run: str
+    step: int
+    sequence: int
+    created: str
+    writer: str
+    description: Description
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+    content: str
+    blobs: tuple[BlobRecord, ...]
+    storages: tuple[StorageRecord, ...]
+    leaves: tuple[LeafRecord, ...]
+    state: Node
+    files: tuple[FileRecord, ...] = ()
+
+
+def file_json(file: FileRecord) -> dict[str, Any]:
+    """Return the JSON object of a committed file."""
+    out: dict[str, Any] = {"path": file.path, "kind": file.kind}
+    if file.kind == "symlink":
+        out["target"] = file.target
+    else:
+        out["mode"] = file.mode
+    if file.kind == "file":
+        out["storages"] = list(file.storages)
+    if file.mtime_ns is not None:
+        out["mtime"] = str(file.mtime_ns)
+    return out
+
+
+def leaf_text(leaf: LeafRecord) -> str:
+    """Return the canonical JSON of a leaf; members that have their default are left out.
+
+    Put together by hand: a state has tens of thousands of leaves, and no dict is needed for one.
+    """
+    array = leaf.kind in ("torch", "numpy")
+    dtype = f'"dtype":{quoted(leaf.dtype)},' if array else ""
+    offset = f',"offset":{leaf.offset}' if leaf.offset else ""
+    shape = f',"shape":{_numbers(leaf.shape)}' if array else ""
+    strides = f',"strides":{_numbers(leaf.strides)}' if array and leaf.strides is not None else ""
+    head = f'{{{dtype}"kind":{quoted(leaf.kind)},"name":{quoted(leaf.name)}'
+    return f'{head}{offset}{shape},"storage":{leaf.storage}{strides}}}'
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
+
+
+def _list_of(texts: Iterable[str]) -> str:
+    return f"[{','.join(texts)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTexts:
+    """The canonical JSON of the leaves and of the state, made once for the two places that hold them."""
+
+    leaves: str
+    state: str
+
+    @classmethod
+    def of(cls, leaves: Iterable[LeafRecord], state: Node) -> StateTexts:
+        """Return the texts of these."""
+        return cls(_list_of(map(leaf_text, leaves)), canonical_text(state))
+
+
+def content_digest(
+    texts: StateTexts, storages: Iterable[StorageRecord], algorithm: Algorithm, files: tuple[FileRecord, ...] = ()
+) -> str:
+    """Return the digest that says whether two checkpoints hold the same (docs/format/v1.md, "content")."""
+    members = {
+        "leaves": texts.leaves,
+        "state": texts.state,
+        "storages": _list_of(
+            f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.length}]' for e in s.extents)}]" for s in storages
+        ),
+    }
+    if files:
+        members["files"] = canonical_text([file_json(replace(file, mtime_ns=None)) for file in files])
+    return algorithm.digest(object_of(members))
+
+
+def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = None) -> tuple[str, bytes]:
+    """Return the id of the manifest and the bytes of ``manifest.json``; `texts` are those of its leaves and state."""
+    texts = texts or StateTexts.of(manifest.leaves, manifest.state)
+    about = manifest.description
+    plain: dict[str, Any] = {
+        "format": "ckstore-manifest",
+        "version": MANIFEST_VERSION,
+        "run": manifest.run,
+        "step": manifest.step,
+        "sequence": manifest.sequence,
+        "created": manifest.created,
+        "writer": manifest.writer,
+        "parent": about.parent,
+        "message": about.message,
+        "metrics": {name: encode_metric(value) for name, value in about.metrics.items()},
+        "metadata": about.metadata,
+        "logical_bytes": manifest.logical_bytes,
+        "new_bytes": manifest.new_bytes,
+        "reused_bytes": manifest.reused_bytes,
+        "content": manifest.content,
+        "blobs": [[blob.digest, blob.nbytes] for blob in manifest.blobs],
+    }
+    if manifest.files:
+        plain["files"] = [file_json(file) for file in manifest.files]
+    members = {name: canonical_text(value) for name, value in plain.items()}
+    members |= {"leaves": texts.leaves, "state": texts.state, "storages": _storages_text(manifest.storages)}
+    body = object_of(members)
+    digest = algorithm.digest(body)
+    return digest, b'{"digest":"' + digest.encode("ascii") + b'","manifest":' + body + b"}\n"
+
+
+def _storages_text(storages: Iterable[StorageRecord]) -> str:
+    return _list_of(
+        f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents)}]"
+        for s in storages
+    )

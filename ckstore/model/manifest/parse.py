@@ -1,0 +1,429 @@
+"""Read ``manifest.json``: the digest first, then every type and number, before anybody uses them.
+
+Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model/manifest/state_read`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, NoReturn, get_args
+
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.model.canonical import SAFE_INT
+from ckstore.model.digest import algorithm_of, is_digest
+from ckstore.model.document import (
+    check_created,
+    check_version,
+    parse_object,
+    refuse,
+    shown,
+)
+from ckstore.model.manifest.describe import check_metadata
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.files_read import read_files
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import (
+    BLOB_MAX_BYTES,
+    MANIFEST_MAX_BYTES,
+    MANIFEST_VERSION,
+    MAX_ELEMENTS,
+    NAMES_MOST_CHARS,
+    NAMES_MOST_TIMES,
+    BlobRecord,
+    Description,
+    Extent,
+    LeafKind,
+    LeafRecord,
+    Manifest,
+    StorageRecord,
+)
+from ckstore.model.manifest.state_read import check_state
+from ckstore.model.names import check_run
+from ckstore.model.order import MAX_SEQUENCE
+from ckstore.python_gc import python_gc_paused
+
+EXTENT_GRAIN_BYTES = 2**20
+"""All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
+
+NUMPY_MAX_DIMENSIONS = 64
+
+_HEAD = b'{"digest":"'
+_MIDDLE = b'","manifest":'
+_TAIL = b"}\n"
+_DIGEST_MAX_BYTES = 80
+_HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
+_LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
+_SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
+_METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+class OtherHash(DamagedBlob):
+    """The manifest is whole, and of a store that hashes with another algorithm; a store takes no such checkpoint."""
+
+
+def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[Manifest, str]:
+    """Return what ``manifest.json`` says, and its id.
+
+    Args:
+        data: The whole file.
+        where: Its path, for messages.
+        hash_prefix: With which the digests of the store begin that it lies in; empty: any.
+
+    Returns:
+        Metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
+        JSON values; all of it keeps to the format, so that whoever uses it need not look again.
+
+    Raises:
+        DamagedBlob: The file is not framed as a manifest, or its digest is not that of its bytes.
+        OtherHash: It is of a store with another hash.
+        NewerFormat: A newer ckstore wrote it.
+        BadInput: Its bytes are as they were written, and what they say is not as the format says;
+            or it is longer than `MANIFEST_MAX_BYTES`.
+    """
+    if len(data) > MANIFEST_MAX_BYTES:
+        refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
+    manifest_id, body = _unframe(data, where, hash_prefix)
+    with python_gc_paused():
+        return _Reader(parse_object(body, where=where), manifest_id, where, len(body)).whole(), manifest_id
+
+
+def parse_facts(data: bytes, *, where: str, hash_prefix: str = "") -> CheckpointInfo:
+    """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at.
+
+    That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
+
+    Raises:
+        As `parse_manifest`.
+    """
+    if len(data) > MANIFEST_MAX_BYTES:
+        refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
+    manifest_id, body = _unframe(data, where, hash_prefix)
+    with python_gc_paused():
+        reader = _Reader(parse_object(body, where=where), manifest_id, where, len(body))
+        reader.check_head()
+        return replace(CheckpointInfo.of(reader.facts(), manifest_id), leaf_count=len(reader.array("leaves")))
+
+
+def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:
+    """Return the id and the bytes of the manifest proper, which agree."""
+    end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
+    start = end + len(_MIDDLE)
+    if not (data.startswith(_HEAD) and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
+        wanted = '{"digest":"…","manifest":…} and a line feed'
+        found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
+        raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
+    claimed = data[len(_HEAD) : end].decode("latin-1")
+    if not is_digest(claimed):
+        raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first: the package for its hash may be missing
+        found = claimed.partition("-")[0]
+        msg = f"{where} is of a store with another hash: wanted digests that begin with {hash_prefix}-, found {found}-"
+        raise OtherHash(msg, hint="move its directory away; ckstore.open_checkpoint(DIRECTORY) reads it where it is")
+    body = memoryview(data)[start : len(data) - len(_TAIL)]
+    found = algorithm_of(claimed).digest(body)
+    if found != claimed:
+        raise DamagedBlob(f"{where}: the manifest is damaged: wanted the digest {claimed}, found {found}")
+    return claimed, body
+
+
+def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
+    """Return metrics from JSON.
+
+    Raises:
+        BadInput: They are not as `manifest.encode_metric` writes them.
+    """
+    if not isinstance(metrics, dict):
+        refuse(where, "metrics", "an object", metrics)
+    decoded: dict[str, int | float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, str) and value in _METRIC_WORDS:
+            decoded[name] = _METRIC_WORDS[value]
+        elif type(value) is int or type(value) is float:
+            decoded[name] = value
+        else:
+            refuse(where, f"metrics[{shown(name)}]", "a number, 'nan', 'inf' or '-inf'", value)
+    return decoded
+
+
+class _Reader:
+    """Checks one parsed manifest, member by member."""
+
+    def __init__(self, members: dict[str, Any], manifest_id: str, where: str, nbytes: int) -> None:
+        self.members = members
+        self.nbytes = nbytes
+        self.where = where
+        prefix = manifest_id.partition("-")[0]
+        self.is_own_digest = re.compile(rf"{prefix}-[0-9a-f]{{{_HEX_BY_PREFIX[prefix]}}}\Z").match
+        self.wanted_digest = f"a digest {prefix}-…"
+
+    def whole(self) -> Manifest:
+        members = self.members
+        self.check_head()
+        blobs = self.blobs()
+        storages = self.storages(blobs)
+        leaves = self.leaves(storages)
+        if "state" not in members:
+            refuse(self.where, "state", "a node", "no such member", words=True)
+        check_state(members["state"], leaves, self.where, NAMES_MOST_CHARS + NAMES_MOST_TIMES * self.nbytes)
+        logical_bytes = self.integer("logical_bytes")
+        total = sum(storage.nbytes for storage in storages)
+        if logical_bytes != total:
+            refuse(self.where, "logical_bytes", f"the sum of the storages, {total}", logical_bytes)
+        return replace(
+            self.facts(),
+            blobs=blobs,
+            storages=storages,
+            leaves=leaves,
+            state=members["state"],
+            files=read_files(members.get("files", []), len(storages), self.where),
+        )
+
+    def check_head(self) -> None:
+        if self.members.get("format") != "ckstore-manifest":
+            refuse(self.where, "format", "'ckstore-manifest'", self.members.get("format"))
+        check_version(self.members.get("version"), MANIFEST_VERSION, self.where)
+
+    def facts(self) -> Manifest:
+        """Return the manifest but for its blobs, storages, leaves, state and files."""
+        members = self.members
+        return Manifest(
+            run=self.run(),
+            step=self.integer("step"),
+            sequence=self.integer("sequence", least=1, most=MAX_SEQUENCE),
+            created=check_created(members.get("created"), self.where),
+            writer=self.text("writer"),
+            description=self.description(),
+            logical_bytes=self.integer("logical_bytes"),
+            new_bytes=self.integer("new_bytes"),
+            reused_bytes=self.integer("reused_bytes"),
+            content=self.own_digest(members.get("content"), "content"),
+            blobs=(),
+            storages=(),
+            leaves=(),
+            state=None,
+        )
+
+    # ------------------------------------------------------------------ single members
+
+    def integer(self, name: str, least: int = 0, most: int = SAFE_INT) -> int:
+        value = self.members.get(name)
+        if type(value) is not int or not least <= value <= most:
+            refuse(self.where, name, f"an integer from {least} to {_SHOWN[most]}", value)
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.members.get(name)
+        if not isinstance(value, str):
+            refuse(self.where, name, "a string", value)
+        return value
+
+    def array(self, name: str) -> list[Any]:
+        value = self.members.get(name)
+        if not isinstance(value, list):
+            refuse(self.where, name, "an array", value)
+        return value
+
+    def own_digest(self, value: object, what: str) -> str:
+        """Return a digest by the algorithm of the manifest itself."""
+        if not isinstance(value, str) or self.is_own_digest(value) is None:
+            refuse(self.where, what, self.wanted_digest, value)
+        return value
+
+    def run(self) -> str:
+        try:
+            return check_run(self.members.get("run"))
+        except BadInput as error:
+            raise BadInput(f"{self.where}: {error.message}") from error
+
+    def description(self) -> Description:
+        parent = self.members.get("parent", 0)
+        if parent is not None and not is_digest(parent):
+            refuse(self.where, "parent", "an id or null", parent)
+        metadata = check_metadata(self.members.get("metadata"), self.where)
+        return Description(self.metrics(), metadata, self.text("message"), parent)
+
+    def metrics(self) -> dict[str, int | float]:
+        return read_metrics(self.members.get("metrics"), self.where)
+
+    # ------------------------------------------------------------------ bytes
+
+    def blobs(self) -> tuple[BlobRecord, ...]:
+        blobs = []
+        seen = set()
+        for i, item in enumerate(self.array("blobs")):
+            if type(item) is not list or len(item) != 2:
+                refuse(self.where, f"blobs[{i}]", "[digest, size]", item)
+            digest, nbytes = item
+            self.own_digest(digest, f"blobs[{i}]")
+            if type(nbytes) is not int or not 1 <= nbytes <= BLOB_MAX_BYTES:
+                refuse(self.where, f"size of blobs[{i}]", f"an integer from 1 to {BLOB_MAX_BYTES}", nbytes)
+            if digest in seen:
+                refuse(self.where, f"blobs[{i}]", "each blob once", digest)
+            seen.add(digest)
+            blobs.append(BlobRecord(digest, nbytes))
+        return tuple(blobs)
+
+    def storages(self, blobs: tuple[BlobRecord, ...]) -> tuple[StorageRecord, ...]:
+        sizes = [blob.nbytes for blob in blobs]
+        storages = []
+        for i, item in enumerate(self.array("storages")):
+            if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
+                refuse(self.where, f"storages[{i}]", "[size, extents]", item)
+            nbytes, items = item
+            if type(nbytes) is not int or nbytes < 0:
+                refuse(self.where, f"size of storages[{i}]", "an integer from 0", nbytes)
+            extents: list[Extent] = []
+            total = 0
+            for extent_item in items:
+                if total % EXTENT_GRAIN_BYTES:
+                    wanted = f"all but the last to be a multiple of {EXTENT_GRAIN_BYTES} long"
+                    refuse(self.where, f"extents of storages[{i}]", wanted, extents[-1].length)
+                extents.append(self.extent(extent_item, sizes, i))
+                total += extents[-1].length
+            if total != nbytes:
+                refuse(
+                    self.where,
+                    f"extents of storages[{i}]",
+                    f"lengths that add up to {nbytes}",
+                    total,
+                )
+            storages.append(StorageRecord(nbytes, tuple(extents)))
+        return tuple(storages)
+
+    def extent(self, item: Any, sizes: list[int], storage: int) -> Extent:
+        if type(item) is not list or len(item) != 4:
+            refuse(
+                self.where,
+                f"an extent of storages[{storage}]",
+                "[digest, blob, offset, length]",
+                item,
+            )
+        piece, blob, offset, length = item
+        self.own_digest(piece, f"piece of storages[{storage}]")
+        if type(blob) is not int or not 0 <= blob < len(sizes):
+            refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
+        if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
+            refuse(self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item)
+        if offset + length > sizes[blob]:
+            wanted = f"an end within the {sizes[blob]} bytes of its blob"
+            refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)
+        return Extent(piece, blob, offset, length)
+
+    # ------------------------------------------------------------------ leaves
+
+    def leaves(self, storages: tuple[StorageRecord, ...]) -> tuple[LeafRecord, ...]:
+        sizes = [storage.nbytes for storage in storages]
+        # A list: a generator costs a tenth of the time of all.
+        leaves = tuple([self.leaf(item, i, sizes) for i, item in enumerate(self.array("leaves"))])
+        if len({leaf.name for leaf in leaves}) != len(leaves):
+            seen: set[str] = set()
+            for leaf in leaves:
+                if leaf.name in seen:
+                    refuse(self.where, "leaves", "each name once", leaf.name)
+                seen.add(leaf.name)
+        self.check_alone(leaves)
+        return leaves
+
+    def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
+        """Check that arrays, bytes and strings have a storage each: only tensors share, which takes no memory."""
+        owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
+        for leaf in leaves if owners else ():
+            if owners.get(leaf.storage, leaf.name) != leaf.name and 0 not in leaf.shape:
+                self.refuse_shared(leaf.name, owners[leaf.storage])
+
+    def refuse_shared(self, name: str, other: str) -> NoReturn:
+        what = f"storage of leaf {shown(name)}"
+        refuse(
+            self.where, what, "one of its own, unless all its leaves are tensors", f"that of {shown(other)}", words=True
+        )
+
+    def leaf(self, item: Any, i: int, sizes: list[int]) -> LeafRecord:
+        if type(item) is not dict:
+            refuse(self.where, f"leaves[{i}]", "an object", item)
+        get = item.get
+        name, storage, offset = get("name"), get("storage"), get("offset", 0)
+        if type(name) is not str:
+            refuse(self.where, f"name of leaves[{i}]", "a string", name)
+        kind = _LEAF_KINDS.get(get("kind")) if type(get("kind")) is str else None
+        if kind is None:
+            refuse(
+                self.where,
+                f"kind of leaf {shown(name)}",
+                ", ".join(_LEAF_KINDS.values()),
+                get("kind"),
+            )
+        if type(storage) is not int or not 0 <= storage < len(sizes):
+            refuse(
+                self.where,
+                f"storage of leaf {shown(name)}",
+                f"an index below {len(sizes)}",
+                storage,
+            )
+        if type(offset) is not int or offset < 0:
+            refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
+        if kind in ("bytes", "str"):
+            if offset:
+                refuse(self.where, f"offset of leaf {shown(name)}", f"none for kind {kind}", offset)
+            return LeafRecord(name, kind, "", (), storage)
+        dtype, shape, strides = self.layout(item, name, kind, offset, sizes[storage])
+        return LeafRecord(name, kind, dtype, shape, storage, offset, strides)
+
+    def layout(
+        self, item: dict[str, Any], name: str, kind: str, offset: int, storage_bytes: int
+    ) -> tuple[str, tuple[int, ...], tuple[int, ...] | None]:
+        """Return dtype, shape and strides of a tensor or an array."""
+        dtype, strides = item.get("dtype"), item.get("strides")
+        item_bytes = itemsize(kind, dtype) if isinstance(dtype, str) else None
+        if not isinstance(dtype, str) or item_bytes is None:
+            refuse(self.where, f"dtype of leaf {shown(name)}", f"a dtype of kind {kind}", dtype)
+        shape = self.sizes_of(item.get("shape"), name, kind, item_bytes)
+        if strides is not None:
+            strides = self.strides_of(strides, name, kind, len(shape))
+        low, high = _span_bytes(shape, strides, item_bytes)
+        if offset + low < 0 or (high and offset + high > storage_bytes):
+            wanted = f"elements within the {storage_bytes} bytes of its storage"
+            found = f"bytes {offset + low} to {offset + high}"
+            refuse(self.where, f"leaf {shown(name)}", wanted, found, words=True)
+        return dtype, shape, strides
+
+    def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
+        if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
+            refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
+        count = item_bytes if kind == "numpy" else 1  # which counts bytes, even of an array without elements
+        for size in shape:
+            if type(size) is not int or size < 0:
+                refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
+            count *= size or 1
+            if count >= MAX_ELEMENTS:
+                refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
+        return tuple(shape)
+
+    def strides_of(self, strides: Any, name: str, kind: str, dimensions: int) -> tuple[int, ...]:
+        # torch knows no negative strides; NumPy does, and the elements are inside all the same.
+        if (
+            type(strides) is not list
+            or len(strides) != dimensions
+            or any(type(s) is not int or (s < 0 and kind == "torch") for s in strides)
+        ):
+            wanted = f"an array of {dimensions} strides"
+            refuse(self.where, f"strides of leaf {shown(name)}", wanted, strides)
+        return tuple(strides)
+
+
+def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> tuple[int, int]:
+    """Return where the elements begin and end, from the first one; (0, 0) if there is none."""
+    if strides is None:
+        count = 1
+        for size in shape:
+            count *= size
+        return 0, count * item_bytes
+    low, high = 0, 1
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 0:
+            return 0, 0
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return low * item_bytes, high * item_bytes

@@ -1,0 +1,152 @@
+"""Values of a state as JSON that people can read: what stands in ``state.json`` beside exported tensors.
+
+Source: docs/how-to/export.md. None, booleans, strings, finite floats and integers within 2^53 stand for themselves,
+what JSON lacks is an object that says what it is, so nothing is lost but the types of containers. No I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.model.canonical import fits_json
+from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.model.manifest.nodes import bytes_of_text, decode_key, text_of_bytes, text_of_leaf
+from ckstore.model.names import join_index, join_key
+
+_FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
+_FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
+_SEQUENCES = ("list", "tuple")
+_DICTS = ("dict", "odict", "counter")
+_NAN_BITS = "7ff8000000000000"
+_NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan"}
+
+
+@dataclass(slots=True)
+class PlainValues:
+    """The values of a state that are no leaves; containers are there only when they are empty.
+
+    Attributes:
+        values: Name and node of each, in the order of the state.
+        attributes: The same for what was set on ordered dicts; the name is that of the dict and of the attribute.
+        torch_versions: Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
+    """
+
+    values: list[tuple[str, Node]] = field(default_factory=list)
+    attributes: list[tuple[str, Node]] = field(default_factory=list)
+    torch_versions: list[str] = field(default_factory=list)
+
+
+def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> PlainValues:
+    """Return the values in `state` that are no leaves.
+
+    Args:
+        state: The root node.
+        leaves: All of the manifest.
+        keep: Which names are wanted; None: all. Attributes go with their dict if anything in it is wanted.
+    """
+    found = PlainValues()
+    _Walk(found, leaves, keep).node(state, "")
+    return found
+
+
+class _Walk:
+    def __init__(self, found: PlainValues, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> None:
+        self._found = found
+        self._leaves = leaves
+        self._keep = keep
+
+    def node(self, node: Node, path: str) -> bool:
+        """Collect what is at and below `node`; return whether anything of it is wanted, a leaf too."""
+        tag = node[0] if isinstance(node, list) else None
+        if tag == "leaf":
+            return self._keep is None or self._keep(self._leaves[node[1]].name)
+        wanted = False
+        if tag in _SEQUENCES and node[1]:
+            for i, item in enumerate(node[1]):
+                wanted |= self.node(item, join_index(path, i))
+        elif tag in _DICTS and node[1]:
+            for own, item in node[1]:
+                wanted |= self.node(item, _join(path, decode_key(own)))
+        else:
+            wanted = self._keep is None or self._keep(path)
+            if wanted:
+                self._found.values.append((path, node))
+        if wanted and tag == "odict" and node[2] is not None:
+            self._attributes(node[2], path)
+        return wanted
+
+    def _attributes(self, node: Node, path: str) -> None:
+        inner = PlainValues()
+        for own, item in node[1]:
+            key = decode_key(own)
+            if key == "_metadata" and _only_versions(item):
+                self._found.torch_versions.append(path)
+            else:
+                _Walk(inner, self._leaves, None).node(item, _join(path, key))
+        # Attributes of attributes are told like the others: nobody but a test has them.
+        self._found.attributes += inner.values + inner.attributes
+        self._found.torch_versions += inner.torch_versions
+
+
+def _join(path: str, key: str | int) -> str:
+    return join_key(path, key) if isinstance(key, str) else join_index(path, key)
+
+
+def _only_versions(node: Node) -> bool:
+    """Whether this is what torch keeps beside a state dict: ``{module: {"version": 1}}``."""
+    if not isinstance(node, list) or node[0] not in _DICTS or (node[0] == "odict" and node[2] is not None):
+        return False
+    return all(
+        isinstance(item, list) and item[0] == "dict" and [own for own, _ in item[1]] in (["version"], [])
+        for _, item in node[1]
+    )
+
+
+def json_of_node(node: Node) -> Any:
+    """Return the JSON value of a node that is neither a leaf nor a container with something in it."""
+    if isinstance(node, str):
+        return json_of_text(node)
+    if not isinstance(node, list):
+        return node
+    tag = node[0]
+    if tag == "float":
+        return _float(node[1])
+    if tag == "complex":
+        return {"complex": [_float(node[1]), _float(node[2])]}
+    if tag == "numpy":
+        return {"numpy": node[1], "data": node[2], **_readable(node[1], bytes_of_text(node[2]))}
+    if tag in _SEQUENCES:
+        return []
+    return {} if tag in _DICTS else {str(tag): node[1]}
+
+
+def json_of_text(text: str) -> Any:
+    """Return a string as it is, unless JSON would change it."""
+    return text if fits_json(text) else {"utf-8": text_of_bytes(text.encode("utf-8", "surrogatepass"))}
+
+
+def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
+    """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
+    if leaf.kind == "str":
+        return json_of_text(text_of_leaf(leaf, data))
+    if leaf.kind == "bytes":
+        return {"bytes": text_of_bytes(data)}
+    return {leaf.kind: leaf.dtype, "shape": list(leaf.shape), "data": text_of_bytes(data)}
+
+
+def _float(x: float | str) -> Any:
+    if not isinstance(x, str):
+        return float(x)
+    return {"float": _NAMED[x]} if x in _NAMED else {"float": "nan", "bits": x}
+
+
+def _readable(dtype: str, data: bytes) -> dict[str, Any]:
+    """Return a NumPy scalar as a plain number beside its bytes, where JSON has it."""
+    code = _FORMATS.get(dtype[1:])
+    if code is None:
+        return {}
+    value = struct.unpack((">" if dtype[0] == ">" else "<") + code, data)[0]
+    return {"value": value} if value == value and value not in (float("inf"), float("-inf")) else {}  # noqa: PLR0124 - nan

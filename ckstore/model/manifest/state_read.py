@@ -1,0 +1,190 @@
+"""Check the tree of nodes that ``manifest.json`` gives as the state.
+
+Goes down with a list, not by recursion: the caller may be deep in its own stack.
+Source: docs/format/v1.md, "Nodes" and "Names".
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from ckstore.model.document import is_big_decimal, refuse, shown
+from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord
+from ckstore.model.names import join_index, join_key
+
+_BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
+_EXPONENT = 0x7FF
+_INDEX_CHARS = 3
+_ATTRIBUTES = object()
+"""Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
+
+_Children = Iterable[tuple[Any, Any]]
+
+
+def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
+    """Check that `state` is a node, and that it names each of `leaves` once, by its path.
+
+    Args:
+        state: The root node.
+        leaves: All of the manifest.
+        where: Its path, for messages.
+        names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
+
+    Raises:
+        BadInput: It is not, or it does not, or containers are nested more than `MAX_DEPTH` deep.
+    """
+    walk = _Walk(leaves, where, names_most)
+    walk.down([(None, state)])
+    if not all(walk.named):
+        name = leaves[walk.named.index(False)].name
+        refuse(where, "state", f"one node that names the leaf {shown(name)}", "none", words=True)
+
+
+class _Place:
+    """Where a container is. Its name is made only when a leaf below it asks.
+
+    So a hostile manifest cannot make us write out a long name for each of many empty containers.
+    """
+
+    __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
+
+    def __init__(self, parent: _Place | None, key: Any) -> None:
+        self.parent = parent
+        self.key = key
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.leafless: bool = key is _ATTRIBUTES or (parent is not None and parent.leafless)
+        self._name: str | None = None if parent else ""
+        own_chars = len(key) if type(key) is str else 0 if key is _ATTRIBUTES else _INDEX_CHARS
+        self.name_chars: int = parent.name_chars + own_chars if parent else 0
+
+    @property
+    def name(self) -> str:
+        if self._name is None:
+            self._name = self.parent.child(self.key) if self.parent else ""
+        return self._name
+
+    def child(self, key: Any) -> str:
+        """Return the name of the value at `key`: a string, an integer or ``["int", decimal]``."""
+        if type(key) is str:
+            return join_key(self.name, key)
+        if type(key) is int:
+            return join_index(self.name, key)
+        if type(key) is list:
+            return f"{self.name}[{key[1]}]"
+        return self.name + (" (attributes)" if key is _ATTRIBUTES else "")
+
+
+class _Walk:
+    """Checks each node once."""
+
+    def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
+        self.names_most = self.names_left = names_most
+        self.leaves = leaves
+        self.where = where
+        self.named = [False] * len(leaves)
+
+    def down(self, top: _Children) -> None:
+        """Check the nodes of `top`, the state with the key None, and all below."""
+        stack: list[tuple[_Place, Iterator[tuple[Any, Any]]]] = [(_Place(None, None), iter(top))]
+        while stack:
+            place, items = stack[-1]
+            for key, node in items:
+                kind = type(node)
+                if kind is str or kind is int or node is None or kind is bool:
+                    continue
+                if kind is not list or not node or type(node[0]) is not str:
+                    self.refuse(place, key, "a node", node)
+                children = self.array(node, place, key)
+                if children is not None:
+                    below = _Place(place, key)
+                    if below.depth > MAX_DEPTH:
+                        self.refuse(place, key, f"containers at most {MAX_DEPTH} deep", node)
+                    self.names_left -= below.name_chars * len(node[1])
+                    if self.names_left < 0:
+                        self.refuse(place, key, f"names of at most {self.names_most} characters", "more", words=True)
+                    stack.append((below, iter(children)))
+                    break
+            else:
+                stack.pop()
+
+    def array(self, node: list[Any], place: _Place, key: Any) -> _Children | None:  # noqa: RET503 - refuse
+        """Check a node that is an array; return what is in it if it is a container."""
+        tag, size = node[0], len(node)
+        if tag == "leaf" and size == 2:
+            self.leaf(node[1], place, key)
+            return None
+        if tag in ("list", "tuple") and size == 2 and type(node[1]) is list:
+            return enumerate(node[1])
+        if (tag in ("dict", "counter") and size == 2) or (tag == "odict" and size == 3):
+            return self.pairs(node, place, key)
+        if (
+            (tag == "float" and size == 2 and _is_float(node[1]))
+            or (tag == "int" and size == 2 and is_big_decimal(node[1]))
+            or (tag == "complex" and size == 3 and _is_float(node[1]) and _is_float(node[2]))
+            or (tag == "bytes" and size == 2 and _bytes_in(node[1]) is not None)
+            or (tag == "numpy" and size == 3 and _is_numpy_scalar(node[1], node[2]))
+        ):
+            return None
+        self.refuse(place, key, "a node", node)
+
+    def leaf(self, index: Any, place: _Place, key: Any) -> None:
+        if type(index) is not int or not 0 <= index < len(self.leaves):
+            self.refuse(place, key, f"an index below {len(self.leaves)}", index)
+        name = place.child(key)
+        if place.leafless:
+            self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
+        if self.leaves[index].name != name:
+            self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
+        self.named[index] = True  # once: no two nodes have one name, as keys are there once
+
+    def pairs(self, node: list[Any], place: _Place, key: Any) -> _Children:
+        pairs = node[1]
+        if type(pairs) is not list:
+            self.refuse(place, key, "an array of [key, node]", pairs)
+        seen: set[str | int | tuple[str]] = set()
+        for pair in pairs:
+            if type(pair) is not list or len(pair) != 2:
+                self.refuse(place, key, "an array of [key, node]", pair)
+            own = pair[0]
+            if type(own) is str or type(own) is int:
+                seen.add(own)
+            elif type(own) is list and len(own) == 2 and own[0] == "int" and is_big_decimal(own[1]):
+                seen.add((own[1],))
+            else:
+                self.refuse(place, key, 'a string, an integer or ["int", …] as key', own)
+        if len(seen) != len(pairs):
+            self.refuse(place, key, "each key once", f"{len(seen)} of {len(pairs)}", words=True)
+        if node[0] != "odict":
+            return pairs
+        attributes = node[2]
+        if attributes is not None and (type(attributes) is not list or attributes[:1] != ["dict"]):
+            self.refuse(place, key, "attributes that are null or a dict", attributes)
+        return [*pairs, (_ATTRIBUTES, attributes)]
+
+    def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
+        refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)
+
+
+def _is_float(x: Any) -> bool:
+    """Whether `x` is a number, or the bits of a float that is not finite."""
+    if type(x) is str:
+        return _BITS_PATTERN.match(x) is not None and int(x[:4], 16) >> 4 & _EXPONENT == _EXPONENT
+    return type(x) is float or type(x) is int
+
+
+def _bytes_in(text: Any) -> bytes | None:
+    if type(text) is not str:
+        return None
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except ValueError:  # binascii.Error and UnicodeEncodeError are both
+        return None
+
+
+def _is_numpy_scalar(dtype: Any, text: Any) -> bool:
+    data = _bytes_in(text)
+    return data is not None and type(dtype) is str and len(data) == numpy_itemsize(dtype)

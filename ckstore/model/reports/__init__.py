@@ -1,0 +1,1 @@
+"""What users are told that an act did or would do."""

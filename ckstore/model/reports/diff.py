@@ -1,0 +1,260 @@
+"""What differs between two checkpoints, by their manifests: names, dtypes, shapes, pieces. No data is read.
+
+Two tensors are equal if they have the same dtype, shape, strides and pieces. A tensor that is a view of a part of a
+larger storage may share pieces with other tensors, and then counts as changed when one of those changed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.files import FileChange, file_changes
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+from ckstore.model.manifest.nodes import bytes_of_text, decode_key, decode_scalar
+from ckstore.model.names import join_index, join_key
+
+PlainKind = Literal["added", "removed", "changed"]
+_Piece = tuple[int, int, str]
+_FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
+_FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
+_CONTAINERS = ("list", "tuple", "dict", "odict", "counter")
+
+
+@dataclass(frozen=True, slots=True)
+class DiffLeaf:
+    """One tensor, array, long string or bytes.
+
+    Attributes:
+        name: Path in the state.
+        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
+        dtype, shape: Empty for bytes and str.
+        nbytes: Bytes of its elements.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far the values of a tensor are apart.
+
+    Attributes:
+        largest_absolute: Greatest ``|after - before|``; infinite where only one of two elements is a number.
+        largest_relative: Greatest ``|after - before| / max(|after|, |before|)``, from 0 to 2.
+    """
+
+    largest_absolute: float
+    largest_relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeafChange:
+    """One tensor that differs.
+
+    Attributes:
+        before, after: The tensor in the first and in the second checkpoint.
+        changed_bytes: Bytes of it that lie in pieces which differ, at most its size: small tensors are one piece,
+            large ones are cut at every `chunk_bytes`.
+        difference: Of the values; None unless asked for, and where dtype or shape leave nothing to compare.
+    """
+
+    before: DiffLeaf
+    after: DiffLeaf
+    changed_bytes: int
+    difference: Difference | None = None
+
+    @property
+    def name(self) -> str:
+        """Path in the state."""
+        return self.after.name
+
+
+@dataclass(frozen=True, slots=True)
+class PlainChange:
+    """A value that is no tensor, such as a learning rate, or the type of a container.
+
+    Attributes:
+        name: Path in the state.
+        kind: Whether it is only in the second checkpoint, only in the first, or differs.
+        before, after: The values; None where there is none. A container is shown as ``list``, ``dict`` …
+    """
+
+    name: str
+    kind: PlainKind
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What differs from checkpoint `before` to checkpoint `after`.
+
+    Attributes:
+        before, after: Names of the checkpoints, ``RUN@STEP``.
+        added, removed: Tensors that only one of them has.
+        changed: Tensors that differ.
+        plain: Other values that differ.
+        files: Committed files that differ.
+        unchanged_count: Tensors that are the same in both.
+        same_content: Whether both hold the same, bit for bit, in the same structure and order.
+    """
+
+    before: str
+    after: str
+    added: tuple[DiffLeaf, ...] = ()
+    removed: tuple[DiffLeaf, ...] = ()
+    changed: tuple[LeafChange, ...] = ()
+    plain: tuple[PlainChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    unchanged_count: int = 0
+    same_content: bool = field(default=False)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Bytes of the changed tensors that lie in pieces which differ."""
+        return sum(change.changed_bytes for change in self.changed)
+
+    def __bool__(self) -> bool:
+        """Whether anything differs that is listed."""
+        return bool(self.added or self.removed or self.changed or self.plain or self.files)
+
+
+def diff_manifests(before: Manifest, after: Manifest) -> Diff:
+    """Return what differs; each list in the order of the state that has the name."""
+    old = {leaf.name: leaf for leaf in before.leaves}
+    new = {leaf.name: leaf for leaf in after.leaves}
+    changed = []
+    unchanged_count = 0
+    for name, leaf in new.items():
+        if name not in old:
+            continue
+        change = _change(before, old[name], after, leaf)
+        if change is None:
+            unchanged_count += 1
+        else:
+            changed.append(change)
+    return Diff(
+        before=f"{before.run}@{before.step}",
+        after=f"{after.run}@{after.step}",
+        added=tuple(_summary(after, leaf) for name, leaf in new.items() if name not in old),
+        removed=tuple(_summary(before, leaf) for name, leaf in old.items() if name not in new),
+        changed=tuple(changed),
+        plain=tuple(_plain_changes(before.state, after.state)),
+        files=file_changes(before, after),
+        unchanged_count=unchanged_count,
+        same_content=before.content == after.content,
+    )
+
+
+def _summary(manifest: Manifest, leaf: LeafRecord) -> DiffLeaf:
+    item_bytes = itemsize(leaf.kind, leaf.dtype)
+    nbytes = manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
+    return DiffLeaf(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
+
+
+def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord) -> LeafChange | None:
+    one, other = _summary(before, old), _summary(after, new)
+    old_pieces, new_pieces = _pieces(before, old), _pieces(after, new)
+    if one == other and old.strides == new.strides and old_pieces == new_pieces:
+        return None
+    common_bytes = sum(length for _, length, _ in old_pieces & new_pieces)
+    changed_bytes = max(one.nbytes, other.nbytes) - common_bytes
+    return LeafChange(one, other, max(0, changed_bytes))
+
+
+def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
+    """Return start, length and digest of the pieces below a leaf, relative to its first byte and cut at its ends."""
+    if 0 in leaf.shape:
+        return set()
+    first, last = _span(manifest, leaf)
+    pieces = set()
+    at = 0
+    for extent in manifest.storages[leaf.storage].extents:
+        start, stop = max(at, first), min(at + extent.length, last)
+        if start < stop:
+            # Where the piece begins relative to the leaf matters, too: the same piece may hold other bytes of it.
+            pieces.add((at - first, stop - start, extent.piece))
+        at += extent.length
+    return pieces
+
+
+def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
+    """Return the first byte of a leaf in its storage and the one after its last."""
+    item_bytes = itemsize(leaf.kind, leaf.dtype)
+    if item_bytes is None:
+        return 0, manifest.storages[leaf.storage].nbytes
+    if leaf.strides is None:
+        return leaf.offset, leaf.offset + item_bytes * math.prod(leaf.shape)
+    ends = [(size - 1) * stride for size, stride in zip(leaf.shape, leaf.strides, strict=True)]
+    first = leaf.offset + item_bytes * sum(end for end in ends if end < 0)
+    return first, leaf.offset + item_bytes * (1 + sum(end for end in ends if end > 0))
+
+
+def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
+    old, new = dict(_plain(before, "")), dict(_plain(after, ""))
+    for name, node in old.items():
+        if name not in new:
+            if not _is_full(node):
+                yield PlainChange(name, "removed", _shown(node), None)
+        elif _key(node) != _key(new[name]):
+            yield PlainChange(name, "changed", _shown(node), _shown(new[name]))
+    for name, node in new.items():
+        if name not in old and not _is_full(node):
+            yield PlainChange(name, "added", None, _shown(node))
+
+
+def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
+    """Give name and node of every value that is no leaf, containers included."""
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "leaf":
+        return
+    yield path, node
+    if tag in ("list", "tuple"):
+        for i, item in enumerate(node[1]):
+            yield from _plain(item, join_index(path, i))
+    elif tag in _CONTAINERS:
+        for own, item in node[1]:
+            key = decode_key(own)
+            yield from _plain(item, join_key(path, key) if isinstance(key, str) else join_index(path, key))
+        if tag == "odict" and node[2] is not None:
+            yield from _plain(node[2], f"{path} (attributes)")
+
+
+def _is_container(node: Node) -> bool:
+    return isinstance(node, list) and node[0] in _CONTAINERS
+
+
+def _is_full(node: Node) -> bool:
+    """Whether this is a container with something in it, which says enough by itself."""
+    return _is_container(node) and bool(node[1])
+
+
+def _key(node: Node) -> object:
+    """Return what two equal values have in common: the type of a container, the bits of a value."""
+    return ("container", node[0]) if _is_container(node) else (type(node), repr(node))
+
+
+def _shown(node: Node) -> object:
+    if _is_container(node):
+        return str(node[0])
+    if isinstance(node, list) and node[0] == "numpy":
+        return _number(node[1], bytes_of_text(node[2]))
+    return decode_scalar(node)
+
+
+def _number(dtype: str, data: bytes) -> object:
+    """Return a NumPy scalar as a plain number, without NumPy; what is none, as text."""
+    code = _FORMATS.get(dtype[1:])
+    if code is None:
+        return f"numpy {dtype} {data.hex()}"
+    value: object = struct.unpack((">" if dtype[0] == ">" else "<") + code, data)[0]
+    return value

@@ -1,0 +1,1 @@
+"""What a store is told to do: its settings, retention, limits."""

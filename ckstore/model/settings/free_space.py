@@ -1,0 +1,109 @@
+"""What a save needs and what there is, what dropping would free, and how to say it: values without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckstore.model.reports.gc_report import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Bytes and inodes; they are added and compared together.
+
+    Attributes:
+        nbytes: Bytes.
+        inodes: Files and directories.
+    """
+
+    nbytes: int = 0
+    inodes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.nbytes + other.nbytes, self.inodes + other.inodes)
+
+    def covers(self, other: Amount) -> bool:
+        """Whether neither less bytes nor less inodes are here than in `other`."""
+        return self.nbytes >= other.nbytes and self.inodes >= other.inodes
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a save takes beyond what the store has, and what is free.
+
+    Attributes:
+        new: What it takes.
+        free_bytes: What is free.
+        free_inodes: What is free; None: the filesystem counts no inodes.
+    """
+
+    new: Amount
+    free_bytes: int
+    free_inodes: int | None
+
+    @property
+    def missing(self) -> Amount:
+        """What has to be freed for the save to fit."""
+        inodes = 0 if self.free_inodes is None else max(0, self.new.inodes - self.free_inodes)
+        return Amount(max(0, self.new.nbytes - self.free_bytes), inodes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing has to be freed."""
+        return self.missing == Amount()
+
+    def __str__(self) -> str:
+        parts = []
+        if self.missing.nbytes:
+            parts.append(f"{self.new.nbytes} bytes, {self.free_bytes} are free")
+        if self.missing.inodes:
+            parts.append(f"{self.new.inodes} inodes, {self.free_inodes} are free")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Something that would free space.
+
+    Attributes:
+        action: A command.
+        frees: How much it would free.
+    """
+
+    action: str
+    frees: Amount
+
+
+def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
+    """Return how many of the first of `freed` are enough for `missing` together; None: all of them are not."""
+    total = Amount()
+    for count, amount in enumerate([Amount(), *freed]):
+        total += amount
+        if total.covers(missing):
+            return count
+    return None
+
+
+def advice(ways: Sequence[Way], missing: Amount | None) -> str:
+    """Return in words what would free how much, up to the first way that is enough; None: it is not known what is."""
+    useful: list[Way] = []
+    for way in ways:
+        if _in_words(way.frees, missing) != _in_words(useful[-1].frees if useful else Amount(), missing):
+            useful.append(way)
+        if missing is not None and useful and useful[-1].frees.covers(missing):
+            break
+    if not useful:
+        return "nothing in the store can be dropped or freed: make room on the filesystem, then save again"
+    said = ", ".join(f"{way.action} would free {_in_words(way.frees, missing)}" for way in useful)
+    enough = missing is None or useful[-1].frees.covers(missing)
+    return said if enough else f"{said}; that is not enough: make room on the filesystem, too"
+
+
+def _in_words(amount: Amount, missing: Amount | None) -> str:
+    words = []
+    if missing is None or missing.nbytes or not missing.inodes:
+        words.append(size_text(amount.nbytes))
+    if missing is not None and missing.inodes:
+        words.append(f"{amount.inodes} inodes")
+    return " and ".join(words)

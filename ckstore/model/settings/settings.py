@@ -1,0 +1,142 @@
+"""What ``store.json`` and ``config.json`` say. Source: docs/format/v1.md; no files here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
+from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STORE_VERSION = 1
+CHUNK_GRAIN_BYTES = 2**20
+CHUNK_MAX_BYTES = 2**30
+_STORE_FORMAT = "ckstore-store"
+_CONFIG_FORMAT = "ckstore-config"
+_UUID_PATTERN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What a store is; fixed when it is made.
+
+    Attributes:
+        uuid: Lower-case, with dashes.
+        hash: Name of the algorithm of all digests: ``xxh3_128`` or ``blake3``.
+        chunk_bytes: Tensors are cut into chunks of this size; a multiple of 1 MiB up to 1 GiB.
+        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+
+    Raises:
+        BadInput: A value that no store can have.
+    """
+
+    uuid: str
+    hash: str
+    chunk_bytes: int
+    created: str
+
+    def __post_init__(self) -> None:
+        _check_uuid(self.uuid)
+        algorithm_named(self.hash)
+        check_chunk_bytes(self.chunk_bytes)
+        check_created(self.created, "the settings of a store")
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of all digests of the store."""
+        return ALGORITHMS[self.hash]
+
+    def render(self) -> bytes:
+        """Return the content of ``store.json``."""
+        members = {
+            "format": _STORE_FORMAT,
+            "version": STORE_VERSION,
+            "uuid": self.uuid,
+            "hash": self.hash,
+            "chunk_bytes": self.chunk_bytes,
+            "created": self.created,
+        }
+        return canonical_json(members) + b"\n"
+
+
+def _check_uuid(uuid: object) -> None:
+    if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
+        raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r}")
+
+
+def check_chunk_bytes(chunk_bytes: object) -> int:
+    """Return `chunk_bytes`.
+
+    Raises:
+        BadInput: It is not a multiple of 1 MiB between 1 MiB and 1 GiB.
+    """
+    if (
+        isinstance(chunk_bytes, bool)
+        or not isinstance(chunk_bytes, int)
+        or not CHUNK_GRAIN_BYTES <= chunk_bytes <= CHUNK_MAX_BYTES
+        or chunk_bytes % CHUNK_GRAIN_BYTES
+    ):
+        raise BadInput(
+            f"chunk_bytes must be a multiple of {CHUNK_GRAIN_BYTES} (1 MiB) "
+            f"up to {CHUNK_MAX_BYTES} (1 GiB), got {chunk_bytes!r}"
+        )
+    return chunk_bytes
+
+
+def parse_settings(data: bytes, where: str) -> StoreSettings:
+    """Return what ``store.json`` says.
+
+    Args:
+        data: Its whole content.
+        where: Its path, for messages.
+
+    Raises:
+        NewerFormat: A newer ckstore made the store.
+        BadInput: It is not a ``store.json``.
+    """
+    members = _members(data, where, _STORE_FORMAT)
+    wanted = ("uuid", "hash", "chunk_bytes", "created")
+    missing = [name for name in wanted if name not in members]
+    if missing:
+        refuse(where, "the members", ", ".join(wanted), f"no {', '.join(missing)}", words=True)
+    try:
+        return StoreSettings(**{name: members[name] for name in wanted})
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def render_config(config: Mapping[str, Any]) -> bytes:
+    """Return the content of ``config.json`` for settings that may change (JSON-like values).
+
+    Raises:
+        BadInput: A value that JSON cannot hold; as `describe.encode_metadata`.
+    """
+    encoded = encode_metadata(config)
+    return canonical_json({**encoded, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
+
+
+def parse_config(data: bytes, where: str) -> dict[str, Any]:
+    """Return the settings in ``config.json``, without `format` and `version`; all members are kept.
+
+    Raises:
+        NewerFormat: A newer ckstore wrote it.
+        BadInput: It is not a ``config.json``.
+    """
+    members = _members(data, where, _CONFIG_FORMAT)
+    del members["format"], members["version"]
+    return decoded_metadata(check_metadata(members, where, "the settings"))
+
+
+def _members(data: bytes, where: str, wanted_format: str) -> dict[str, Any]:
+    members = parse_object(data, where=where)
+    if members.get("format") != wanted_format:
+        refuse(where, "format", repr(wanted_format), members.get("format"))
+    check_version(members.get("version"), STORE_VERSION, where)
+    return members

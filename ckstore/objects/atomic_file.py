@@ -1,0 +1,57 @@
+"""Small files that may change (settings, pins, annotations): replaced whole, in one step, durably, by one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from ckstore.fs import files, links, locks
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+
+_TIMEOUT_S = 10.0
+
+
+def changing(layout: Layout) -> locks.DirectoryLock:
+    """Lock out everybody else who changes such a file, from reading its old content to writing the new one.
+
+    It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
+
+    Raises:
+        InUse: It was not had in time.
+    """
+    return locks.lock_exclusive(layout.root, timeout_s=_TIMEOUT_S)
+
+
+def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
+    """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
+
+    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
+    one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
+    Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and must not
+    take the file for a dead one's.
+
+    Raises:
+        OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
+    """
+    from ckstore.fs.host import machine  # listing needs this module only to read
+
+    fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
+    with contextlib.suppress(FileNotFoundError):
+        links.unlink(fresh, dir_fd=dir_fd)
+    try:
+        files.create_file(fresh, data, mode=_mode_in(dir_fd), dir_fd=dir_fd)
+        links.rename(fresh, name, dir_fd=dir_fd)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
+            links.unlink(fresh, dir_fd=dir_fd)
+        raise
+    files.sync_open_directory(dir_fd)
+
+
+def _mode_in(dir_fd: int) -> int:
+    """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
+    return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666

@@ -1,0 +1,244 @@
+"""Read a blob of a checkpoint whole, once, and compare it, and the pieces in it, with their digests."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.fs import direct, files
+from ckstore.model.digest import RunningDigest, algorithm_of
+from ckstore.objects import blobs
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+READ_BYTES = 4 * 2**20
+
+Piece = tuple[str, int, int]
+"""Digest, offset in the blob, length."""
+
+Pace = Callable[[int], None]
+"""Called with the number of bytes that are about to be read; may wait."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a blob turned out to be.
+
+    Attributes:
+        problem: Why the blob is not what its name says; empty if it is.
+        bad: Pieces whose bytes are damaged or missing, and how.
+        read_bytes: Bytes of the blob that were read and compared, each once.
+        absent: Whether there is no file of that size.
+    """
+
+    problem: str = ""
+    bad: dict[Piece, str] = field(default_factory=dict)
+    read_bytes: int = 0
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How blobs are read.
+
+    Attributes:
+        buffer: Of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
+        may_touch: Whether times may be set.
+        may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
+        pace: Called before each read.
+        by_size: Read nothing of a file that has another size: all in it counts as damaged.
+    """
+
+    buffer: memoryview
+    may_touch: bool = False
+    may_distrust: bool = True
+    pace: Pace | None = None
+    by_size: bool = False
+
+
+def check_blob(
+    directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
+) -> Checked:
+    """Check a blob of an open checkpoint.
+
+    The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
+    right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
+
+    Args:
+        directory: The checkpoint.
+        blob: As the manifest says.
+        pieces: The pieces of it that are to be compared.
+        how: Buffer, pace, and what may be changed.
+        whole: Whether to compare the whole blob with its name, too.
+
+    Raises:
+        OSError: The system refused to open it.
+    """
+    pieces = list(pieces)
+    try:
+        place = directory.blobs.inside / blob.digest
+    except (FileNotFoundError, NotADirectoryError):
+        return _all_bad(f"blob {blob.digest} is missing", pieces)
+    return _check(place, blob, pieces, how, whole=whole)
+
+
+def check_file(path: Inside, blob: BlobRecord, how: How) -> Checked:
+    """Check a blob by its place in the store, as `check_blob` does."""
+    return _check(path, blob, [], how, whole=True)
+
+
+def _check(path: Inside, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+    try:
+        with direct.opened_uncached(path) as file:
+            return _check_open(file, blob, pieces, how, whole=whole)
+    except (FileNotFoundError, NotADirectoryError):
+        return _all_bad(f"blob {blob.digest} is missing", pieces)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
+            raise
+        return _all_bad(f"blob {blob.digest} cannot be opened: {error.strerror}", pieces)
+
+
+def _all_bad(problem: str, pieces: Iterable[Piece]) -> Checked:
+    return Checked(problem, dict.fromkeys(pieces, problem), absent=True)
+
+
+def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+    status = os.fstat(file.fd)
+    if not blobs.has_size(status, blob.nbytes):
+        problem = f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
+        if how.by_size or not stat.S_ISREG(status.st_mode):
+            return _all_bad(problem, pieces)
+        bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
+        return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
+    if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
+        checked = _check_touched(file, blob, pieces, how)
+    else:
+        checked = _compare_all(file, blob, pieces, how, whole=whole)
+    if how.may_touch and how.may_distrust and checked.problem:
+        _distrust(file.fd)
+    return checked
+
+
+def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
+    """Check a blob that somebody may have written into; one that is right gets the fixed time back."""
+    before = os.fstat(file.fd)
+    try:
+        blobs.suspect(file.fd)
+    except PermissionError:  # another user's file: it is only looked at
+        return _compare_all(file, blob, pieces, how, whole=True)
+    except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
+        problem = f"somebody wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
+        return Checked(problem, dict.fromkeys(pieces, problem))
+    checked = _compare_all(file, blob, pieces, how, whole=True)
+    if checked.problem:
+        blobs.refuse(file.fd, before)
+    else:
+        blobs.clear(file.fd)
+    return checked
+
+
+def _compare_all(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+    checked = Checked()
+    known: dict[Piece, str] = {}
+    if whole:
+        everything = (blob.digest, 0, blob.nbytes)
+        known = _compare_at_once(file, everything, pieces, how)
+        checked.read_bytes = blob.nbytes
+        if known[everything]:
+            checked.problem = f"blob {blob.digest} is damaged: {known[everything]}"
+    for piece in pieces:
+        if piece not in known:
+            known[piece] = _compare(file, piece, how)
+            checked.read_bytes += 0 if whole else piece[2]
+        if known[piece]:
+            _, offset, length = piece
+            where = f"bytes {offset} to {offset + length} of blob {blob.digest}"
+            checked.bad[piece] = f"{where} are damaged: {known[piece]}"
+    return checked
+
+
+class _Running:
+    """A piece of which a part was read."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.stop = piece[1] + piece[2]
+        self._digest: RunningDigest = algorithm_of(piece[0]).start()
+
+    def update(self, at: int, data: memoryview) -> None:
+        """Take what belongs to the piece of the bytes from `at`."""
+        self._digest.update(data[max(self.piece[1] - at, 0) : self.stop - at])
+
+    def verdict(self) -> str:
+        found = algorithm_of(self.piece[0]).digest_of_parts(self._digest)
+        return "" if found == self.piece[0] else f"they have the digest {found}, wanted {self.piece[0]}"
+
+
+def _compare_at_once(
+    file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
+) -> dict[Piece, str]:
+    """Return what is wrong with the blob, and with the pieces as far as it could be read, reading it once."""
+    waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
+    open_now = [_Running(everything)]
+    known: dict[Piece, str] = {}
+    at = 0
+    while at < everything[2]:
+        try:
+            data = _read(file, at, everything[2], how)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return {**known, everything: f"the disk cannot read byte {at}: {error.strerror}"}
+        if not data:
+            return {**known, everything: f"it ends after {at} bytes"}
+        while waiting and waiting[-1][1] < at + len(data):
+            open_now.append(_Running(waiting.pop()))
+        for running in open_now:
+            running.update(at, data)
+        at += len(data)
+        known.update((running.piece, running.verdict()) for running in open_now if running.stop <= at)
+        open_now = [running for running in open_now if running.stop > at]
+    return known if everything[2] else {everything: open_now[0].verdict()}
+
+
+def _read(file: direct.UncachedFile, start: int, stop: int, how: How) -> memoryview:
+    if how.pace is not None:
+        how.pace(min(stop - start, READ_BYTES))
+    return file.read(start, stop, how.buffer)
+
+
+def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
+    """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
+    digest, start, length = piece
+    algorithm = algorithm_of(digest)
+    running = algorithm.start()
+    done = 0
+    while done < length:
+        try:
+            data = _read(file, start + done, start + length, how)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return f"the disk cannot read byte {start + done}: {error.strerror}"
+        if not data:
+            return f"it ends after {start + done} bytes"
+        running.update(data)
+        done += len(data)
+    found = algorithm.digest_of_parts(running)
+    return "" if found == digest else f"they have the digest {found}, wanted {digest}"
+
+
+def _distrust(fd: int) -> None:
+    if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is no blob
+        return
+    with suppress(PermissionError):  # another user's file: he sees to it
+        os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

@@ -1,0 +1,1 @@
+"""Judge whether a checkpoint is whole, and remember what was found."""

@@ -1,0 +1,100 @@
+"""Remember what a read or a verification found damaged: in the checkpoint's directory, and by the time of the blob."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import DamagedBlob
+from ckstore.fs import locks, peek
+from ckstore.model.checkpoint.mark import Mark, MarkEntry
+from ckstore.model.digest import is_digest
+from ckstore.model.manifest.parse import OtherHash
+from ckstore.objects import blobs, marks
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.quarantine import put_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.fs.inside import Inside
+    from ckstore.model.reports.verify_report import Damage
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+
+def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> CheckpointDirectory:
+    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such directory.
+        DamagedBlob: It has no valid manifest.
+        InUse: Another process has it locked against all others, longer than `timeout_s`.
+    """
+    lock = locks.lock_shared(path, timeout_s=timeout_s)
+    try:
+        directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
+    except OtherHash:  # nothing is wrong with it where it comes from
+        lock.release()
+        raise
+    except DamagedBlob as error:
+        remember(context, lock, [MarkEntry("", (), error.message)])
+        lock.release()
+        raise
+    except BaseException:
+        lock.release()
+        raise
+
+    def on_damage(of: CheckpointDirectory, error: DamagedBlob) -> None:
+        remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
+
+    directory.on_damage = on_damage
+    return directory
+
+
+def remember(
+    context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
+) -> bool:
+    """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible.
+
+    With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
+    them. An error here must not hide the damage, so none is raised.
+    """
+    if context.readonly or context.broken:
+        return False
+    entries = tuple(entries)
+    found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        for entry in entries:
+            if entry.blob and distrust:
+                blobs.distrust(lock.inside / BLOBS / entry.blob)
+        marks.write_mark(lock, Mark(found, entries))
+        for entry in entries:
+            if is_digest(entry.blob):
+                _withdraw(context.layout, entry.blob, lock)
+        context.marks_share.wake()  # the next save heals what it can
+    except OSError:
+        return False
+    return True
+
+
+def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
+    """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can change its time.
+
+    Else a save of that user would rely on it.
+    """
+    canonical = layout.blob(digest)
+    damaged, offered = peek.find(lock.inside / BLOBS / digest), peek.find(canonical)
+    if damaged is None or offered is None or damaged.st_uid == os.geteuid():
+        return
+    same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)
+    if same and blobs.looks_untouched(offered, offered.st_size):
+        put_aside(layout, digest, [canonical])
+
+
+def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
+    """As `remember`, for what a verification found, as far as it affects the checkpoint; it has set the times."""
+    entries = [MarkEntry(found.blob, (*found.names, *found.files), found.what) for found in damage if found.affects]
+    return remember(context, lock, entries, distrust=False)

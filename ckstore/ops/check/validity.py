@@ -1,0 +1,138 @@
+"""Whether a checkpoint is valid: complete, its blobs untouched by size and time, and not marked as damaged.
+
+That is a cheap look: the manifest is read, no data is. What reads and verifications found damaged they mark.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import files
+from ckstore.fs.inside import Held
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.objects import blobs, marks
+from ckstore.objects.checkpoints import why_not_own
+from ckstore.objects.layout import BLOBS, MANIFEST
+from ckstore.ops.manifest_cache import file_stamp
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+    from ckstore.ops.manifest_cache import ManifestsSeen
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a cheap look at the directory of a checkpoint gives.
+
+    Attributes:
+        manifest, manifest_id: What it holds; None and empty if the manifest cannot be read.
+        problem: Why it is not whole, or what the mark says; empty if it is.
+        touched: Blobs of the right size that somebody wrote into, or that were copied without their time: only
+            reading tells whether they are right.
+    """
+
+    manifest: Manifest | None = None
+    manifest_id: str = ""
+    problem: str = ""
+    touched: tuple[BlobRecord, ...] = ()
+
+
+def is_valid(context: Context, info: CheckpointInfo) -> bool:
+    """Whether a checkpoint is complete, its blobs have their sizes and times, and nobody found it damaged.
+
+    No lock is taken, so the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
+
+    Raises:
+        NewerFormat: A newer ckstore wrote it.
+        OSError: The system refused to let it be looked at.
+    """
+    return not why_not_valid(context, info)
+
+
+def why_not_valid(context: Context, info: CheckpointInfo) -> str:
+    """Return why a checkpoint is not valid, one sentence; empty if it is. As `is_valid`."""
+    try:
+        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifests_seen)
+    except (FileNotFoundError, NotADirectoryError):
+        return "it is not there any more"
+    if seen.problem:
+        return seen.problem
+    if seen.manifest_id != info.id:
+        return f"it was replaced by one with the id {seen.manifest_id}"
+    if seen.touched:
+        return f"somebody wrote into {_some([blob.digest for blob in seen.touched])}"
+    return ""
+
+
+def glance(path: Inside, run: str, step: int, seen: ManifestsSeen | None = None) -> Glance:
+    """Look at the directory of a checkpoint without locking it and without reading data.
+
+    With `seen`, a manifest that is the same file as before is not read again, and comes without its leaves.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such directory.
+        NewerFormat: A newer ckstore wrote it.
+        OSError: The system refused.
+    """
+    with Held(path) as directory:
+        fd = directory.fd
+        try:
+            manifest, manifest_id = _manifest_in(fd, path, seen)
+        except FileNotFoundError:
+            return Glance(problem=f"{path}/{MANIFEST} is missing")
+        except (BadInput, DamagedBlob) as error:
+            return Glance(problem=error.message)
+        problem, touched = judge_blobs(directory.inside, fd, manifest)
+        if (manifest.run, manifest.step) != (run, step):
+            problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
+        mark = marks.read_mark(fd)
+        if mark is not None and not problem:
+            problem = mark.entries[0].what if mark.entries else f"{path}/{marks.MARK} says that it is damaged"
+        return Glance(manifest, manifest_id, problem, touched)
+
+
+def _manifest_in(fd: int, path: Inside, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
+    stamp = file_stamp(fd)
+    known = None if seen is None else seen.recall(stamp)
+    if known is not None:
+        return known
+    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
+    manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
+    if seen is not None:
+        seen.remember(stamp, manifest, manifest_id)
+    return manifest, manifest_id
+
+
+def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
+    if not manifest.blobs:
+        return why_not_own(fd), ()
+    try:
+        with Held(directory / BLOBS) as folder:
+            return _judge_blobs(folder, manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        return why_not_own(fd) or f"blob {manifest.blobs[0].digest} is missing", ()
+
+
+def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    touched = []
+    for blob in manifest.blobs:
+        try:
+            status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return f"blob {blob.digest} is missing", ()
+        if not blobs.has_size(status, blob.nbytes):
+            return f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", ()
+        if not blobs.looks_untouched(status, blob.nbytes):
+            touched.append(blob)
+    return "", tuple(touched)
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more blobs"

@@ -1,0 +1,301 @@
+"""Check checkpoints one after another, reading every copy of a blob once, however many checkpoints share it.
+
+Several threads read, each with one buffer. A checkpoint is locked for use while it is looked at, so nobody takes it
+apart meanwhile; one that goes before that is left out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from ckstore.errors import DamagedBlob, InUse
+from ckstore.fs import buffers, locks, peek
+from ckstore.model.checkpoint.mark import MarkEntry
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.parse import OtherHash
+from ckstore.model.reports.verify_report import Damage
+from ckstore.objects import blobs, marks
+from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.check.marking import remember_damage
+from ckstore.ops.pace import Budget
+from ckstore.ops.workers import Workers
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.ops.context import Context
+
+_WORKERS = 4
+_BATCH = 256
+Place = tuple[int, int, str, str]
+"""Sorts checkpoints in the order of their commits; those whose order is not known come last."""
+Unit = tuple[int, int, str]
+"""A copy of a blob: device, inode number, digest."""
+
+
+class Checker:
+    """Checks checkpoints and remembers which blobs it has read; a context manager.
+
+    Args:
+        context: The store.
+        report: Called with the bytes that were read so far.
+        pace: Called before each read.
+        budget: Says which blobs may still be read.
+        quick: Read nothing of what has another size.
+
+    Attributes:
+        checked_bytes: Bytes that were read and compared.
+        good, bad: The copies that were read, by what they turned out to be.
+        locked: The checkpoints that another process had locked for too long, so that they were not looked at.
+        infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        report: Callable[[int], None] | None = None,
+        *,
+        pace: Pace | None = None,
+        budget: Budget | None = None,
+        quick: bool = False,
+    ) -> None:
+        self.checked_bytes = 0
+        self.good: set[Unit] = set()
+        self.bad: set[Unit] = set()
+        self.infos: dict[tuple[str, int], tuple[CheckpointInfo, int]] = {}
+        self.locked: dict[tuple[str, int], InUse] = {}
+        self._context = context
+        self._report = report
+        self._pace = pace
+        self._quick = quick
+        self._budget = budget or Budget(None)
+        self._may_touch = not context.readonly and not context.broken
+        self._pool = Workers(_WORKERS)
+        self._local = threading.local()
+        self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
+        self._right_names: dict[tuple[int, int], str] = {}
+
+    def lift_budget(self) -> None:
+        """From now on read whatever is asked for."""
+        self._budget = Budget(None)
+
+    def file(self, path: Inside, digest: str, nbytes: int) -> str | None:
+        """Check a file that should be a blob and is in no checkpoint; return what is wrong, empty if it is right.
+
+        None: the budget does not allow to read it, or it is gone. A damaged one loses its time.
+        """
+        try:
+            status = peek.status(path)
+        except FileNotFoundError:
+            return None
+        unit = (status.st_dev, status.st_ino, digest)
+        if unit in self.good:
+            return ""
+        if not self._budget.begin(nbytes):
+            return None
+        how = How(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        checked = check_file(path, BlobRecord(digest, nbytes), how)
+        self._budget.done(nbytes)
+        self.checked_bytes += checked.read_bytes
+        (self.bad if checked.problem else self.good).add(unit)
+        return checked.problem
+
+    def checkpoint(self, run: str, step: int, only: Container[Unit] | None = None) -> tuple[Place, list[Damage]] | None:
+        """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
+
+        None: it is gone, or `locked`. With `only`, no other copies are read; what is missing or has another size is
+        found all the same, and a mark stays; of a mapping the copies with the least values are read first.
+        """
+        path = self._context.layout.checkpoint(run, step)
+        try:
+            lock = locks.lock_shared(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except InUse as error:
+            self.locked[run, step] = error
+            return None
+        with lock:
+            mark = marks.identity(lock.fd)
+            order: Place = (1, step, run, "")
+            try:
+                directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
+            except OtherHash as error:  # which is no mark of damage
+                return order, [Damage(run, step, (), "", str(error))]
+            except DamagedBlob as error:
+                new = damage = [Damage(run, step, (), "", error.message)]
+            else:
+                manifest = directory.manifest
+                order = (0, manifest.sequence, manifest.created, directory.manifest_id)
+                used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.blobs))
+                self.infos[run, step] = (CheckpointInfo.of(manifest, directory.manifest_id), used)
+                new = self.directory(directory, run, step, only)
+                damage = new if only is None else [*new, *self._known(directory, new)]
+            if any(found.affects for found in new):
+                remember_damage(self._context, lock, new)
+            elif self._may_touch and only is None:
+                marks.remove_mark(lock, mark)
+        return order, damage
+
+    def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
+        """Return what the mark of a checkpoint says about blobs that were not read now."""
+        manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
+        told = {found.blob for found in damage}
+        sizes = {blob.digest: blob for blob in manifest.blobs}
+        for entry in () if mark is None else mark.entries or (MarkEntry("", (), "it is marked as damaged"),):
+            unit = unit_of(directory, sizes[entry.blob]) if entry.blob in sizes else None
+            if entry.blob not in told and unit not in self.good:
+                what = f"{entry.what} (found by an earlier read)"
+                yield Damage(manifest.run, manifest.step, entry.names, entry.blob, what)
+
+    def directory(
+        self, directory: CheckpointDirectory, run: str, step: int, only: Container[Unit] | None = None
+    ) -> list[Damage]:
+        """Check the blobs of an open checkpoint; nothing is remembered but the times of blobs."""
+        manifest = directory.manifest
+        damage = []
+        if (manifest.run, manifest.step) != (run, step):
+            what = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
+            damage.append(Damage(run, step, (), "", what))
+        return damage + self.blobs(directory, range(len(manifest.blobs)), only)
+
+    def blobs(
+        self, directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit] | None = None
+    ) -> list[Damage]:
+        """Check some blobs of an open checkpoint, given by their index in its manifest."""
+        manifest = directory.manifest
+        pieces, teller = _pieces(manifest), Teller(manifest)
+        damage = []
+        work = iter(indexes if only is None else _wanted(directory, indexes, only))
+        # The first by itself: of several that begin at once the budget may take another, and this never has its turn.
+        while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
+            for index, checked in self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch):
+                self.checked_bytes += checked.read_bytes
+                if self._report is not None:
+                    self._report(self.checked_bytes)
+                if checked.problem or checked.bad:
+                    damage.append(teller.damage(index, checked))
+        return damage
+
+    def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
+        blob = directory.manifest.blobs[index]
+        unit = unit_of(directory, blob)
+        if unit is None:
+            return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
+        new = unit not in self._seen
+        problem, known = self._seen.get(unit, ("", {}))
+        unknown = pieces - known.keys()
+        nbytes = blob.nbytes if new else sum(piece[2] for piece in unknown)
+        if not self._budget.begin(nbytes):
+            return index, Checked()
+        how = How(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        checked = check_blob(directory, blob, unknown, how, whole=new)
+        self._budget.done(nbytes)
+        if checked.absent:
+            return index, checked
+        problem = problem or checked.problem
+        known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
+        self._seen[unit] = (problem, known)
+        bad = {piece: known[piece] for piece in pieces if known[piece]}
+        if problem or bad:
+            self.bad.add(unit)
+            self.good.discard(unit)
+        elif unit not in self.bad:
+            self.good.add(unit)
+            self._right_names[unit[:2]] = unit[2]
+        return index, Checked(problem, bad, checked.read_bytes)
+
+    def _is_right_elsewhere(self, unit: Unit) -> bool:
+        """Whether the inode was found right under another name: then only this name is wrong, not its bytes."""
+        return self._right_names.get(unit[:2], unit[2]) != unit[2]
+
+    def _buffer(self) -> memoryview:
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = buffers.aligned_buffer(READ_BYTES)
+        buffer: memoryview = self._local.buffer
+        return buffer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.stop()
+
+
+def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
+    """Return which copy of a blob a checkpoint has; None if there is none of its size."""
+    try:
+        status = directory.stat_blob(blob.digest)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (status.st_dev, status.st_ino, blob.digest) if blobs.has_size(status, blob.nbytes) else None
+
+
+def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit]) -> list[int]:
+    """Return the blobs that are not there, then those to be read: in the order of `only` if it maps to one."""
+    units = {index: unit_of(directory, directory.manifest.blobs[index]) for index in indexes}
+    found = [index for index, unit in units.items() if unit is None or unit in only]
+    if isinstance(only, Mapping):
+        found.sort(key=lambda index: only.get(units[index], -1))
+    return found
+
+
+def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
+    """Return the pieces that a manifest says are in each blob, by the blob's index."""
+    pieces: dict[int, set[Piece]] = defaultdict(set)
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            pieces[extent.blob].add((extent.piece, extent.offset, extent.length))
+    return pieces
+
+
+class Teller:
+    """Says what damaged blobs mean for a checkpoint: each look costs what it finds, however many blobs are damaged."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._storages: dict[int, list[tuple[int, Piece]]] | None = None
+        self._values: dict[int, list[int]] = defaultdict(list)
+        self._files: dict[int, list[int]] = defaultdict(list)
+        self._told: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    def damage(self, index: int, checked: Checked) -> Damage:
+        """Return what is damaged by blob number `index`."""
+        names, files = self._hurt_by(index, checked)
+        what = checked.problem or next(iter(checked.bad.values()))
+        affects = checked.absent or bool(checked.bad)
+        run, step = self._manifest.run, self._manifest.step
+        if not affects:
+            what += f"; {run}@{step} does not use the damaged bytes"
+        return Damage(run, step, names, self._manifest.blobs[index].digest, what, affects, files)
+
+    def _hurt_by(self, index: int, checked: Checked) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self._storages is None:
+            self._storages = self._look()
+        hurt = frozenset(storage for storage, piece in self._storages[index] if piece in checked.bad)
+        if hurt not in self._told:
+            leaves = sorted({leaf for storage in hurt for leaf in self._values.get(storage, ())})
+            files = sorted({file for storage in hurt for file in self._files.get(storage, ())})
+            self._told[hurt] = (
+                tuple(self._manifest.leaves[leaf].name for leaf in leaves),
+                tuple(self._manifest.files[file].path for file in files),
+            )
+        return self._told[hurt]
+
+    def _look(self) -> dict[int, list[tuple[int, Piece]]]:
+        """Return which storages have which pieces in each blob, and note what is in each storage."""
+        storages: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
+        for i, storage in enumerate(self._manifest.storages):
+            for extent in storage.extents:
+                storages[extent.blob].append((i, (extent.piece, extent.offset, extent.length)))
+        for i, leaf in enumerate(self._manifest.leaves):
+            self._values[leaf.storage].append(i)
+        for i, file in enumerate(self._manifest.files):
+            for number in set(file.storages):
+                self._files[number].append(i)
+        return storages

@@ -1,0 +1,1 @@
+"""Drop checkpoints and free what no checkpoint needs: retention, delete, gc."""

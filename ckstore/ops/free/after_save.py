@@ -1,0 +1,57 @@
+"""After a save: apply the policy of the store to the run, and free what it dropped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InUse
+from ckstore.model.reports.gc_report import by_reason
+from ckstore.ops.config import retention_of
+from ckstore.ops.free.exclusive import tell_unfreed
+from ckstore.ops.free.gc import collect
+from ckstore.ops.free.retain import carry_out, plan_drops
+from ckstore.ops.os_errors import describe_os_error
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+PROBLEM = "retention"
+_UNASKED = "unasked"
+
+
+def after_save(context: Context, run: str) -> tuple[str, ...]:
+    """Apply the policy of the store to a run and collect; return what went wrong, since the save is done already."""
+    try:
+        problem = _keep_policy(context, run)
+    except (CkstoreError, OSError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        problem = f"the checkpoint is saved, but retention of the run {run} failed after it: {why}"
+    if not problem:
+        context.problems.pop(PROBLEM, None)
+        return ()
+    context.problems[PROBLEM] = problem
+    return (problem,)
+
+
+def _keep_policy(context: Context, run: str) -> str:
+    """Apply and collect; return what the user should know, or an empty string."""
+    policy = retention_of(context)
+    if policy is None:
+        return ""
+    dropped = carry_out(context, plan_drops(context, policy, run)).dropped
+    if context.shared:
+        return tell_unfreed(context) if dropped else ""
+    try:
+        held = collect(context, settle=False).held
+    except InUse:  # another gc is at work, or the next one does it
+        return ""
+    opened, unasked = by_reason(held)
+    if opened:
+        nbytes = sum(blob.nbytes for blob in opened)
+        return f"retention left {nbytes} bytes in {len(opened)} blobs that are open; ckstore gc names the processes"
+    if not unasked or _UNASKED in context.problems:
+        return ""
+    why, blobs = next(iter(unasked.items()))
+    nbytes = sum(blob.nbytes for blob in blobs)
+    context.problems[_UNASKED] = f"retention left {nbytes} bytes in {len(blobs)} blobs: {why}"
+    return context.problems[_UNASKED]

@@ -1,0 +1,134 @@
+"""Drop one checkpoint: rename it to trash, durably. Nothing is unlinked here; gc does that."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import InUse
+from ckstore.fs import files, locks, peek
+from ckstore.model.digest import is_digest
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.pins import read_pins
+from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.index.reconcile import enter_one
+from ckstore.ops.refs.hold import gone
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.manifest.info import CheckpointInfo
+
+_CATALOG_TIMEOUT_S = 5.0
+_RUN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was dropped.
+
+    Attributes:
+        digests: The blobs that it named.
+        catalogued: Whether the catalog knows; if not, the next opener tells it.
+    """
+
+    digests: tuple[str, ...]
+    catalogued: bool
+
+
+def make_kept_durable(context: Context, run: str) -> None:
+    """Make the checkpoints of a run as durable as those are gone that are dropped for them (rule F).
+
+    Raises:
+        OSError: Nothing of the run may be dropped.
+    """
+    for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
+        files.sync_directory(parent)
+
+
+def drop(context: Context, info: CheckpointInfo) -> Dropped:
+    """Move a checkpoint that nobody uses, tags or pins to trash, durably; `make_kept_durable` goes before.
+
+    Raises:
+        InUse: It is open for reading, or has a tag or an unexpired pin.
+        NoSuchRef: It is gone, or another checkpoint has taken its place.
+        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        OSError: The system refused; it may or may not come back after a power cut.
+    """
+    layout, place = context.layout, (info.run, info.step)
+    path = layout.checkpoint(*place)
+    with ExitStack() as held:
+        # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
+        run_lock = held.enter_context(_run_locked(info, path.parent))
+        lock = held.enter_context(_taken(info, path))
+        _check(context, info)
+        if id_at(path) != info.id:
+            raise gone(info)
+        digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
+        try:
+            before = layout.run_stamp(info.run)
+            trash.move_to_trash(layout, path, lock)
+            change = RunChange(before, layout.run_stamp(info.run))
+        except FileNotFoundError:  # somebody put another one there at this moment
+            raise gone(info) from None
+        run_lock.release()
+        files.sync_directory(layout.trash)
+        files.sync_directory(path.parent)
+    context.directories_seen.changed(place, None, change)
+    return Dropped(digests, catalogued=_reconcile(context, info))
+
+
+def _run_locked(info: CheckpointInfo, run: Inside) -> locks.DirectoryLock:
+    try:
+        return locks.lock_exclusive(run, timeout_s=_RUN_TIMEOUT_S)
+    except FileNotFoundError:
+        raise gone(info) from None
+
+
+def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
+    lock = locks.try_exclusive(path)
+    if lock is not None:
+        return lock
+    if not peek.is_directory(path):
+        raise gone(info)
+    msg = f"{info.name} is open for reading by somebody"
+    raise InUse(msg, hint="close it there, then delete again")
+
+
+def _reconcile(context: Context, info: CheckpointInfo) -> bool:
+    """Make the catalog equal to the directory: a saver may have published that step again by now."""
+    try:
+        enter_one(context, (info.run, info.step), timeout_s=_CATALOG_TIMEOUT_S)
+    except (CatalogUnavailable, InUse, OSError):  # the next opener does it
+        return False
+    return True
+
+
+def _check(context: Context, info: CheckpointInfo) -> None:
+    """Look at the rules again, now that nobody can tag or pin it any more."""
+    tags = tags_by_checkpoint(context.layout).get((info.run, info.step))
+    if tags:
+        msg = f"{info.name} has the tag {', '.join(tags)}"
+        raise InUse(msg, hint="remove the tag first")
+    pins = pins_by_checkpoint(context, datetime.now(UTC)).get((info.run, info.step))
+    if pins:
+        msg = f"{info.name} is pinned: {'; '.join(str(pin) for pin in pins)}"
+        raise InUse(msg, hint="unpin it first")
+
+
+def pins_by_checkpoint(context: Context, now: datetime) -> dict[tuple[str, int], tuple[Pin, ...]]:
+    """Return the unexpired pins of every checkpoint that has some.
+
+    Raises:
+        CkstoreError: One cannot be read.
+    """
+    found: dict[tuple[str, int], tuple[Pin, ...]] = {}
+    for pin in read_pins(context.layout):
+        if not pin.expired(now):
+            found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)
+    return found

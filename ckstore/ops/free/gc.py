@@ -1,0 +1,214 @@
+"""Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
+
+(0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped; where other
+    hosts may have done so, every checkpoint is looked at
+(a) directories of dead saves in ``staging/`` are renamed to ``trash/``
+(b) ``trash/``, and where it came from, is made durable; what is in it, also what a gc left that was killed, is taken
+    apart; its digests are entered into the catalog
+(c) blobs without a use whose canonical name is the last one are renamed to ``trash/``, and looked at again
+(d) ``trash/`` is made durable, they are unlinked, and their rows deleted where they still have no use
+
+Savers go on meanwhile: each batch holds the catalog for one short transaction, and no other lock that they wait for.
+What it costs follows what there is to free: candidates are listed by the catalog, ``blobs/`` is not walked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, InUse
+from ckstore.fs.inside import NotInStore
+from ckstore.model.reports.gc_report import GcReport, explain
+from ckstore.objects import reserve, trash
+from ckstore.objects.collector import Collector
+from ckstore.ops.free import reclaim, retain
+from ckstore.ops.free.exclusive import check_alone, look_at_everything
+from ckstore.ops.free.external_links import linked_elsewhere
+from ckstore.ops.free.gc_plan import next_to_free, plan_gc
+from ckstore.ops.index.catch_up import catch_up, mend
+from ckstore.ops.index.scan_blobs import list_blobs
+from ckstore.ops.os_errors import unsafe
+from ckstore.ops.warn import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.ops.context import Context
+
+_CATALOG_TIMEOUT_S = 30.0
+_MENDED = ("missing", "behind", "damaged")
+_START_TIMEOUT_S = 1.0
+_START_PAUSE_S = 0.01
+_SETTLE_S = 0.5
+_QUIET_S = 0.1
+_OWN_WRITES_BYTES = 2**20
+
+
+def gc(
+    context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False
+) -> GcReport:
+    """Apply a retention policy, if one is given, then `collect`; in a dry run say what both would free."""
+    if not dry_run:
+        check_alone(context, exclusive=exclusive)
+    if policy is None:
+        return _dry(context, ()) if dry_run else collect(context, exclusive=exclusive)
+    if dry_run:
+        plan = retain.plan_retention(context, policy)
+        return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
+    plans = [retain.plan_drops(context, policy, run) for run in context.layout.runs()]  # all, before any is carried out
+    for plan in plans:
+        retain.carry_out(context, plan)
+    return collect(context, exclusive=exclusive)
+
+
+def _dry(context: Context, dropping: Collection[tuple[str, int]]) -> GcReport:
+    return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
+
+
+def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -> GcReport:
+    """Free what can be freed now, and say what could not be and why.
+
+    Args:
+        context: The store.
+        settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it; and
+            where the catalog is this user's alone, look at what others did. False: as after each save.
+        exclusive: No other host is at work; where there can be none it does not matter.
+
+    Raises:
+        InUse: Another gc is at work, or other hosts may be.
+        CatalogUnavailable: The catalog, which lists what may go, cannot be used.
+        CkstoreError: The system refused something. The next gc goes on with what is left.
+    """
+    context.check_writable()
+    check_alone(context, exclusive=exclusive)
+    try:
+        try:
+            return _collect(context, settle=settle)
+        except CatalogUnavailable as damaged:  # in rows that catching up does not look at
+            if damaged.why not in _MENDED:
+                raise
+            for note in mend(context, damaged):
+                warn(note)
+            return _collect(context, settle=settle)
+    except NotInStore as error:
+        raise unsafe("gc stopped", error) from error
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
+        raise CkstoreError(msg, hint="the next gc goes on where this one stopped") from error
+
+
+def _collect(context: Context, *, settle: bool) -> GcReport:
+    layout = context.layout
+    free_bytes = _free_bytes(context)
+    with _start(context) as collector, reserve.given_up(layout):
+        thorough = context.catalog_is_private and settle
+        catch_up(context, whole=thorough)
+        if context.shared:
+            look_at_everything(context)
+        elif thorough:  # others may have unlinked what this user alone can free the last name of
+            list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
+        swept = trash.sweep_staging(layout)
+        failed = _empty(collector)
+        if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
+            catch_up(context)
+        reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
+        if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
+            collector.empty()
+        done = collector.collected
+        report = GcReport(
+            freed_bytes=done.freed_bytes,
+            freed_count=done.freed_count,
+            held=tuple(done.held[digest] for digest in sorted(done.held)),
+            linked_elsewhere=linked_elsewhere(context, done.linked),
+            swept_stagings=swept,
+            trash_left=tuple(trash.names_in(layout.trash)),
+            unseen_processes=done.unseen_count,
+        )
+    grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
+    with reserve.given_up(layout):  # measured without it; the catalog is read once more
+        report = _completed(context, report, grown_bytes)
+    reserve.fill(layout)
+    return report
+
+
+def _start(context: Context) -> Collector:
+    """Return the one collector of the store.
+
+    A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
+    """
+    enter = reclaim.entering(context, timeout_s=_CATALOG_TIMEOUT_S)
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        collector = Collector.try_start(context.layout, enter, leases=not context.shared)
+        if collector is not None:
+            return collector
+        if time.monotonic() > deadline:
+            msg = f"another gc is at work in {context.layout.root}"
+            raise InUse(msg, hint="wait until it is done; its lock ends with it")
+        time.sleep(_START_PAUSE_S)
+
+
+def _empty(collector: Collector) -> CkstoreError | None:
+    """Empty the trash; return the error if the catalog could take no note, so that nothing more could go."""
+    try:
+        collector.empty()
+    except (CatalogUnavailable, InUse) as error:
+        return error
+    return None
+
+
+def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s: float) -> int:
+    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for `quiet_s`.
+
+    What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
+    """
+    most_bytes = grown_bytes = _free_bytes(context) - before_bytes
+    begun_s = grew_s = time.monotonic()
+    while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
+        if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + quiet_s:
+            break
+        time.sleep(_START_PAUSE_S)
+        grown_bytes = _free_bytes(context) - before_bytes
+        if grown_bytes > most_bytes:
+            most_bytes, grew_s = grown_bytes, time.monotonic()
+    return grown_bytes
+
+
+def _completed(context: Context, report: GcReport, grown_bytes: int) -> GcReport:
+    """Add what is measured afterwards."""
+    idle = not (report.freed_count or report.held or report.linked_elsewhere)
+    explanation = explain(
+        (report.freed_count, report.freed_bytes),
+        report.held,
+        report.linked_elsewhere,
+        next_to_free(context) if idle else None,
+    )
+    return replace(
+        report,
+        filesystem_freed_bytes=grown_bytes,
+        dead_pack_bytes=context.catalog.dead_pack_bytes(),
+        catalog_bytes=catalog_bytes(context),
+        explanation=explanation,
+    )
+
+
+def catalog_bytes(context: Context) -> int:
+    """Return the size of the catalog and its log on disk."""
+    total = 0
+    for suffix in ("", "-wal", "-journal"):
+        try:
+            total += os.stat(f"{context.catalog.path}{suffix}").st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def _free_bytes(context: Context) -> int:
+    status = os.statvfs(context.layout.path)
+    return status.f_bfree * status.f_frsize

@@ -1,0 +1,116 @@
+"""Make room for a save that would not fit, by the policy that the store keeps for that; else say what would.
+
+Nothing is dropped unless it is enough, and no more than is enough, the oldest first; the rules of retention hold as
+ever: tags, pins, readers and the newest valid checkpoint of each run stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.model.settings.free_space import Amount, Need, Way, advice, shortest
+from ckstore.model.settings.retention import PlanEntry, RetentionPolicy
+from ckstore.ops.config import make_room_of
+from ckstore.ops.free.gc import collect
+from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
+from ckstore.ops.free.retain import carry_out, plan_retention
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+_KEEP_LAST = (10, 3, 1)
+"""What the advice plays through, the gentlest first."""
+_CHECKPOINT_INODES = 3
+_ROUNDS = 3
+_SHOWN = 5
+
+
+def measure(context: Context, new: Amount) -> Need:
+    """Compare what a save takes with what is free now.
+
+    Raises:
+        OSError: The system refused.
+    """
+    status = os.statvfs(context.layout.path)
+    free_inodes = status.f_favail if status.f_files else None
+    return Need(new, status.f_bavail * status.f_frsize, free_inodes)
+
+
+def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
+    """Free what a save lacks, where the policy of the store for that allows it.
+
+    Args:
+        context: The store.
+        new: What the save takes.
+        claimed: Blobs that it has claimed: dropping their checkpoints would not free them.
+
+    Returns:
+        What was dropped, in a sentence; nothing if nothing was.
+
+    Raises:
+        CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
+        OSError: The system refused.
+    """
+    policy = make_room_of(context)
+    if policy is None or context.shared:  # there, dropping would free nothing
+        return ()
+    dropped: list[str] = []
+    for _ in range(_ROUNDS):  # somebody may have opened what was to go
+        missing = measure(context, new).missing
+        chosen = None if missing == Amount() else _choose(context, policy, missing, claimed)
+        if chosen is None:
+            break
+        made = plan_retention(context, policy)
+        entries = tuple(entry for entry in made.entries if entry.keep or entry.info.name in chosen)
+        report = carry_out(context, replace(made, entries=entries))
+        dropped += [info.name for info in report.dropped]
+        collect(context)
+    if not dropped:
+        return ()
+    more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
+    return (f"dropped {', '.join(dropped[:_SHOWN])}{more} to make room for this save",)
+
+
+def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
+    """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
+    by_gc = _freed_by_gc(context)
+    oldest_first = sorted(plan_retention(context, policy).dropped, key=lambda entry: entry.info.order)
+    count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
+    return None if count is None else {entry.info.name for entry in oldest_first[: max(0, count - 1)]}
+
+
+def _freed_by_gc(context: Context) -> Amount:
+    planned = plan_gc(context)
+    return Amount(planned.freed_bytes, planned.freed_count)
+
+
+def _freed_by_each(context: Context, entries: Sequence[PlanEntry], claimed: Collection[str] = ()) -> list[Amount]:
+    freed = []
+    for blobs in freed_in_turn(context, ((entry.run, entry.step) for entry in entries)):
+        sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
+        freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
+    return freed
+
+
+def how_to_free(context: Context, missing: Amount | None = None) -> str:
+    """Return in words what would free how much of what is missing, if that is known.
+
+    Nothing is raised, since it is only advice.
+    """
+    try:
+        by_gc = _freed_by_gc(context)
+        gc = "ckstore gc --exclusive" if context.shared else "ckstore gc"
+        ways = [Way(gc, by_gc)]
+        for count in _KEEP_LAST:
+            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # it is only advice
+            frees = sum(_freed_by_each(context, plan.dropped), by_gc)
+            ways.append(Way(f"ckstore prune --keep-last {count} and then gc", frees))
+            if missing is not None and frees.covers(missing):
+                break
+    except (CkstoreError, OSError):  # the refusal itself is the news
+        return "drop old checkpoints (ckstore prune), then ckstore gc, or make room on the filesystem"
+    return advice(ways, missing)

@@ -1,0 +1,97 @@
+"""Give back what a failed or replaced save took, and what a deleted checkpoint leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import locks
+from ckstore.objects import reserve, trash
+from ckstore.objects.collector import Collector, EnterCandidates
+from ckstore.ops.index.reconcile import enter_one
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+
+_CATALOG_TIMEOUT_S = 2.0
+_BATCH = 256
+
+
+def discard(context: Context, staging: Staging) -> None:
+    """Move a save that will not be published to trash and free what only it needed, as far as that works now.
+
+    What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
+    hide the one that made the save fail. A child that was forked in the middle of a save has lost the lock, and leaves
+    the save to its parent.
+    """
+    if staging.lock.fd < 0:
+        return
+    try:
+        trash.move_to_trash(context.layout, staging.path, staging.lock)
+    except OSError:
+        staging.lock.release()
+        return
+    staging.lock.release()
+    try:
+        with reserve.given_up(context.layout):  # it frees what filled the disk
+            give_back(context, staging.written)
+    except OSError:  # gc does it
+        return
+
+
+def discard_path(context: Context, path: Inside) -> None:
+    """Move a directory in ``staging/`` that nobody uses to trash and empty it; a used one stays for the next opener."""
+    try:
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            return
+        with lock:
+            trash.move_to_trash(context.layout, path, lock)
+    except OSError:  # the next opener sweeps it
+        return
+    give_back(context)
+
+
+def give_back(context: Context, digests: Iterable[str] = ()) -> None:
+    """Empty the trash, then free those of the blobs `digests` that nobody uses; unless a collector is at work.
+
+    Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
+    """
+    if context.shared:
+        return
+    try:
+        collector = Collector.try_start(context.layout, entering(context, timeout_s=_CATALOG_TIMEOUT_S))
+        if collector is None:
+            return
+        with collector:
+            collector.empty()
+            wanted = set(digests)
+            if wanted:
+                unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
+                condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
+    except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
+        return
+
+
+def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
+    """Return what a collector calls with the blobs that it is about to take a name from, and where they were."""
+
+    def enter(blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
+        if place is not None:
+            enter_one(context, place, timeout_s=timeout_s)
+        if blobs:
+            context.catalog.add_candidates(blobs, timeout_s=timeout_s)
+
+    return enter
+
+
+def condemn(context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float) -> None:
+    """Free blobs (digest, size) without a use, in batches: each needs the catalog, and /proc, for a short time only."""
+    for start in range(0, len(blobs), _BATCH):
+        gone = collector.condemn(blobs[start : start + _BATCH])
+        if gone:
+            context.catalog.forget(gone, timeout_s=timeout_s)

@@ -1,0 +1,219 @@
+"""Retention at work: look at what is there, plan, and drop. The rules are in `model/settings/retention`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.fs import locks, peek
+from ckstore.model.reports.retention_report import RetentionReport, Skipped
+from ckstore.model.settings.retention import Candidate, RetentionPlan, RetentionPolicy, plan
+from ckstore.objects import reserve
+from ckstore.ops.check.validity import why_not_valid
+from ckstore.ops.config import retention_of
+from ckstore.ops.context import annotation_problem
+from ckstore.ops.free.drop import drop, make_kept_durable, pins_by_checkpoint
+from ckstore.ops.free.exclusive import warn_unfreed
+from ckstore.ops.index.facts import sure as as_in_manifest
+from ckstore.ops.index.staleness import chosen
+from ckstore.ops.refs.listing import in_order, infos, order_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+_GUARD_TIMEOUT_S = 1.0
+_SPARE = 5
+"""So many of the newest may be damaged before all are looked at."""
+
+
+def plan_retention(
+    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True
+) -> RetentionPlan:
+    """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
+
+    Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
+    all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
+    drops nothing. What is kept for another reason may be there by such a row; then more is kept.
+
+    Args:
+        context: The store.
+        policy: None: the one of the store.
+        run: None: all runs.
+        sure: False: for advice alone; the rows of the catalog are believed.
+
+    Raises:
+        BadInput: There is no policy; `run` is no run name.
+        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        OSError: The system refused.
+    """
+    if policy is None:
+        policy = retention_of(context)
+    if policy is None:
+        msg = f"{context.layout.root} has no retention policy"
+        raise BadInput(msg, hint="give one, or keep one in the store with set_retention()")
+    now = datetime.now(UTC)
+    return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
+
+
+def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
+    """As `plan_retention` of one run; most of what stays for its step alone is not looked at, and not in the plan.
+
+    With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
+    hide one from the plan whose step keeps it anyway; then others are kept in its place.
+    """
+    every, last = policy.keep_every, policy.keep_last or 1
+    if every is None or policy.bests:
+        return plan_retention(context, policy, run)
+    looked_at, newest = _looked_at(context, run, last + _SPARE, every)
+    now = datetime.now(UTC)
+    made = _plan(context, policy, now, _history(context, now, looked_at), sure=True)
+    if sum(entry.relied_on and entry.info.name in newest for entry in made.entries) < last:  # some are damaged
+        return plan_retention(context, policy, run)
+    return made
+
+
+def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
+    """Return the newest so many of a run with all whose step `every` does not divide, and the names of the newest."""
+    at = chosen(context, run, newest=newest, off_every=every)
+    if at is not None and len(found := infos(context, run, at=at)) == len(at):  # then none that is left out is newer
+        return found, {info.name for info in found[-newest:]}
+    last = {info.name: info for info in infos(context, run, newest=newest)}
+    others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
+    return list((others | last).values()), set(last)
+
+
+def _plan(
+    context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate], *, sure: bool
+) -> RetentionPlan:
+    """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
+    looked_at: set[tuple[str, bool]] = set()
+    while True:
+        made = plan(policy, list(history.values()), now)
+        unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
+        unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
+        if not unsure:
+            return made
+        for info, relied_on in unsure:
+            looked_at.add((info.name, relied_on))
+            facts = history[info.name]
+            if relied_on:
+                facts = replace(facts, damage=why_not_valid(context, info))
+            else:
+                facts = replace(facts, in_use=_in_use(context, info))
+            history[info.name] = _read(context, facts) if sure else facts
+
+
+def _read(context: Context, candidate: Candidate) -> Candidate:
+    """Return a candidate as its manifest and its annotations have it; one that cannot be read is kept."""
+    info = candidate.info
+    try:
+        true = as_in_manifest(context, info)
+    except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
+        return candidate
+    except DamagedBlob as error:
+        return replace(candidate, damage=error.message, doubt=f"its manifest cannot be read: {error.message}")
+    (true,) = in_order(context, [true])
+    damage = candidate.damage if true.id == info.id else why_not_valid(context, true)
+    damage = _misplaced(context, true) or damage
+    return replace(candidate, info=true, damage=damage, doubt=context.problems.get(annotation_problem(true), ""))
+
+
+def _misplaced(context: Context, info: CheckpointInfo) -> str:
+    return context.problems.get(order_problem(info), "") if info.out_of_order else ""
+
+
+def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
+    pins = pins_by_checkpoint(context, now)
+    return {
+        info.name: Candidate(
+            info=info,
+            tags=info.tags,
+            pins=tuple(str(pin) for pin in pins.get((info.run, info.step), ())),
+            damage=_misplaced(context, info),
+            doubt=context.problems.get(annotation_problem(info), ""),
+        )
+        for info in looked_at
+    }
+
+
+def _in_use(context: Context, info: CheckpointInfo) -> bool:
+    path = context.layout.checkpoint(info.run, info.step)
+    lock = locks.try_exclusive(path)
+    if lock is None:
+        return peek.is_directory(path)
+    lock.release()
+    return False
+
+
+def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
+    """As `carry_out`; where the bytes stay until other hosts are not at work, it is said once, as a warning."""
+    report = carry_out(context, to_do)
+    if report.dropped:
+        warn_unfreed(context)
+    return report
+
+
+def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
+    """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
+
+    Each checkpoint is looked at again while nobody else can use it: tags, pins, its id, and that a valid one of its
+    run stays, which is held meanwhile.
+
+    Raises:
+        SaveFailed: The store cannot be written.
+        CkstoreError: A pin cannot be read.
+        OSError: The system refused. Those before it were dropped, those after it were not.
+    """
+    context.check_writable()
+    with reserve.given_up(context.layout):
+        return _apply(context, to_do)
+
+
+def _apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
+    dropped: list[CheckpointInfo] = []
+    skipped: list[Skipped] = []
+    for run in dict.fromkeys(entry.info.run for entry in to_do.dropped):
+        make_kept_durable(context, run)
+        kept = [entry.info for entry in to_do.kept if entry.info.run == run]
+        with ExitStack() as guarded:
+            guard = _hold_newest_valid(context, kept, guarded)
+            for info in (entry.info for entry in to_do.dropped if entry.info.run == run):
+                reason = _try_drop(context, info, guard)
+                if reason:
+                    skipped.append(Skipped(info, reason))
+                else:
+                    dropped.append(info)
+    return RetentionReport(dropped=tuple(dropped), skipped=tuple(skipped))
+
+
+def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
+    """Lock the newest of the kept checkpoints that is valid now for use, so that nobody drops it meanwhile."""
+    for info in sorted(kept, key=lambda info: info.order, reverse=True):
+        try:
+            lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)
+        except (FileNotFoundError, InUse):
+            continue
+        guarded.enter_context(lock)
+        if not why_not_valid(context, info):
+            return info
+        lock.release()
+    return None
+
+
+def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | None) -> str:
+    """Drop one checkpoint; return why not, or an empty string."""
+    if guard is None:
+        return f"no checkpoint of the run {info.run} that the plan keeps is there and valid any more"
+    if info.order > guard.order and not why_not_valid(context, info):
+        return f"it is the newest valid one of the run {info.run} now"
+    try:
+        drop(context, info)
+    except (InUse, NoSuchRef) as error:
+        return error.message
+    return ""

@@ -1,0 +1,1 @@
+"""Keep the catalog equal to the directories."""

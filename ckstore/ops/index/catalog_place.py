@@ -1,0 +1,140 @@
+"""Where the catalog of a store lies: in the store, or in this user's cache where others are at work in the store, too.
+
+SQLite cannot share a database between hosts, and it trusts the files beside a database, which other users could swap.
+The catalog is an index, so each host, and in a store that several users may write to each user, has one of their own,
+which catches up from the directories. A `catalog_path` outside of the store says that other hosts may have theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import Catalog, CatalogUnavailable
+from ckstore.errors import BadInput, UnsafePlace
+from ckstore.fs.host.mounts import examine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.model.doctor.place import PlaceFacts
+
+_NAME = "catalog.db"
+_HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"
+
+
+def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:
+    """Return the catalog of the store at `root`; nothing is made.
+
+    Args:
+        place: The filesystem of the store.
+        root: Of the store.
+        uuid: Of the store.
+        wanted: What the caller asked for; relative to the working directory.
+
+    Raises:
+        BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
+        UnsafePlace: It would lie on a shared filesystem, or there is no place for it.
+    """
+    why = f"{root} is on {place.kind}, a shared filesystem" if place.shared else why_of_several_users(root)
+    if wanted is not None:
+        path = _wanted(wanted, root)
+        _refuse_shared(path)
+        if path == root / _NAME and why:
+            msg = f"the catalog cannot lie in the store: {why}"
+            raise BadInput(msg, hint="leave catalog_path away: then it lies in this user's cache")
+    elif why:
+        path = _default(why, uuid)
+    else:
+        path = root / _NAME
+    return Catalog(root, path, store=uuid)
+
+
+def why_of_several_users(root: Path) -> str:
+    """Return why other users may write to the store at `root`; empty if only this one may, or there is none yet."""
+    try:
+        status = os.stat(root)
+    except FileNotFoundError:
+        return ""
+    if status.st_uid != os.geteuid():
+        return f"{root} belongs to uid {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to {root}, which has the mode {stat.S_IMODE(status.st_mode):04o}"
+    return ""
+
+
+def _wanted(wanted: Path, root: Path) -> Path:
+    path = wanted.parent.resolve() / wanted.name
+    if not wanted.name or path.is_dir():
+        msg = f"catalog_path names the file of a database, got the directory {path}"
+        raise BadInput(msg, hint=f"catalog_path={str(path / _NAME)!r}")
+    if path.is_relative_to(root) and path != root / _NAME:
+        msg = f"catalog_path lies in the store {root}, where the catalog is {_NAME}; got {path}"
+        raise BadInput(msg, hint="leave catalog_path away, or name a file outside of the store")
+    return path
+
+
+def _default(why: str, uuid: str) -> Path:
+    from ckstore.fs.host.own_folders import cache_folder
+
+    folder = cache_folder()
+    if folder is None:
+        msg = (
+            f"{why}, and there is no place for its catalog: this user's cache and the folders for temporary files are "
+            "on shared filesystems, or others may write there, or this user may not"
+        )
+        raise UnsafePlace(msg, hint=_HINT)
+    return folder / uuid / _NAME
+
+
+def _refuse_shared(path: Path) -> None:
+    there = next(folder for folder in path.parents if folder.is_dir())
+    found = examine(there)
+    if found.shared:
+        msg = f"the catalog cannot lie at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
+        raise UnsafePlace(msg, hint=_HINT)
+
+
+def is_private(catalog: Catalog, root: Path) -> bool:
+    """Whether a catalog is this user's, or this host's, alone: others have theirs of the store at `root`."""
+    return catalog.path != root / _NAME
+
+
+def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
+    """Return why other hosts may be at work in the store at `root`; empty if they cannot be."""
+    if place.shared:
+        return f"{root} is on {place.kind}, a shared filesystem"
+    if wanted is not None and is_private(catalog, root):
+        return f"the catalog of {root} lies outside of it, so others may have theirs"
+    return ""
+
+
+def make_folder(catalog: Catalog) -> None:
+    """Make the directory that a catalog lies in, for this user alone.
+
+    Raises:
+        BadInput: That did not work.
+    """
+    from ckstore.fs.host.own_folders import make_private
+
+    try:
+        make_private(catalog.path.parent)
+    except OSError as error:
+        msg = f"the directory of the catalog, {catalog.path.parent}, cannot be made: {error.strerror}"
+        raise BadInput(msg, hint=_HINT) from error
+
+
+def refuse_foreign(catalog: Catalog) -> None:
+    """Raise if a catalog is that of another store; one that cannot be read is looked at by whoever mends it.
+
+    Raises:
+        BadInput: It is.
+    """
+    try:
+        owner = catalog.owner()
+    except CatalogUnavailable:
+        return
+    if owner not in ("", catalog.store):
+        msg = f"the catalog {catalog.path} is that of the store {owner}; this store is {catalog.store}"
+        raise BadInput(msg, hint=f"give each store a catalog_path of its own, for example …/{catalog.store}/{_NAME}")

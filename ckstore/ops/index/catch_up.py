@@ -1,0 +1,110 @@
+"""Make the catalog equal to the directories, and rebuild one that is missing, older or damaged."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.objects.checkpoints import id_at
+from ckstore.ops.index import staleness, wrong_rows
+from ckstore.ops.index.catalog_place import refuse_foreign
+from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
+from ckstore.ops.index.scan_blobs import BLOBS_LISTED, list_blobs_after_boot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.ops.context import Context
+
+
+def catch_up(context: Context, *, whole: bool = True) -> list[str]:
+    """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
+
+    After a start of the machine the blobs are listed, too (`ops/index/scan_blobs`).
+
+    Args:
+        context: The store.
+        whole: Compare every checkpoint. False: those of runs that are in doubt (`ops/index/staleness`), so that it
+            costs what is to be done; whoever takes apart what was dropped or replaced looks at its place.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used now.
+        NewerFormat: It was written by a newer ckstore.
+        BadInput: It is that of another store.
+    """
+    try:
+        return _reconcile(context, whole=whole)
+    except CatalogUnavailable as error:
+        return mend(context, error)
+
+
+def mend(context: Context, error: CatalogUnavailable) -> list[str]:
+    """Mend what is wrong with the file of the catalog, and make it equal to the directories.
+
+    Args:
+        context: The store.
+        error: What the catalog said, before anything came of it.
+
+    Returns:
+        What the user should know. Nothing of a new store, and of a host or user that is new to one
+        that others use, too.
+
+    Raises:
+        CatalogUnavailable, InUse, NewerFormat, BadInput: As `catch_up`.
+    """
+    begun_s = time.monotonic()
+    aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
+    made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    refuse_foreign(context.catalog)
+    said = _reconcile(context, whole=True)
+    if not made:  # another process was faster, or is rebuilding it at this moment
+        return said
+    if error.why == "behind":
+        return ["Brought the catalog, which an older ckstore made, up to date"]
+    count, _ = context.catalog.count_and_sequence()
+    if error.why == "missing" and (context.catalog_is_private or not count):
+        return []
+    checkpoints = "1 checkpoint" if count == 1 else f"{count:,} checkpoints"
+    took_s = time.monotonic() - begun_s
+    if aside is None:
+        return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s: it was missing; only past events are lost"]
+    return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s; the old files are {aside}*: {error.message}"]
+
+
+def _reconcile(context: Context, *, whole: bool) -> list[str]:
+    """Make the rows equal to the directories; return what the user should know."""
+    runs = None if whole or context.shared else staleness.runs_in_doubt(context)
+    notes: list[str] = []
+    known = context.catalog.outline(BLOBS_LISTED, rows=runs is None or bool(runs))
+    if known.listing.wrong_count:  # of which checkpoints they were is not known
+        runs, notes = None, wrong_rows.remove(context)
+    stale = _differing(context, known.listing.stamps, runs)
+    if context.shared or (whole and context.catalog_is_private):
+        stale |= _replaced(context)
+    if stale:
+        enter(context, sorted(stale))
+    elif (tags := context.layout.tags()) != known.tags:
+        context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
+    list_blobs_after_boot(context, known.event, timeout_s=TIMEOUT_S)
+    return notes
+
+
+def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] | None) -> set[Place]:
+    """Return the places of these runs, or of all, of which the catalog does not say what is there."""
+    published: dict[Place, Stamp | None] = {}
+    for run in context.layout.runs():
+        if runs is None or run in runs:
+            published.update(context.layout.stamps(run))
+    known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place[0] in runs}
+    return set() if known == published else {place for place, _ in known.items() ^ published.items()}
+
+
+def _replaced(context: Context) -> set[Place]:
+    """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
+    known = {(info.run, info.step): info.id for info in context.catalog.infos()}
+    return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}

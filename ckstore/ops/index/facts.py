@@ -1,0 +1,115 @@
+"""What the manifests say: read before anything is dropped, called the newest, or put in order (rule D of the design).
+
+The catalog proposes. Each row has a checksum, which finds what has rotted; what an act relies on is read from its
+manifest all the same, once a process, since a row can also be written by another program.
+"""
+
+from __future__ import annotations
+
+import pprint
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import files
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.parse import parse_facts
+from ckstore.objects.layout import MANIFEST, OpenRuns
+from ckstore.ops.context import Context, annotated, annotation_problem
+from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.manifest_cache import file_stamp
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+
+Place = tuple[str, int]
+
+_OF_MANIFEST = (
+    "id",
+    "sequence",
+    "created",
+    "logical_bytes",
+    "new_bytes",
+    "reused_bytes",
+    "leaf_count",
+    "content",
+    "parent",
+    "message",
+    "metrics",
+    "metadata",
+)
+
+
+def facts_at(context: Context, place: Place) -> CheckpointInfo:
+    """Return what the manifest at a place (run, step) says.
+
+    What was added to the checkpoint since, and its tags, are not in it.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no such checkpoint any more.
+        DamagedBlob: Its manifest cannot be relied on.
+        NewerFormat: A newer ckstore wrote it.
+        OSError: The system refused.
+    """
+    path = context.layout.checkpoint(*place)
+    where = f"{path}/{MANIFEST}"
+    with files.opened_directory(path) as fd:
+        stamp = file_stamp(fd)
+        facts = context.manifests_seen.recall_facts(stamp)
+        if facts is None:
+            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
+            try:
+                facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
+            except BadInput as error:
+                raise DamagedBlob(error.message, hint=error.hint) from error
+            context.manifests_seen.remember_facts(stamp, facts)
+    if (facts.run, facts.step) != place:
+        raise DamagedBlob(f"{where} says that it is {facts.name}")
+    return facts
+
+
+def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return `info` as the manifest has it, with what was added since and with its tags; a wrong row is mended.
+
+    Raises:
+        As `facts_at`.
+    """
+    facts = facts_at(context, (info.run, info.step))
+    with context.layout.open_runs() as runs:
+        found = as_it_is(context, runs, facts, info.tags)
+    if not _same(found, info):
+        _mend_if_wrong(context, facts)
+    return found
+
+
+def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
+    """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
+    if info.durable != context.durable or info.tags != tags:
+        info = replace(info, durable=context.durable, tags=tags)
+    if runs.is_annotated(info.run, info.step):
+        return annotated(context, info)
+    if context.problems:  # what was wrong with them is gone with them
+        context.problems.pop(annotation_problem(info), None)
+    return info
+
+
+def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
+    """Write the row of a checkpoint again if it says something else than the manifest, and say so."""
+    place = (facts.run, facts.step)
+    try:
+        rows, _, _ = context.catalog.current({place: context.layout.stamp(*place)}, seek=True)
+    except CatalogUnavailable:  # then no row says anything
+        return
+    if rows and not _same(rows[0], facts):
+        write_again(context, [place])
+
+
+def _same(one: CheckpointInfo, other: CheckpointInfo) -> bool:
+    """Whether two say the same of a manifest."""
+    return all(_told(getattr(one, name)) == _told(getattr(other, name)) for name in _OF_MANIFEST)
+
+
+def _told(value: object) -> str:
+    """Return a value as text: in it a metric that is not a number equals itself, and the order of names is nothing."""
+    return pprint.pformat(value, sort_dicts=True) if isinstance(value, dict) else repr(value)

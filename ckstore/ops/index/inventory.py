@@ -1,0 +1,107 @@
+"""What a look at every checkpoint, and then at ``blobs/``, tells of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.fs import peek
+from ckstore.model.reports.reindex_report import Incomplete
+from ckstore.objects.canonical_link import restore_name
+from ckstore.ops.index.scan_blobs import canonical_blobs
+
+if TYPE_CHECKING:
+    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.index.reconcile import Place
+
+
+@dataclass(slots=True)
+class _Use:
+    """A blob that complete checkpoints name: its size, how many do, and the first of them."""
+
+    nbytes: int
+    count: int
+    place: Place
+
+
+@dataclass
+class Census:
+    """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once.
+
+    Attributes:
+        places: Complete checkpoints, by run and step.
+        incomplete: Directories that are none.
+        orphans: Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
+        copy_count, copy_bytes: Names in checkpoints that are files of their own.
+    """
+
+    layout: Layout
+    places: set[Place] = field(default_factory=set)
+    incomplete: list[Incomplete] = field(default_factory=list)
+    orphans: dict[str, int] = field(default_factory=dict)
+    copy_count: int = 0
+    copy_bytes: int = 0
+    _uses: dict[str, _Use] = field(default_factory=dict)
+    _lost: list[str] = field(default_factory=list)
+
+    def note(self, run: str, step: int, found: Found) -> None:
+        """Count what was found at one place."""
+        if found.problem:
+            self.incomplete.append(Incomplete(run, step, found.problem))
+        if found.published is None:
+            return
+        self.places.add((run, step))
+        for blob in found.published.manifest.blobs:
+            use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, (run, step)))
+            use.count += 1
+
+    def look_at_blobs(self) -> None:
+        """Compare ``blobs/`` with what the checkpoints name; no data is read.
+
+        An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
+        """
+        lost = set(self._uses)
+        for path in canonical_blobs(self.layout):
+            try:
+                status = peek.status(path)
+            except FileNotFoundError:  # freed meanwhile
+                continue
+            use = self._uses.get(path.name)
+            if use is None:
+                self.orphans[path.name] = status.st_size
+                continue
+            lost.discard(path.name)
+            copies = max(0, use.count + 1 - status.st_nlink)
+            self.copy_count += copies
+            self.copy_bytes += copies * use.nbytes
+        self._lost = sorted(lost)
+
+    def restore_names(self) -> int:
+        """Give blobs that lost their canonical name that name again; return how many have it.
+
+        Raises:
+            OSError: The system refused.
+        """
+        count = 0
+        for digest in self._lost:
+            use = self._uses[digest]
+            count += restore_name(self.layout, self.layout.checkpoint(*use.place), digest, use.nbytes)
+        return count
+
+    @property
+    def blob_count(self) -> int:
+        """Blobs that complete checkpoints name, each once."""
+        return len(self._uses)
+
+    @property
+    def blob_bytes(self) -> int:
+        """Their sizes."""
+        return sum(use.nbytes for use in self._uses.values())
+
+    def orphans_in_parts(self, count: int) -> Iterator[list[tuple[str, int]]]:
+        """Yield the orphans (digest, size), at most `count` at once."""
+        listed = sorted(self.orphans.items())
+        for start in range(0, len(listed), count):
+            yield listed[start : start + count]

@@ -1,0 +1,74 @@
+"""Enter checkpoints into the catalog, many in one transaction, few enough that nobody waits long for its lock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ckstore.objects.checkpoints import Found, look
+from ckstore.ops.index.staleness import stamps
+
+if TYPE_CHECKING:
+    from ckstore.model.checkpoint.published import Published
+    from ckstore.ops.context import Context
+
+Place = tuple[str, int]
+Seen = Callable[[str, int, Found], None]
+
+TIMEOUT_S = 30.0
+_BATCH_MOST = 256
+_BATCH_S = 0.5
+
+
+def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -> None:
+    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
+
+    A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. Whoever dies
+    in between leaves a catalog that is behind, which the next opener makes right.
+
+    Args:
+        context: The store.
+        places: Run and step of each.
+        seen: Called with what was found at each place; it must not use the catalog.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used now.
+        NewerFormat: A newer ckstore wrote the catalog or a manifest.
+    """
+
+    def look_at(run: str, step: int) -> Published | None:
+        found = look(context.layout, run, step)
+        if found.problem:
+            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
+        if seen is not None:
+            seen(run, step, found)
+        return found.published
+
+    waiting = deque(places)
+    while waiting:
+        context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S, tags=context.layout.tags)
+
+
+def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
+    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used now.
+    """
+    if not context.catalog_is_private and context.catalog.listing(places=[place]) == stamps(context, [place]):
+        return
+
+    def look_at(run: str, step: int) -> Published | None:
+        return look(context.layout, run, step).published
+
+    context.catalog.reconcile([place], look_at, timeout_s=timeout_s)
+
+
+def _batch(waiting: deque[Place]) -> Iterator[Place]:
+    deadline = time.monotonic() + _BATCH_S
+    for _ in range(_BATCH_MOST):
+        yield waiting.popleft()
+        if not waiting or time.monotonic() > deadline:
+            return

@@ -1,0 +1,95 @@
+"""Find blobs in ``blobs/`` that the catalog does not know: a power cut can bring names back that were removed.
+
+A name that was removed and not made durable may be there again after the machine starts, when the catalog has
+forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is made
+anew. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckstore.fs import peek
+from ckstore.fs.host import machine
+from ckstore.model.digest import fan_out, is_digest
+from ckstore.objects.trash import names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+BLOBS_LISTED = "blobs-listed"
+"""The kind of event that tells when it was done."""
+CANDIDATES_BATCH = 5000
+"""Blobs that are entered in one transaction."""
+
+
+def list_blobs_after_boot(context: Context, last: Mapping[str, Any] | None, *, timeout_s: float) -> None:
+    """Have gc look at every blob without a use, if that was not done since the machine started.
+
+    Args:
+        context: The store.
+        last: The newest event of the kind `BLOBS_LISTED`; None: there is none.
+        timeout_s: For the locks of the catalog.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
+    """
+    boot_id = machine.boot_id()  # unknown: then it is listed once, as after one start
+    if last is not None and last.get("boot_id") == boot_id:
+        return
+    note_listed(context, list_blobs(context, timeout_s=timeout_s), timeout_s=timeout_s)
+
+
+def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> None:
+    """Take note that every blob was looked at since the machine started.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
+    """
+    context.catalog.record_event(
+        BLOBS_LISTED, {"boot_id": machine.boot_id(), "unused_count": unused_count}, timeout_s=timeout_s
+    )
+
+
+def canonical_blobs(layout: Layout) -> Iterator[Inside]:
+    """Yield everything in ``blobs/`` that has the name of a blob at its place."""
+    for fan in names_in(layout.blobs):
+        folder = layout.blobs / fan
+        if peek.is_directory(folder):
+            yield from (folder / name for name in names_in(folder) if is_digest(name) and fan_out(name) == fan)
+
+
+def list_blobs(context: Context, *, timeout_s: float) -> int:
+    """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used.
+    """
+    count = 0
+    batch: list[Inside] = []
+    for path in canonical_blobs(context.layout):
+        batch.append(path)
+        if len(batch) >= CANDIDATES_BATCH:
+            count += _enter(context, batch, timeout_s)
+            batch = []
+    return count + _enter(context, batch, timeout_s)
+
+
+def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
+    if not paths:
+        return 0
+    without_use = context.catalog.without_use([path.name for path in paths])
+    unused = []
+    for path in paths:
+        if path.name in without_use:
+            try:
+                unused.append((path.name, peek.status(path).st_size))
+            except FileNotFoundError:  # somebody freed it meanwhile
+                continue
+    if unused:
+        context.catalog.add_candidates(unused, timeout_s=timeout_s)
+    return len(unused)

@@ -1,0 +1,151 @@
+"""The next number in the order of commits: greater than that of every checkpoint that is published and counts."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import DamagedBlob, SaveFailed
+from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
+from ckstore.ops.index.facts import Place, facts_at
+from ckstore.ops.index.wrong_rows import write_again
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.catalog.values import Listing
+    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.ops.context import Context
+    from ckstore.ops.manifest_cache import RunSeen
+
+
+def next_sequence(context: Context) -> int:
+    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not.
+
+    Raises:
+        SaveFailed: There is none left.
+    """
+    runs = context.directories_seen.look(context.layout)
+    known = _Known(context)
+    known.look(*_asked(context, runs, context.greatest_sequence[0]))
+    greatest = known.greatest()
+    if greatest > WIDEST_GAP:
+        greatest = sequence_limit(context)
+    sequence = max(greatest, context.greatest_sequence[0]) + 1
+    if sequence > MAX_SEQUENCE:
+        msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
+        raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
+    heapq.heappushpop(context.greatest_sequence, sequence)  # keeps the greater, also when interrupted
+    if known.looked:
+        context.directories_seen.judged(runs, known.torn)  # last: another thread may rely on it
+    return sequence
+
+
+def sequence_limit(context: Context) -> int:
+    """Return the greatest sequence number in the store that counts for the order of commits (`model.order`)."""
+    known = _Known(context)
+    known.look({place for place, stamp in context.layout.stamps().items() if stamp is not None}, _rows(context, None))
+    known.check(place for place, sequence in [*known.sequences.items()] if sequence > WIDEST_GAP)
+    return greatest_in_order(known.sequences.values())
+
+
+_MANY = 20
+"""More are looked for by listing the runs."""
+
+Rows = dict[Place, "tuple[Stamp, int]"]
+
+
+def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Place], Rows]:
+    """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
+    published = {place for seen in runs.values() for place in seen.published}
+    unsure = {place for seen in runs.values() for place in seen.unsure}
+    try:
+        count, newest = context.catalog.count_and_sequence()
+    except CatalogUnavailable:
+        return published, {}
+    if count != len(published):  # one that is not in the catalog may have the inode of an older one
+        unsure = published
+    if 2 * len(unsure) > count:
+        return unsure, _rows(context, None)
+    rows = _rows(context, unsure) if unsure else {}
+    if newest > own:  # another process published since
+        try:
+            beyond = context.catalog.orders(beyond=own)
+        except CatalogUnavailable:
+            return published, {}
+        rows |= _both(beyond)
+    return unsure | rows.keys(), rows
+
+
+def _rows(context: Context, places: Iterable[Place] | None) -> Rows:
+    try:
+        listing = context.catalog.orders(places=places)
+    except CatalogUnavailable:
+        return {}
+    if listing.wrong_count:
+        write_again(context, (), damaged_count=listing.wrong_count)
+    return _both(listing)
+
+
+def _both(listing: Listing) -> Rows:
+    return {place: (stamp, listing.sequences[place]) for place, stamp in listing.stamps.items()}
+
+
+class _Known:
+    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests.
+
+    Attributes:
+        sequences: What is known.
+        torn: Where no manifest can be read now; it may be repaired later.
+        looked: Whether anything was looked at.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.sequences: dict[Place, int] = {}
+        self.torn: set[Place] = set()
+        self.looked = False
+        self._context = context
+        self._written: dict[Place, int] = {}
+        self._checked: set[Place] = set()
+
+    def look(self, places: set[Place], rows: Rows) -> None:
+        self.looked = self.looked or bool(places)
+        layout = self._context.layout
+        stamps = layout.stamps() if len(places) > _MANY else {place: layout.stamp(*place) for place in places}
+        for place in places:
+            stamp = stamps.get(place)
+            row = rows.get(place)
+            if stamp is None:
+                self.torn.add(place)
+                continue
+            self._written[place] = stamp.mtime_ns
+            if row is not None and row[0] == stamp and place not in self._context.distrusted:
+                self.sequences[place] = row[1]
+            else:
+                self.check([place])
+
+    def greatest(self) -> int:
+        """Return the greatest, 0 if there is none; the manifest that says so is read, and the one written last."""
+        while self.sequences:
+            by_order = sorted(self.sequences, key=self.sequences.__getitem__)
+            by_time = sorted(self._written, key=self._written.__getitem__)
+            suspects = {by_order[-1], by_time[-1]} - self._checked
+            if not suspects:
+                return self.sequences[by_order[-1]]
+            self.check(suspects)
+        return 0
+
+    def check(self, places: Iterable[Place]) -> None:
+        """Read manifests, and mend the rows that say something else."""
+        for place in places:
+            self._checked.add(place)
+            try:
+                facts = facts_at(self._context, place)
+            except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+                self.torn.add(place)
+                continue
+            said = self.sequences.get(place)
+            self.sequences[place] = facts.sequence
+            if said is not None and said != facts.sequence:
+                write_again(self._context, [place])

@@ -1,0 +1,1 @@
+"""Make, open, recover and rebuild a store."""

@@ -1,0 +1,120 @@
+"""Make a store. It exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`.
+
+Several may make one at once: nobody removes a name of another one, and ``store.json`` never takes the place of another.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, StoreNotFound
+from ckstore.fs import files, links, locks, peek
+from ckstore.fs.host import place
+from ckstore.model.seal import read, to_write
+from ckstore.model.settings.settings import StoreSettings, parse_settings
+from ckstore.objects.layout import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_CHUNK_BYTES = 32 * 2**20
+_LOCK_TIMEOUT_S = 30.0
+_SETTINGS_MOST_BYTES = 2**20
+_DIRECTORY_MODE = 0o700
+_FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
+
+
+def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
+    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already.
+
+    Raises:
+        BadInput: `root` holds something else, or an argument cannot be.
+        UnsafePlace: The filesystem cannot hold a store.
+        OSError: The system refused, or the store is made and its names may not survive a power cut.
+    """
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
+    settings.algorithm.start()  # raises here if the package for it is missing
+    layout = Layout(root)
+    links.make_directory(layout.root, mode=_DIRECTORY_MODE)
+    with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
+        return _fill(layout, settings)
+
+
+def _fill(layout: Layout, settings: StoreSettings) -> bool:
+    """Make what is missing, ``store.json`` last; False if another process was faster.
+
+    The root is locked, but on a shared filesystem not against other hosts.
+    """
+    if peek.exists(layout.settings):
+        return False
+    try:
+        _make(layout, settings)
+    except OSError:  # another host made it meanwhile, and may have filled the disk
+        if peek.exists(layout.settings):
+            return False  # who opens it makes its names durable, as the one who made it may have died
+        raise
+    files.sync_directory(layout.root)  # opening does so, too, but tells of a failure by a note; here it is an error
+    files.sync_name(layout.path)
+    return True
+
+
+def _make(layout: Layout, settings: StoreSettings) -> None:
+    _refuse_foreign(layout)
+    for directory in layout.directories:
+        links.make_directory(directory)
+    place.try_links(layout.staging, layout.linked)
+    fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
+    try:
+        where = str(layout.settings)
+        data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        files.create_file(fresh, data, mode=0o444)
+        links.rename_new(fresh, layout.settings)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell; a name that stays is removed at opening
+            links.unlink(fresh)
+        raise
+
+
+def _refuse_foreign(layout: Layout) -> None:
+    ours = {path.name for path in layout.directories}
+    there = peek.names(layout.root)
+    foreign = sorted(name for name in there if name not in ours and not _FRESH.fullmatch(name))
+    # What lies beside a store.json is of a store that another host made since we looked, and has opened.
+    if foreign and layout.settings.name not in there and not peek.exists(layout.settings):
+        msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
+        raise BadInput(msg, hint="choose a new or empty directory")
+
+
+def remove_leftovers(layout: Layout) -> None:
+    """Remove the temporary ``store.json.*`` of those who died while they made this store, and of those who come late.
+
+    Raises:
+        OSError: One could not be removed.
+    """
+    for name in peek.names(layout.root):
+        if _FRESH.fullmatch(name):
+            with suppress(FileNotFoundError):
+                links.unlink(layout.root / name)
+
+
+def read_settings(root: Path) -> StoreSettings:
+    """Return what ``store.json`` says.
+
+    Raises:
+        StoreNotFound: There is no store at `root`.
+        NewerFormat: It was made by a newer ckstore.
+        BadInput: ``store.json`` is not valid.
+        DamagedBlob: It is not as it was written.
+    """
+    path = Layout(root).settings
+    try:
+        data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"there is no store at {root}"
+        raise StoreNotFound(msg, hint="ckstore init makes one, Store.init(path) in Python") from error
+    return read(data, parse_settings, str(path))

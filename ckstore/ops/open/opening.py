@@ -1,0 +1,73 @@
+"""Open a store: look at its place, find its catalog, and set right what opening sets right."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.fs import peek
+from ckstore.fs.host.mounts import examine
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
+from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
+from ckstore.ops.open.create import read_settings
+from ckstore.ops.open.place_notes import notes_at_opening
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NEW = "not made yet"
+
+
+def check_new(root: Path, catalog_path: Path | None) -> None:
+    """Raise, before anything is made, if a new store at `root` could not have its catalog.
+
+    Raises:
+        BadInput, UnsafePlace: As `open_context`.
+        OSError: The place cannot be looked at.
+    """
+    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    catalog = catalog_of(examine(there), root, _NEW, catalog_path)
+    try:
+        refuse_foreign(catalog)
+    except BadInput:
+        if not peek.exists(Layout(root).settings):  # else it is of a store that another process made here meanwhile
+            raise
+
+
+def open_context(
+    root: Path, *, readonly: bool, recover: bool, catalog_path: Path | None
+) -> tuple[Context, tuple[str, ...]]:
+    """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`.
+
+    Raises:
+        StoreNotFound, NewerFormat, BadInput, DamagedBlob, UnsafePlace: As there.
+        OSError: The store cannot be looked at.
+    """
+    settings = read_settings(root)
+    place = examine(root)
+    notes = notes_at_opening(place, readonly=readonly)
+    if not readonly and not os.access(root, os.W_OK):
+        readonly = True
+        notes += (f"{root} cannot be written by this user: opened for reading only",)
+    catalog = catalog_of(place, root, settings.uuid, catalog_path)
+    shared = why_shared(place, catalog, root, catalog_path)
+    if is_private(catalog, root):
+        if not readonly:
+            make_folder(catalog)
+        refuse_foreign(catalog)
+    context = Context(
+        layout=Layout(root, shared=bool(shared), hash_prefix=settings.algorithm.prefix),
+        settings=settings,
+        catalog=catalog,
+        readonly=readonly,
+        durable=place.durable,
+        shared=shared,
+        catalog_is_private=is_private(catalog, root),
+    )
+    if recover and not readonly:
+        from ckstore.ops.open.recover import try_recover
+
+        notes += tuple(try_recover(context))
+    return context, notes

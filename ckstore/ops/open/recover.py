@@ -1,0 +1,100 @@
+"""What opening a store for writing sets right: dead saves go to trash, the catalog catches up with the directories."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, InUse, NewerFormat
+from ckstore.fs import files, links
+from ckstore.fs.host import place
+from ckstore.objects import reserve, trash
+from ckstore.ops.free import reclaim
+from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.open import create
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.warn import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.ops.context import Context
+
+
+def recover(context: Context) -> list[str]:
+    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know.
+
+    Called twice, or by several processes at once, it does no harm.
+
+    Raises:
+        NewerFormat: The catalog was written by a newer ckstore.
+        UnsafePlace: The filesystem cannot do what a store needs.
+        OSError: The system refused; the store is as it was or further on the way.
+    """
+    notes: list[str] = []
+    layout = context.layout
+    try:
+        for directory in layout.directories:  # a copy may have left out empty ones
+            links.make_directory(directory)
+        with _unless_full():
+            place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+    finally:
+        _make_store_durable(context)
+    if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+    place.remove_leftovers(layout.staging, layout.linked)
+    said: list[str] = []
+    try:
+        said = catch_up(context)
+    except NewerFormat:
+        raise
+    except (CatalogUnavailable, InUse) as error:
+        notes.append(_left_aside(context, error))
+    reclaim.give_back(context)
+    reserve.fill(layout)
+    create.remove_leftovers(layout)
+    for note in said:
+        warn(note)
+    return said + notes
+
+
+def _make_store_durable(context: Context) -> None:
+    """Make the store's name and those in it durable, whoever made them: no checkpoint is more durable (rule F).
+
+    Raises:
+        OSError: That did not work; this process must not write to the store.
+    """
+    try:
+        files.sync_directory(context.layout.root)
+        files.sync_name(context.layout.path)
+    except OSError as error:
+        context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
+        raise
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def _left_aside(context: Context, error: CkstoreError) -> str:
+    if reserve.is_full(context.layout):
+        return f"the filesystem of {context.layout.root} is full, so the catalog is left aside; ckstore gc frees space"
+    return f"the catalog is left aside for now: {error.message}"
+
+
+def try_recover(context: Context) -> list[str]:
+    """As `recover`; on a place where this process cannot write, say so instead."""
+    try:
+        return recover(context)
+    except CkstoreError:
+        raise
+    except OSError as error:
+        return [f"recovery at opening did not work: {describe_os_error(error)}"]

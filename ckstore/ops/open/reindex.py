@@ -1,0 +1,163 @@
+"""Build the catalog anew from the directories, which are the truth (promise P5), and keep the old one aside.
+
+The old file is renamed under the flock of those who write the catalog, and whoever writes opens it by its name under
+that flock, so nobody writes to a file that is no longer the catalog. The new one is filled a batch at a time; until
+then it is behind, and readers, savers and gc go by the directories for what it lacks. Dying at any line leaves a
+catalog that is missing or behind, which the next opener makes right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.fs import links, peek
+from ckstore.model.reports.reindex_report import ReindexReport
+from ckstore.objects.annotations import read_annotations
+from ckstore.objects.layout import MANIFEST
+from ckstore.objects.pins import read_pins
+from ckstore.ops.index.inventory import Census
+from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
+from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
+from ckstore.ops.open.recover import recover
+from ckstore.ops.open.relink import relink as relink_all
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.reports.reindex_report import RelinkReport
+    from ckstore.objects.checkpoints import Found
+    from ckstore.ops.context import Context
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that were read and those that are to be read."""
+
+_MARGIN_BYTES = 2**20
+
+
+def reindex(context: Context, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
+    """Build the catalog anew; see `ckstore.Store.reindex`."""
+    context.check_writable()
+    layout = context.layout
+    for directory in layout.directories:  # a copy may have left out empty ones
+        links.make_directory(directory)
+    _check_space(context)
+    places = sorted((run, step) for run, step, _ in layout.published())
+    shown = _Shown(context, places, progress, relink=relink)
+    relinked = relink_all(context, shown.blob_bytes) if relink else None
+    old = context.catalog.replace(timeout_s=TIMEOUT_S)
+    census = Census(layout)
+
+    def seen(run: str, step: int, found: Found) -> None:
+        census.note(run, step, found)
+        shown.manifest_of(run, step)
+
+    enter(context, places, seen)
+    census.look_at_blobs()
+    restored_count = census.restore_names()
+    for part in census.orphans_in_parts(CANDIDATES_BATCH):
+        context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
+    note_listed(context, len(census.orphans), timeout_s=TIMEOUT_S)
+    report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
+    recover(context)  # also the tags, where there is no checkpoint
+    return report
+
+
+def _check_space(context: Context) -> None:
+    """Refuse while there is no room for a second catalog: without one a full disk cannot be freed.
+
+    Raises:
+        InsufficientSpace: With the numbers.
+    """
+    path = context.catalog.path
+    try:
+        wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
+    except FileNotFoundError:  # then there is nothing to lose
+        return
+    status = os.statvfs(path.parent)
+    free_bytes = status.f_bavail * status.f_frsize
+    if wanted_bytes > free_bytes:
+        msg = (
+            f"the new catalog needs about {wanted_bytes} bytes beside the old one, {free_bytes} are free on the "
+            f"filesystem of {path.parent}; nothing was changed"
+        )
+        raise InsufficientSpace(msg, hint="free space first: ckstore gc; or move a catalog.db.old-N elsewhere")
+
+
+class _Shown:
+    """Adds up what was read for whoever shows progress."""
+
+    def __init__(self, context: Context, places: list[Place], progress: Progress | None, *, relink: bool) -> None:
+        self._progress = progress
+        self._sizes: dict[Place, int] = {}
+        self._blob_bytes = self._manifest_bytes = self._all_bytes = 0
+        if progress is None:
+            return
+        self._sizes = {place: _size(context.layout.checkpoint(*place) / MANIFEST) for place in places}
+        self._all_bytes = sum(self._sizes.values())
+        if relink:  # at most: what is linked as it should be is not read
+            self._all_bytes += sum(_size(path) for path in canonical_blobs(context.layout))
+
+    def blob_bytes(self, done_bytes: int) -> None:
+        """Take note of how many bytes of blobs were read."""
+        self._blob_bytes = done_bytes
+        self._tell()
+
+    def manifest_of(self, run: str, step: int) -> None:
+        """Take note that a manifest was read."""
+        self._manifest_bytes += self._sizes.get((run, step), 0)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            done_bytes = self._blob_bytes + self._manifest_bytes
+            self._progress(done_bytes, max(self._all_bytes, done_bytes))
+
+
+def _size(path: Inside) -> int:
+    found = peek.find(path)
+    return 0 if found is None else found.st_size
+
+
+def _report(
+    context: Context, census: Census, restored_count: int, old_catalog: str, relinked: RelinkReport | None
+) -> ReindexReport:
+    tags = context.layout.tags()
+    problems = [
+        f"the tag {name} names {run}@{step}, and there is no such checkpoint"
+        for name, (run, step) in sorted(tags.items())
+        if (run, step) not in census.places
+    ]
+    pin_count = 0
+    try:
+        pin_count = len(read_pins(context.layout))
+    except CkstoreError as error:
+        problems.append(f"a pin cannot be read, so that nothing is dropped: {error}")
+    problems += _bad_annotations(context, census.places)
+    return ReindexReport(
+        checkpoint_count=len(census.places),
+        blob_count=census.blob_count,
+        blob_bytes=census.blob_bytes,
+        orphan_count=len(census.orphans),
+        orphan_bytes=sum(census.orphans.values()),
+        restored_count=restored_count,
+        copy_count=census.copy_count,
+        copy_bytes=census.copy_bytes,
+        tag_count=len(tags),
+        pin_count=pin_count,
+        incomplete=tuple(census.incomplete),
+        problems=tuple(problems),
+        old_catalog=old_catalog,
+        relinked=relinked,
+    )
+
+
+def _bad_annotations(context: Context, places: set[Place]) -> list[str]:
+    problems = []
+    for run, step in sorted(places):
+        try:
+            read_annotations(context.layout.checkpoint(run, step))
+        except (CkstoreError, OSError) as error:
+            problems.append(f"what was added to {run}@{step} cannot be read: {error}")
+    return problems

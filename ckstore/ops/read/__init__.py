@@ -1,0 +1,1 @@
+"""Read checkpoints: load, checkout, export, diff."""

@@ -1,0 +1,299 @@
+"""Checkout: write the files of a checkpoint beside their destination, checked byte by byte, and rename them into place.
+
+What is shared with the store by reflink is read and checked all the same. Memory is one chunk for each thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
+from ckstore.fs import files, links, reflink
+from ckstore.fs.new_tree import NewTree
+from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
+from ckstore.ops.read.destination import outside_of_store
+from ckstore.ops.refs.find import read_checkpoint
+from ckstore.ops.workers import Workers
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.manifest import Extent, FileRecord
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+
+Progress = Callable[[int, int], None]
+"""Called in the caller's thread with the bytes that are done and those to be done."""
+LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
+
+_WORKERS = 4
+_OPEN_BLOBS = 16
+_MARGIN_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckoutReport:
+    """What `checkout` wrote.
+
+    Attributes:
+        destination: Where.
+        paths: The files and symlinks, relative to it.
+        nbytes: Sizes of the files.
+        shared_bytes: How many of them share blocks or an inode with the store.
+        hardlinked: Files that are names of a blob of the store; read-only, and never to be written into.
+    """
+
+    destination: Path
+    paths: tuple[str, ...]
+    nbytes: int
+    shared_bytes: int = 0
+    hardlinked: tuple[str, ...] = ()
+
+
+def checkout(
+    context: Context,
+    ref: str | int | CheckpointInfo,
+    destination: str | os.PathLike[str],
+    *,
+    link: LinkMode = "auto",
+    only: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> CheckoutReport:
+    """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
+    if link not in ("auto", "reflink", "hardlink", "copy"):
+        raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
+    path = outside_of_store(context.layout, destination)
+    write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
+    return read_checkpoint(context, ref, write)
+
+
+def _checkout_open(
+    directory: CheckpointDirectory,
+    *,
+    destination: Path,
+    link: LinkMode,
+    only: Sequence[str] | None,
+    progress: Progress | None,
+) -> CheckoutReport:
+    if not directory.manifest.files:
+        return _export(directory, destination, only=only, progress=progress)
+    records = _chosen(directory, only)
+    with _explaining_errors(destination), NewTree.beside(destination) as tree:
+        sizes = {record.path: _size(directory, record) for record in records}
+        _check_space(tree, sum(sizes.values()), len(records))
+        writer = _Writer(directory, tree, link)
+        for record in records:
+            if record.kind == "directory":
+                tree.make_directory(record.path, record.mode)
+        with directory.reporting_damage():
+            writer.write_all([record for record in records if record.kind == "file"], sizes, progress)
+        for record in records:  # symlinks last: nothing is written below one
+            if record.kind == "symlink":
+                tree.make_symlink(record.path, record.target)
+        for record in reversed(records):
+            if record.mtime_ns is not None and record.path not in writer.hardlinked:
+                tree.set_mtime(record.path, record.mtime_ns)
+        tree.publish()
+    return CheckoutReport(
+        destination=tree.destination,
+        paths=tuple(record.path for record in records if record.kind != "directory"),
+        nbytes=sum(sizes.values()),
+        shared_bytes=writer.shared_bytes,
+        hardlinked=tuple(sorted(writer.hardlinked)),
+    )
+
+
+def _export(
+    directory: CheckpointDirectory, destination: Path, *, only: Sequence[str] | None, progress: Progress | None
+) -> CheckoutReport:
+    """Check out a saved state, which has no files: its safetensors export."""
+    from ckstore.ops.read.export import export_open
+
+    if only is not None:
+        run, step = directory.manifest.run, directory.manifest.step
+        msg = f"{run}@{step} is a saved state and has no files to choose from"
+        raise BadInput(msg, hint="ckstore export REF DEST --select NAME exports some of its tensors")
+    report = export_open(directory, destination, progress=progress)
+    paths = tuple(sorted(file.name for file in report.files))
+    return CheckoutReport(report.destination, paths, sum(file.nbytes for file in report.files))
+
+
+def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[FileRecord]:
+    """Return what to write, each directory before what is in it; the paths are checked again."""
+    manifest = directory.manifest
+    records = list(manifest.files)
+    if only is not None:
+        wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
+        if not wanted:
+            msg = f"{manifest.run}@{manifest.step} has no file that fits {', '.join(only)}"
+            raise NoSuchRef(msg, hint="ckstore ls REF lists the files; * in a pattern also stands for slashes")
+        for path in list(wanted):
+            while path := parent_of(path):
+                wanted.add(path)
+        records = [record for record in records if record.path in wanted]
+    for record in records:
+        check_path(record.path, "the name of a committed file")
+    return sorted(records, key=lambda record: record.path.split("/"))
+
+
+def _fits(path: str, glob: str) -> bool:
+    below = path.startswith(glob.rstrip("/") + "/")
+    return below or fnmatchcase(path, glob) or fnmatchcase(path.rpartition("/")[2], glob)
+
+
+def _size(directory: CheckpointDirectory, record: FileRecord) -> int:
+    return sum(directory.manifest.storages[storage].nbytes for storage in record.storages)
+
+
+def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
+    status = os.statvfs(tree.path)
+    free = status.f_bavail * status.f_frsize
+    needed = nbytes + count * status.f_frsize + _MARGIN_BYTES
+    if needed > free or (status.f_files and count > status.f_favail):
+        msg = (
+            f"the checkout needs {needed} bytes and {count} inodes, {free} bytes and {status.f_favail} inodes are free "
+            f"on the filesystem of {tree.destination.parent}"
+        )
+        raise InsufficientSpace(msg, hint="make room there, or check out with --only; nothing was written")
+
+
+@contextmanager
+def _explaining_errors(destination: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            msg = f"the filesystem of {destination} is full; nothing was left there"
+            raise InsufficientSpace(msg, hint="make room, then check out again") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise BadInput(f"{destination} cannot be written: {error.strerror or error}{where}") from error
+
+
+class _Writer:
+    """Writes files in several threads."""
+
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, link: LinkMode) -> None:
+        self.shared_bytes = 0
+        self.hardlinked: set[str] = set()
+        self._directory = directory
+        self._tree = tree
+        self._link = link
+        self._mutex = threading.Lock()
+        self._local = threading.local()
+
+    def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
+        total_bytes = sum(sizes.values())
+        pool = Workers(_WORKERS)
+        try:
+            written = [(pool.submit(self._write, record), sizes[record.path]) for record in records]
+            done_bytes = 0
+            for future, nbytes in written:
+                future.result()
+                done_bytes += nbytes
+                if progress is not None:
+                    progress(done_bytes, total_bytes)
+        finally:
+            pool.stop()
+
+    def _write(self, record: FileRecord) -> None:
+        extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
+        try:
+            if self._link == "hardlink" and self._hardlinked(record, extents):
+                return
+            with self._tree.create_file(record.path, record.mode) as fd, _OpenBlobs(self._directory) as blobs:
+                at = 0
+                for extent in extents:
+                    self._copy(extent, blobs.open(extent.blob), fd, at, record.path)
+                    at += extent.length
+        except FileExistsError as error:
+            raise self._in_the_way(record.path) from error
+
+    def _copy(self, extent: Extent, blob: int, fd: int, at: int, path: str) -> None:
+        data = self._buffer(extent.length)
+        self._directory.read_extent(extent, data, fd=blob, what=path, verify=True)
+        if self._link in ("auto", "reflink") and self._could_share(extent, at):
+            if reflink.try_share(blob, extent.offset, extent.length, fd, at):
+                with self._mutex:
+                    self.shared_bytes += extent.length
+                os.lseek(fd, at + extent.length, os.SEEK_SET)
+                return
+            if self._link == "reflink":
+                msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
+                hint = "XFS and btrfs can, within one filesystem; --link auto copies where they cannot"
+                raise UnsafePlace(msg, hint=hint)
+        files.write_all(fd, data)
+
+    def _could_share(self, extent: Extent, at: int) -> bool:
+        """Whether a piece lies so that filesystems which share blocks can share it; the others are copied anyway."""
+        ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
+        block = reflink.BLOCK_BYTES
+        return extent.offset % block == at % block == 0 and (ends or extent.length % block == 0)
+
+    def _hardlinked(self, record: FileRecord, extents: Sequence[Extent]) -> bool:
+        """Make the file a name of its blob; False if it is more or less than one blob, or the pair can have no link."""
+        if len(extents) != 1:
+            return False
+        (extent,) = extents
+        blob = self._directory.manifest.blobs[extent.blob]
+        if extent.offset or extent.length != blob.nbytes:
+            return False
+        data = self._buffer(extent.length)
+        with self._directory.open_blob(blob.digest) as fd:
+            self._directory.read_extent(extent, data, fd=fd, what=record.path, verify=True)
+        try:
+            self._tree.link_file(record.path, blob.digest, dir_fd=self._directory.blobs.fd)
+        except OSError as error:
+            if error.errno in links.CANNOT_LINK:
+                return False
+            raise
+        with self._mutex:
+            self.hardlinked.add(record.path)
+            self.shared_bytes += extent.length
+        return True
+
+    def _buffer(self, nbytes: int) -> memoryview:
+        if len(getattr(self._local, "buffer", b"")) < nbytes:
+            self._local.buffer = bytearray(nbytes)
+        return memoryview(self._local.buffer)[:nbytes]
+
+    def _in_the_way(self, path: str) -> BadInput:
+        pair = differing_in_case(record.path for record in self._directory.manifest.files)
+        if pair is None:
+            return BadInput(f"somebody else makes files in {self._tree.path}: {path} is there already")
+        msg = (
+            f"{pair[0]} and {pair[1]} differ in case only, which the filesystem of the destination does not tell apart"
+        )
+        return BadInput(msg, hint="name a destination on another filesystem, or choose files with --only")
+
+
+class _OpenBlobs:
+    """Some blobs of a checkpoint, kept open while a file is written: small pieces lie together in one."""
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def open(self, blob: int) -> int:
+        if blob in self._open:
+            self._open.move_to_end(blob)
+            return self._open[blob]
+        while len(self._open) >= _OPEN_BLOBS:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[blob] = self._directory.descriptor(self._directory.manifest.blobs[blob].digest)
+        return self._open[blob]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])

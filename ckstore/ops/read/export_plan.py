@@ -1,0 +1,204 @@
+"""What an export will write, and under which names: a function of the manifest; no data is read.
+
+Tensors keep the order of the state. Of several that are the same view of the same memory the first is written, and
+the others are told in the metadata, as safetensors' `save_model` does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.containers.safetensors_write import TensorToWrite, can_be_name, dtype_and_shape
+from ckstore.errors import BadInput, NoSuchRef
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.state_json import PlainValues, plain_values
+from ckstore.model.names import plain
+from ckstore.ops.read.load import Select, as_filter
+from ckstore.tensors.layout import row_major
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+
+UNHELD_MOST_BYTES = 64 * 2**10
+"""What safetensors cannot hold goes into a JSON file up to this size."""
+TEXT_MOST_BYTES = 16 * 2**20
+"""The same for bytes and strings."""
+_SHOWN = 5
+_NOT_AS_METADATA = ("format", "total_size")
+"""Keys that have another meaning in the metadata of a file or of the index; what has such a name is written itself."""
+_LAST_PART = re.compile(r"(?:\\.|[^\\.])*\Z")
+_WILDCARD = re.compile(r"[*?]")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What an export will write.
+
+    Attributes:
+        leaves: The tensors that are written, in the order of the state.
+        tensors: The same as they will stand in the files.
+        tied: Name that is left out -> name of the tensor that it is tied to.
+        unheld: Leaves that go into ``state.json``.
+        values: What else goes there.
+    """
+
+    leaves: tuple[LeafRecord, ...]
+    tensors: tuple[TensorToWrite, ...]
+    tied: dict[str, str]
+    unheld: tuple[LeafRecord, ...]
+    values: PlainValues
+
+    @property
+    def has_state(self) -> bool:
+        """Whether anything goes into ``state.json``."""
+        return bool(self.unheld or self.values.values or self.values.attributes)
+
+
+def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool = False) -> ExportPlan:
+    """Return what an export of the checkpoint will write.
+
+    Raises:
+        BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
+            file, or there is no prefix to strip. The message names them.
+        NoSuchRef: `select` fits nothing.
+    """
+    keep = as_filter(select)
+    if manifest.files:
+        msg = f"{manifest.run}@{manifest.step} was committed from files: there is nothing to export"
+        raise BadInput(msg, hint=f"ckstore checkout {manifest.run}@{manifest.step} DEST gives the files back")
+    chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
+    values = plain_values(manifest.state, manifest.leaves, keep)
+    if not chosen and not values.values and keep is not None:
+        msg = f"{manifest.run}@{manifest.step} has no name that select={select!r} fits"
+        raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
+    naming = _Stripping(_prefix_of(select)) if strip_prefix else plain
+    held: list[tuple[LeafRecord, TensorToWrite]] = []
+    unheld = []
+    for leaf in chosen:
+        tensor = _tensor(leaf, naming(leaf.name))
+        if tensor is None:
+            unheld.append(leaf)
+        else:
+            held.append((leaf, tensor))
+    _check_names(held)
+    _check_sizes(manifest, unheld)
+    written, tied = _untie(held)
+    return ExportPlan(
+        leaves=tuple(leaf for leaf, _ in written),
+        tensors=tuple(tensor for _, tensor in written),
+        tied=tied,
+        unheld=tuple(unheld),
+        values=values,
+    )
+
+
+def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:
+    """Return the bytes of the elements of a leaf."""
+    item_bytes = itemsize(leaf.kind, leaf.dtype)
+    return manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
+
+
+def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:
+    """Return the strides of a tensor, 0 where they do not matter; None if it is row-major without gaps."""
+    if leaf.strides is None or 0 in leaf.shape:
+        return None
+    strides = _that_matter(leaf.shape, leaf.strides)
+    return None if strides == _that_matter(leaf.shape, row_major(leaf.shape)) else strides
+
+
+def _that_matter(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
+
+
+def _tensor(leaf: LeafRecord, name: str) -> TensorToWrite | None:
+    as_held = dtype_and_shape(leaf.kind, leaf.dtype, leaf.shape)
+    item_bytes = itemsize(leaf.kind, leaf.dtype)
+    if as_held is None or item_bytes is None or not can_be_name(name):
+        return None
+    return TensorToWrite(name, *as_held, item_bytes * math.prod(leaf.shape))
+
+
+def _check_names(held: list[tuple[LeafRecord, TensorToWrite]]) -> None:
+    seen: dict[str, str] = {}
+    for leaf, tensor in held:
+        if tensor.name in seen:
+            msg = f"two tensors would both be named {tensor.name!r}: {seen[tensor.name]} and {leaf.name}"
+            raise BadInput(msg, hint="select one of them, with the backslashes in its name")
+        seen[tensor.name] = leaf.name
+
+
+def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:
+    large = []
+    for leaf in unheld:
+        nbytes = leaf_bytes(manifest, leaf)
+        if nbytes > (UNHELD_MOST_BYTES if leaf.dtype else TEXT_MOST_BYTES):
+            large.append(f"{plain(leaf.name) or 'the state itself'}: {leaf.dtype or leaf.kind}, {nbytes} bytes")
+    if large:
+        more = f"; and {len(large) - _SHOWN} more" if len(large) > _SHOWN else ""
+        listed = "; ".join(large[:_SHOWN])
+        msg = f"safetensors cannot hold these, and they are too large for a JSON file: {listed}{more}"
+        raise BadInput(msg, hint="select what to export without them, select='model' for example")
+
+
+def _untie(
+    held: list[tuple[LeafRecord, TensorToWrite]],
+) -> tuple[list[tuple[LeafRecord, TensorToWrite]], dict[str, str]]:
+    first: dict[object, str] = {}
+    written, tied = [], {}
+    for leaf, tensor in held:
+        if tensor.nbytes:
+            view = (leaf.storage, leaf.offset, leaf.kind, leaf.dtype, leaf.shape, strides_of(leaf))
+            kept = first.setdefault(view, tensor.name)
+            if kept != tensor.name and tensor.name not in _NOT_AS_METADATA:
+                tied[tensor.name] = kept
+                continue
+        written.append((leaf, tensor))
+    return written, tied
+
+
+def _prefix_of(select: Select) -> str:
+    """Return the path that everything selected lies in, as people write it.
+
+    Raises:
+        BadInput: There is none.
+    """
+    hint = "give select the name of a part, such as model, or leave strip_prefix out"
+    if select is None or callable(select):
+        raise BadInput("strip_prefix removes the prefix that select names, and select names none", hint=hint)
+    common: list[str] | None = None
+    for glob in [select] if isinstance(select, str) else select:
+        path = plain(glob)
+        wildcard = _WILDCARD.search(path)
+        if wildcard is not None:
+            path = path[: wildcard.start()].rpartition(".")[0]
+        parts = path.split(".")
+        if common is not None:
+            same = [a == b for a, b in zip(common, parts, strict=False)]
+            parts = parts[: same.index(False) if False in same else len(same)]
+        common = parts
+    prefix = ".".join(common or [])
+    if not prefix:
+        raise BadInput(f"what select={select!r} names has no common prefix to strip", hint=hint)
+    return prefix
+
+
+class _Stripping:
+    """Makes names without a prefix; a tensor that has no more name than the prefix keeps the last part of it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __call__(self, name: str) -> str:
+        written = plain(name)
+        rest = written.removeprefix(self._prefix)
+        if rest == written or rest[:1] not in ("", ".", "["):
+            msg = f"{name} does not begin with the prefix {self._prefix!r} that was to be stripped"
+            raise BadInput(msg, hint="write select without backslashes, or leave strip_prefix out")
+        if rest:
+            return rest.removeprefix(".")
+        last = _LAST_PART.search(name)
+        return plain(last[0]) if last is not None else written

@@ -1,0 +1,240 @@
+"""An open checkpoint: names without data, single tensors, slices."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.files import FileSummary, summaries
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import plain
+from ckstore.objects.annotations import read_annotations
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.acts import act
+from ckstore.ops.read.load import Select, load
+from ckstore.ops.read.storage_read import check_room, read_memories
+from ckstore.tensors.allocation import allocate
+from ckstore.tensors.restore import make_leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from ckstore.model.manifest.manifest import Extent, LeafRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSummary:
+    """One tensor, array or other value kept as bytes.
+
+    Attributes:
+        name: Path in the state.
+        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
+        dtype: Empty for bytes and str.
+        shape: Sizes, outermost first.
+        nbytes: Bytes of its elements.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class OpenCheckpoint:
+    """A checkpoint that is open for reading; a context manager. It is not taken apart while it is open.
+
+    Attributes:
+        info: What the store says about it.
+    """
+
+    def __init__(self, directory: CheckpointDirectory, info: CheckpointInfo) -> None:
+        self.info = info
+        self._directory = directory
+        self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
+
+    def keys(self) -> list[str]:
+        """Return the names of all tensors, arrays, and long bytes and strings, in the order of the state."""
+        return list(self._leaves)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._leaves or any(plain(key) == name for key in self._leaves)
+
+    @act
+    def __getitem__(self, name: str) -> Any:
+        """Read one value; only its own pieces are read, and checked. A name may be written without its backslashes.
+
+        Raises:
+            NoSuchRef: There is no such name.
+            DamagedBlob: Its bytes are damaged or missing.
+        """
+        leaf = self._leaf(name)
+        memories = read_memories(self._directory, [leaf.storage], verify=True)
+        return make_leaf(leaf, memories[leaf.storage])
+
+    def slice(self, name: str) -> LeafSlice:
+        """Return a tensor to be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces that hold rows a to b.
+
+        Raises:
+            NoSuchRef: There is no such name.
+        """
+        return LeafSlice(self._directory, self._leaf(name))
+
+    def summary(self) -> list[LeafSummary]:
+        """Return name, dtype, shape and size of every value, without reading data."""
+        return [_summary(leaf, self._directory) for leaf in self._leaves.values()]
+
+    def files(self) -> list[str]:
+        """Return the paths of committed files and symlinks, in their order; a saved state has none."""
+        return [file.path for file in self._directory.manifest.files if file.kind != "directory"]
+
+    def file_summary(self) -> list[FileSummary]:
+        """Return path, kind, mode and size of everything that was committed, without reading data."""
+        return summaries(self._directory.manifest)
+
+    @act
+    def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
+        """Return the state; as `ckstore.Store.load`."""
+        return load(self._directory, device=device, select=select, mmap=mmap, verify=verify)
+
+    def close(self) -> None:
+        """Let go of the checkpoint; tensors that were read or mapped stay valid."""
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _act_places(self) -> tuple[object, ...]:
+        return (self._directory,)
+
+    def _leaf(self, name: str) -> LeafRecord:
+        if name in self._leaves:
+            return self._leaves[name]
+        meant = [key for key in self._leaves if plain(key) == name]
+        if len(meant) == 1:
+            return self._leaves[meant[0]]
+        if meant:
+            msg = f"{self.info.name} has several tensors that are written {name!r}: {', '.join(meant)}"
+            raise AmbiguousRef(msg, hint="give the name with its backslashes")
+        near = [key for key in self._leaves if name.rpartition(".")[2] in key][:5]
+        msg = f"{self.info.name} has no tensor named {name!r}"
+        raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them")
+
+
+class LeafSlice:
+    """A tensor or array on disk that gives parts of itself; the first index chooses rows without reading the others.
+
+    Attributes:
+        shape, dtype: Of the whole.
+    """
+
+    def __init__(self, directory: CheckpointDirectory, leaf: LeafRecord) -> None:
+        self.shape = leaf.shape
+        self.dtype = leaf.dtype
+        self._directory = directory
+        self._leaf = leaf
+
+    @act
+    def __getitem__(self, index: Any) -> Any:
+        """Return what indexing the whole would give.
+
+        Raises:
+            IndexError: The index does not fit.
+            DamagedBlob: Bytes are damaged or missing.
+        """
+        first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
+        leaf = self._leaf
+        if not isinstance(first, slice) or first.step not in (None, 1) or not leaf.shape or leaf.strides is not None:
+            return self._whole()[index]
+        start, stop, _ = first.indices(leaf.shape[0])
+        rows = self._rows(start, max(start, stop))
+        return rows[(slice(None), *rest)] if rest else rows
+
+    def _act_places(self) -> tuple[object, ...]:
+        return (self._directory,)
+
+    def _whole(self) -> Any:
+        memories = read_memories(self._directory, [self._leaf.storage], verify=True)
+        return make_leaf(self._leaf, memories[self._leaf.storage])
+
+    def _rows(self, start: int, stop: int) -> Any:
+        leaf = self._leaf
+        size = itemsize(leaf.kind, leaf.dtype)
+        if size is None:
+            msg = f"{leaf.name} is not a tensor and has no rows"
+            raise BadInput(msg)
+        row_bytes = size
+        for n in leaf.shape[1:]:
+            row_bytes *= n
+        first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
+        check_room(self._directory, last - first)
+        memory = allocate(leaf.kind, last - first)
+        self._fill(memory.view, first, last)
+        return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
+
+    def _fill(self, out: memoryview, first: int, last: int) -> None:
+        """Copy the bytes `first` to `last` of the storage, reading whole pieces so that they can be checked."""
+        at = 0
+        for extent in self._directory.manifest.storages[self._leaf.storage].extents:
+            low, high = max(first, at), min(last, at + extent.length)
+            if low < high:
+                piece = self._piece(extent)
+                out[low - first : high - first] = piece[low - at : high - at]
+            at += extent.length
+
+    def _piece(self, extent: Extent) -> memoryview:
+        piece = memoryview(bytearray(extent.length))
+        directory = self._directory
+        with directory.reporting_damage(), directory.open_blob(directory.manifest.blobs[extent.blob].digest) as fd:
+            directory.read_extent(extent, piece, fd=fd, what=self._leaf.name, verify=True)
+        return piece
+
+
+def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
+    size = itemsize(leaf.kind, leaf.dtype)
+    if size is None:
+        nbytes = directory.manifest.storages[leaf.storage].nbytes
+    else:
+        nbytes = size
+        for n in leaf.shape:
+            nbytes *= n
+    return LeafSummary(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
+
+
+def open_path(path: Path) -> OpenCheckpoint:
+    """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
+    try:
+        directory = CheckpointDirectory.at(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"{path} is not a directory"
+        raise BadInput(
+            msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
+        ) from error
+    return OpenCheckpoint(directory, info_of_open(directory))
+
+
+def info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
+    """Return what an open checkpoint says about itself, with what was added to it; warn if that cannot be read."""
+    info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
+    try:
+        found = read_annotations(directory.lock.inside)
+    except CkstoreError as error:
+        warnings.warn(f"what was added to {info.name} is left aside: {error}", CkstoreWarning, stacklevel=4)
+        return info
+    return info if found is None else info.with_annotations(found.metrics, found.notes)

@@ -1,0 +1,266 @@
+"""Read the storages of an open checkpoint: into memory, or mapped."""
+
+from __future__ import annotations
+
+import mmap as _mmap
+import os
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InsufficientSpace
+from ckstore.fs import files, mapping
+from ckstore.fs.host.memory import available_bytes
+from ckstore.ops.workers import Workers
+from ckstore.tensors.allocation import allocate, wrap
+from ckstore.tensors.memory import StorageMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from ckstore.model.manifest.manifest import BlobRecord, Extent, LeafKind
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+_WORKERS = 4
+_CORES = len(os.sched_getaffinity(0))
+_THREAD_FROM_BYTES = 4 * 2**20
+_ASK_FROM_BYTES = 64 * 2**20
+"""Less is not asked for: the kernel's answer takes longer than reading it."""
+
+
+class StorageNames:
+    """For messages: what the storages of a checkpoint belong to, and of which kind their leaves are."""
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._names: dict[int, str] = {}
+        self._kinds: dict[int, LeafKind] = {}
+        for leaf in directory.manifest.leaves:
+            self._names.setdefault(leaf.storage, leaf.name)
+            self._kinds.setdefault(leaf.storage, leaf.kind)
+        for file in directory.manifest.files:
+            for storage in file.storages:
+                self._names.setdefault(storage, file.path)
+
+    def name(self, storage: int) -> str:
+        """Return the name of the first leaf of a storage, or of the committed file that it is a part of."""
+        return self._names.get(storage) or "the state"
+
+    def kind(self, storage: int) -> LeafKind:
+        """Return the kind of the first leaf of a storage."""
+        return self._kinds[storage]
+
+
+def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview], *, verify: bool) -> None:
+    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
+
+    Raises:
+        DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
+        OSError: Reading failed.
+    """
+    names = StorageNames(directory)
+    by_blob: dict[int, list[tuple[Extent, memoryview, str]]] = defaultdict(list)
+    for storage, out in into.items():
+        at = 0
+        for extent in directory.manifest.storages[storage].extents:
+            by_blob[extent.blob].append((extent, out[at : at + extent.length], names.name(storage)))
+            at += extent.length
+
+    def read_blob(blob: int) -> None:
+        parts = sorted(by_blob[blob], key=lambda part: part[0].offset)
+        with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
+            _begin(fd, [extent for extent, _, _ in parts])
+            for extent, out, what in parts:
+                directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
+
+    with directory.reporting_damage():
+        bytes_of = {blob: sum(len(out) for _, out, _ in parts) for blob, parts in by_blob.items()}
+        _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of))
+
+
+def _threads_for(directory: CheckpointDirectory, bytes_of: Mapping[int, int]) -> int:
+    """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
+    if sum(bytes_of.values()) < _THREAD_FROM_BYTES:
+        return 1
+    largest = directory.manifest.blobs[max(bytes_of, key=bytes_of.__getitem__)]
+    with directory.open_blob(largest.digest) as fd:
+        return min(_WORKERS, _CORES) if files.is_cached(fd, 0) else _WORKERS
+
+
+def _begin(fd: int, extents: Sequence[Extent]) -> None:
+    """Have the kernel begin to read what is about to be read of an open blob.
+
+    On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as one
+    reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the processor
+    longer, now and when they are mapped (docs/adr/0007-loads.md). What lies on no disk is mostly the network's, where
+    each answer takes its time; so all of it is asked for, unless most of what lies between is not wanted.
+    """
+    start = extents[0].offset
+    stop = max(extent.offset + extent.length for extent in extents)
+    first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
+    if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
+        return
+    if 2 * sum(extent.length for extent in extents) >= stop - start:
+        files.read_ahead(fd, start, stop - start)
+
+
+def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threads: int) -> None:
+    """Do the work for each item, the largest first, by several threads; of several errors one is raised."""
+    waiting = deque(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
+
+    def go_on() -> None:
+        while True:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # there are no more
+                return
+            try:
+                work(item)
+            except BaseException:
+                waiting.clear()
+                raise
+
+    if threads == 1:
+        go_on()
+        return
+    pool = Workers(threads)
+    try:
+        for future in [pool.submit(go_on) for _ in range(threads)]:
+            future.result()
+    finally:
+        waiting.clear()
+        pool.stop()
+
+
+def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
+    """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet.
+
+    A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
+    again and again; so what it says is no measure.
+
+    Raises:
+        InsufficientSpace: They do not.
+    """
+    if nbytes < _ASK_FROM_BYTES:
+        return
+    free_bytes = available_bytes()
+    if free_bytes is not None and nbytes > free_bytes:
+        where = f"{directory.manifest.run}@{directory.manifest.step}"
+        msg = f"reading {where} takes {nbytes} bytes of memory, and {free_bytes} can be had"
+        hint = "select= reads a part of it, mmap=True maps what lies in the store, slice() reads rows"
+        raise InsufficientSpace(msg, hint=hint)
+
+
+def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    """Read storages into fresh memory.
+
+    Raises:
+        InsufficientSpace: They do not fit into it.
+        DamagedBlob, OSError: As `read_storages`.
+    """
+    names = StorageNames(directory)
+    records = directory.manifest.storages
+    storages = list(storages)
+    check_room(directory, sum(records[i].nbytes for i in storages))
+    memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
+    read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
+    return memories
+
+
+def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
+
+    With `verify`, every byte is read and checked now, not when it is used.
+
+    Raises:
+        DamagedBlob: Some bytes are damaged or missing.
+    """
+    with directory.reporting_damage():
+        return _map_memories(directory, storages, verify=verify)
+
+
+def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    names = StorageNames(directory)
+    records = directory.manifest.storages
+    memories: dict[int, StorageMemory] = {}
+    alone, to_read = [], []
+    for i in storages:
+        extents = records[i].extents
+        if len(extents) == 1:
+            alone.append((extents[0].blob, extents[0].offset, i))
+        elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
+            memories[i] = wrap(names.kind(i), _map_extents(directory, extents))
+        else:
+            to_read.append(i)
+    parts = _PartsOfBlobs(directory)
+    for _, _, i in sorted(alone):
+        view = parts.map(records[i].extents[0])
+        if view is None:
+            to_read.append(i)
+        else:
+            memories[i] = wrap(names.kind(i), view)
+    if verify:
+        _verify_mapped(directory, memories, names)
+    if to_read:
+        memories.update(read_memories(directory, to_read, verify=verify))
+    return memories
+
+
+def _is_mappable(extent: Extent, *, last: bool) -> bool:
+    return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
+
+
+def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> memoryview:
+    """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
+
+    def parts() -> Iterator[mapping.FilePart]:
+        for extent in extents:
+            fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob])
+            try:
+                yield mapping.FilePart(fd, extent.length)
+            finally:
+                os.close(fd)
+
+    return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
+
+
+class _PartsOfBlobs:
+    """Maps storages of one extent each, by blob and offset: those of a pack together, and no byte for two of them.
+
+    Storages with the same bytes have one place in the blobs. Who writes to one that is mapped must not change another.
+    """
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._blob, self._whole = -1, memoryview(b"")
+        self._end = 0
+
+    def map(self, extent: Extent) -> memoryview | None:
+        """Return memory of its own for an extent; None: a part of a blob that is mapped already, to be read instead.
+
+        As many small storages as there are may be equal, and a process may have only so many mappings.
+        """
+        blob = self._directory.manifest.blobs[extent.blob]
+        if extent.blob != self._blob:
+            self._blob, self._whole, self._end = extent.blob, _map_blob(self._directory, blob), 0
+        if extent.offset >= self._end:
+            self._end = extent.offset + extent.length
+            return self._whole[extent.offset : self._end]
+        return _map_blob(self._directory, blob) if extent.length == blob.nbytes else None
+
+
+def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
+    fd = directory.descriptor_of_whole(blob)
+    try:
+        return mapping.map_file(fd, blob.nbytes)
+    finally:
+        os.close(fd)
+
+
+def _verify_mapped(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory], names: StorageNames) -> None:
+    def check(storage: int) -> None:
+        at = 0
+        for extent in directory.manifest.storages[storage].extents:
+            directory.check_piece(extent, memories[storage].view[at : at + extent.length], names.name(storage))
+            at += extent.length
+
+    bytes_of = {storage: len(memory.view) for storage, memory in memories.items()}
+    _for_each(check, bytes_of, threads=_WORKERS if sum(bytes_of.values()) >= _THREAD_FROM_BYTES else 1)

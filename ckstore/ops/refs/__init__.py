@@ -1,0 +1,1 @@
+"""Find, hold, name and annotate checkpoints."""

@@ -1,0 +1,44 @@
+"""Add metrics and notes to a checkpoint after it was saved; and see them wherever a checkpoint is described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import CkstoreError
+from ckstore.model.checkpoint.annotations import to_add
+from ckstore.model.times import text_of_time
+from ckstore.objects.annotations import add_annotations
+from ckstore.ops.context import annotated
+from ckstore.ops.refs.hold import gone, held
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+
+def annotate(
+    context: Context, info: CheckpointInfo, metrics: Mapping[str, Any] | None, note: str | None
+) -> CheckpointInfo:
+    """Add metrics and a note to a checkpoint, durably; return what the store says about it now.
+
+    Raises:
+        BadInput: Something in it cannot be, or there is nothing to add.
+        NoSuchRef: The checkpoint is gone.
+        InUse: Somebody is taking it apart, or others write to the store all the time.
+        CkstoreError: What was added before is damaged; nothing was changed.
+        OSError: The system refused.
+    """
+    more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
+    path = context.layout.checkpoint(info.run, info.step)
+    with held(context, info) as lock:
+        try:
+            add_annotations(context.layout, lock, more)
+        except CkstoreError as error:
+            if not error.hint:
+                error.hint = "repair or remove that file, then annotate again"
+            raise
+        if not lock.names(path):  # a saver replaced it, and what was added went with it
+            raise gone(info)
+    return annotated(context, info)

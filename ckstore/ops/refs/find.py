@@ -1,0 +1,148 @@
+"""The door for refs: any ref becomes a checkpoint, or an open and locked one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.model.checkpoint.refs import DEFAULT_RUN, is_latest_valid, parse_ref, resolve
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint
+from ckstore.ops.index.staleness import stamps
+from ckstore.ops.refs.listing import Place, infos, newest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckstore.model.checkpoint.refs import Ref
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+T = TypeVar("T")
+AnyRef = str | int | CheckpointInfo
+_OPEN_TRIES = 5
+
+
+def find(context: Context, ref: AnyRef) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names.
+
+    Raises:
+        NoSuchRef: There is none; the message says what there is.
+        AmbiguousRef: There are several.
+        BadInput: It has no form of a ref.
+    """
+    if isinstance(ref, CheckpointInfo):
+        return _same(context, ref)
+    if isinstance(ref, bool) or not isinstance(ref, (str, int)):
+        msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
+        raise BadInput(msg)
+    parsed = parse_ref(str(ref))
+    if parsed.kind == "latest-valid":
+        from ckstore.ops.refs.latest_valid import newest_valid
+
+        return newest_valid(context, str(parsed))
+    if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
+        return latest
+    tags = context.layout.tags()
+    place = _place(context, parsed, tags)
+    if place is not None and (there := infos(context, at=stamps(context, [place]))):
+        return there[0]
+    if place is not None:
+        _refuse_damaged(context, place)
+    return resolve(parsed, infos(context), tags)
+
+
+def _refuse_damaged(context: Context, place: Place) -> None:
+    """Raise if a directory with a manifest is there, and it is no whole checkpoint: another answer would mislead.
+
+    Raises:
+        DamagedBlob: What is wrong with it.
+    """
+    from ckstore.objects.checkpoints import look
+
+    if context.layout.stamp(*place) is None:
+        return
+    found = look(context.layout, *place)
+    if found.published is None and found.problem and not found.is_another:
+        hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
+        raise DamagedBlob(found.problem, hint=hint)
+
+
+def _place(context: Context, ref: Ref, tags: Mapping[str, Place]) -> Place | None:
+    """Return the place that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
+    if ref.kind == "tag":
+        place = tags.get(ref.value)
+        return place if place is not None and ref.run in (None, place[0]) else None
+    if ref.kind != "step":
+        return None
+    runs = [DEFAULT_RUN] if ref.run is None else [ref.run]
+    if ref.run is None and len(there := context.layout.runs()) == 1:
+        runs = there
+    return runs[0], int(ref.value)
+
+
+def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
+    from ckstore.objects.checkpoints import id_at
+
+    if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
+        msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
+        raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
+    return replace(
+        annotated(context, wanted), tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ())
+    )
+
+
+def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
+    """Open the checkpoint that `ref` names for reading: locked, with a checked manifest.
+
+    Raises:
+        NoSuchRef, AmbiguousRef, BadInput: As `find`.
+        DamagedBlob: Its manifest is damaged.
+    """
+    from ckstore.ops.check.marking import open_checked
+
+    for _ in range(_OPEN_TRIES):
+        info = find(context, ref)
+        try:
+            directory = open_checked(context, context.layout.checkpoint(info.run, info.step))
+        except FileNotFoundError:  # dropped between finding and locking: look again
+            continue
+        if directory.manifest_id == info.id:
+            return directory
+        directory.close()  # replaced between finding and locking
+    msg = f"{ref} came and went {_OPEN_TRIES} times while it was being opened"
+    raise NoSuchRef(msg)
+
+
+def read_checkpoint(
+    context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, verify: bool = True
+) -> T:
+    """Return what `read` makes of the open checkpoint that `ref` names, for ``latest-valid`` the newest that is whole.
+
+    Args:
+        context: The store.
+        ref: Any ref.
+        read: Called with the directory, for ``latest-valid`` perhaps with one after another.
+        verify: Whether `read` checks every byte that it reads.
+
+    Raises:
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+        DamagedBlob: It has no valid manifest.
+    """
+    if not is_latest_valid(ref):
+        with open_directory(context, ref) as directory:
+            return read(directory)
+    from ckstore.ops.refs.latest_valid import take_newest_valid
+
+    return take_newest_valid(context, str(ref), lambda _, directory: read(directory), read_touched=not verify)
+
+
+def read_checkpoint_into(
+    context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
+) -> T:
+    """As `read_checkpoint`, for a `read` that fills a target; with `strict` it fills all of the target."""
+    if not is_latest_valid(ref):
+        return read_checkpoint(context, ref, read)
+    from ckstore.ops.refs.latest_valid import fill_from_newest_valid
+
+    return fill_from_newest_valid(context, str(ref), read, strict=strict, verify=verify)

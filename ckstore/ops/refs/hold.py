@@ -1,0 +1,46 @@
+"""Hold a checkpoint while something is said about it (tag, pin, annotation), so that nobody drops it meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ckstore.errors import NoSuchRef
+from ckstore.fs import files, locks
+from ckstore.objects.checkpoints import id_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+
+@contextmanager
+def held(context: Context, info: CheckpointInfo) -> Iterator[locks.DirectoryLock]:
+    """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F).
+
+    Raises:
+        NoSuchRef: It is gone, or another one has taken its place.
+        InUse: Somebody is taking it apart.
+        SaveFailed: The store cannot be written.
+        OSError: The system refused.
+    """
+    context.check_writable()
+    path = context.layout.checkpoint(info.run, info.step)
+    try:
+        lock = locks.lock_shared(path)
+    except FileNotFoundError:
+        raise gone(info) from None
+    with lock:
+        if id_at(path) != info.id or not lock.names(path):
+            raise gone(info)
+        for parent in (path.parent, context.layout.checkpoints, context.layout.staging):
+            files.sync_directory(parent)
+        yield lock
+
+
+def gone(info: CheckpointInfo) -> NoSuchRef:
+    """Return the error for a checkpoint that was there a moment ago."""
+    msg = f"{info.name} with id {info.id} is not there any more"
+    return NoSuchRef(msg, hint="it was deleted or replaced meanwhile; ckstore log shows what there is")

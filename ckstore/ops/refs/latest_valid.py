@@ -1,0 +1,221 @@
+"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.fs import holders, peek
+from ckstore.model.checkpoint.refs import newest_first, parse_ref
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.objects import marks
+from ckstore.ops.check.marking import open_checked, remember_damage
+from ckstore.ops.check.validity import glance, judge_blobs
+from ckstore.ops.check.verifier import Checker
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.warn import warn
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+
+T = TypeVar("T")
+Order = tuple[int, str, str]
+_SHOWN = 5
+_LOCKED = "locked by "
+LOCKED_S = 10.0
+Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A checkpoint that was passed over.
+
+    Attributes:
+        name: ``RUN@STEP``.
+        why: What is wrong with it.
+        order: Its place in the order of commits; None if that cannot be read.
+    """
+
+    name: str
+    why: str
+    order: Order | None
+
+
+def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
+    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile.
+
+    A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
+    `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
+    move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way.
+
+    Args:
+        context: The store.
+        ref: ``latest-valid`` or ``RUN@latest-valid``.
+        take: Called with what the store says and the directory, open and complete; what it raises other than
+            `DamagedBlob` passes on.
+        read_touched: Read blobs whose time says that somebody wrote into them; `take` does not.
+
+    Raises:
+        NoSuchRef: There is none; the message says what is wrong with each.
+    """
+    run = _run_of(ref)
+    passed: list[Passed] = []
+    deadline_s = time.monotonic() + LOCKED_S
+    for info in _candidates(context, run):
+        path = context.layout.checkpoint(info.run, info.step)
+        try:
+            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
+                _check_cheaply(context, directory, read_touched=read_touched)
+                taken = take(_current(info, directory), directory)
+        except DamagedBlob as error:
+            passed.append(Passed(info.name, error.message, info.order))
+            continue
+        except InUse as error:
+            passed.append(Passed(info.name, _why_locked(path, error), info.order))
+            continue
+        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
+            continue
+        passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
+        if passed:
+            what = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
+            context.problems["latest-valid"] = (
+                f"latest-valid is {info.name}, since newer checkpoints are {what}: {_listed(passed)}"
+            )
+            warn(context.problems["latest-valid"])
+        else:
+            context.problems.pop("latest-valid", None)
+        return taken
+    raise _none_left(context, run, passed)
+
+
+def _why_locked(place: Inside, error: InUse) -> str:
+    """Say who has a checkpoint locked, as far as this user may see that."""
+    status = peek.find(place)
+    if status is None:  # gone since
+        return error.message
+    holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])
+    who = " and ".join(f"process {holder.pid} ({holder.command})" for holder in holding) or "another process"
+    return f"{_LOCKED}{who}, which did not release it in time"
+
+
+def newest_valid(context: Context, ref: str) -> CheckpointInfo:
+    """Return the newest checkpoint that is valid by a cheap look; blobs that somebody wrote into are read.
+
+    Raises:
+        NoSuchRef: There is none.
+        BadInput: The ref has another form.
+    """
+    return take_newest_valid(context, ref, lambda info, _: info, read_touched=True)
+
+
+def fill_from_newest_valid(
+    context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
+) -> T:
+    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target.
+
+    Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and
+    checked before the target is touched.
+    """
+    begun: list[str] = []
+
+    def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:
+        if verify and not strict:
+            check_whole(context, directory)
+        try:
+            return read(directory)
+        except DamagedBlob:
+            begun.append(info.name)
+            raise
+        except BadInput as error:
+            if not begun:
+                raise
+            msg = f"{error.message}; but the target holds a part of {begun[-1]}, which turned out to be damaged"
+            raise BadInput(msg, hint="make the target anew before it is used") from error
+
+    return take_newest_valid(context, ref, take, read_touched=not verify)
+
+
+def _run_of(ref: str) -> str | None:
+    """Return the run that a ref to the newest valid checkpoint names; None: all runs."""
+    parsed = parse_ref(ref)
+    if parsed.kind != "latest-valid":
+        msg = f"{ref!r} is no ref to the newest valid checkpoint"
+        raise BadInput(msg)
+    return parsed.run
+
+
+def _current(info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
+    if info.id == directory.manifest_id:
+        return info
+    return CheckpointInfo.of(directory.manifest, directory.manifest_id)  # replaced since it was listed
+
+
+def _candidates(context: Context, run: str | None) -> list[CheckpointInfo]:
+    return newest_first(infos(context, run))
+
+
+def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_touched: bool) -> None:
+    """Raise `DamagedBlob` if a checkpoint is marked or not complete."""
+    mark = marks.read_mark(directory.lock.fd)
+    if mark is not None:
+        raise DamagedBlob(mark.entries[0].what if mark.entries else f"{directory.path} is marked as damaged")
+    problem, touched = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
+    if problem:
+        with directory.reporting_damage():
+            raise DamagedBlob(f"{directory.path}: {problem}")
+    if read_touched and touched:
+        wanted = {blob.digest for blob in touched}
+        check_whole(context, directory, [i for i, b in enumerate(directory.manifest.blobs) if b.digest in wanted])
+
+
+def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[int] | None = None) -> None:
+    """Read blobs of an open checkpoint, given by their index, or all; mark it if they are damaged.
+
+    Raises:
+        DamagedBlob: A tensor of the checkpoint is damaged.
+    """
+    with Checker(context) as checker:
+        chosen = range(len(directory.manifest.blobs)) if indexes is None else indexes
+        damage = [found for found in checker.blobs(directory, chosen) if found.affects]
+    if damage:
+        remember_damage(context, directory.lock, damage)
+        raise DamagedBlob(damage[0].what, blob=damage[0].blob, names=damage[0].names)
+
+
+def _incomplete(context: Context, run: str | None) -> list[Passed]:
+    """Return the directories that are no complete checkpoints, so that they are not listed as ones."""
+    listed = {(info.run, info.step) for info in _candidates(context, run)}
+    found = []
+    for name, step, _ in context.layout.published(run):
+        if (name, step) in listed:
+            continue
+        try:
+            seen = glance(context.layout.checkpoint(name, step), name, step)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        manifest = seen.manifest
+        order = None if manifest is None else (manifest.sequence, manifest.created, seen.manifest_id)
+        if seen.problem:
+            found.append(Passed(f"{name}@{step}", seen.problem, order))
+    return found
+
+
+def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuchRef:
+    everything = passed + _incomplete(context, run)
+    of_run = "" if run is None else f" of the run {run!r}"
+    if not everything:
+        there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
+        return NoSuchRef(f"latest-valid: {there}", hint="save one first")
+    hint = "load one of them with select= or verify=False to save what can be saved"
+    return NoSuchRef(f"latest-valid: no checkpoint{of_run} is whole: {_listed(everything)}", hint=hint)
+
+
+def _listed(passed: list[Passed]) -> str:
+    more = len(passed) - _SHOWN
+    listed = "; ".join(f"{other.name}: {other.why}" for other in passed[:_SHOWN])
+    return listed + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,188 @@
+"""List checkpoints. The directories are the truth; the catalog only saves reading manifests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import DamagedBlob
+from ckstore.model.names import check_run
+from ckstore.model.order import WIDEST_GAP, out_of_order
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable
+from ckstore.ops.index.facts import as_it_is, sure
+from ckstore.ops.index.sequence import sequence_limit
+from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.warn import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.layout import OpenRuns
+
+Place = tuple[str, int]
+"""Run and step."""
+
+
+def infos(
+    context: Context,
+    run: str | None = None,
+    *,
+    newest: int | None = None,
+    only: Callable[[int], bool] | None = None,
+    at: Mapping[Place, Stamp] | None = None,
+) -> list[CheckpointInfo]:
+    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
+
+    What the catalog knows of a directory with the same stamp is taken from there; other manifests are read.
+
+    Args:
+        context: The store.
+        run: None: all runs.
+        newest: Only so many, the newest; what the others are is not looked at.
+        only: Only those whose step it is true of; the others are not looked at either.
+        at: Only those at these places, whose stamps are given; the directories are not listed.
+
+    Raises:
+        BadInput: `run` is not a run name.
+    """
+    if run is not None:
+        check_run(run)
+    with context.layout.open_runs() as runs:
+        if at is not None:
+            return _infos(context, runs, at, seek=True)
+        published = runs.stamps(run, annotated=newest is None)
+        if only is not None:
+            published = {place: stamp for place, stamp in published.items() if only(place[1])}
+        found = _infos(context, runs, published, run, newest=newest)
+    if newest is not None and (
+        len(found) < min(newest, len(published))  # some went meanwhile, or are torn
+        or any(info.out_of_order for info in found)  # others are newer
+    ):
+        return infos(context, run, only=only)[-newest:]
+    return found
+
+
+def _infos(
+    context: Context,
+    runs: OpenRuns,
+    published: Mapping[Place, Stamp | None],
+    run: str | None = None,
+    *,
+    newest: int | None = None,
+    seek: bool = False,
+) -> list[CheckpointInfo]:
+    """As `infos`, of places that were listed; fewer than `newest` where some went since."""
+    rows, to_read = _from_catalog(context, published, run, newest, seek=seek)
+    if newest is not None:  # what has no manifest is none of the newest, nor what went since it was listed
+        to_read = {place for place in to_read if published[place] is not None}
+        rows = [info for info in rows if context.layout.stamp(info.run, info.step) is not None]
+    found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
+    found = in_order(context, found)
+    tags = tags_by_checkpoint(context.layout)
+    found = found[-newest if newest else 0 :]
+    return [as_it_is(context, runs, info, tags.get((info.run, info.step), ())) for info in found]
+
+
+def _from_catalog(
+    context: Context, published: Mapping[Place, Stamp | None], run: str | None, newest: int | None, *, seek: bool
+) -> tuple[list[CheckpointInfo], set[Place]]:
+    """Return what the catalog knows of directories with these stamps, and those that have to be read."""
+    doubted = {place for place, stamp in context.distrusted.items() if place in published and published[place] == stamp}
+    asked = {place: published[place] for place in published.keys() - doubted} if doubted else published
+    try:
+        rows, unknown, wrong_count = context.catalog.current(
+            asked, run, newest=newest, seek=seek, durable=context.durable
+        )
+    except CatalogUnavailable as error:
+        if published:
+            tell_unavailable(context, error)
+        return [], set(published)
+    if wrong_count:
+        write_again(context, unknown, damaged_count=wrong_count)
+    # A row of another hash is older than a change of store.json.
+    strangers = {(info.run, info.step) for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
+    if strangers and newest is not None:  # as many older ones are wanted in their place
+        return _from_catalog(context, published, run, None, seek=seek)
+    return [info for info in rows if (info.run, info.step) not in strangers], unknown | doubted | strangers
+
+
+def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return checkpoints in the order of commits; one whose sequence number does not count comes before the others."""
+    if any(info.sequence > WIDEST_GAP for info in found):
+        found = [_read(context, info) if info.sequence > WIDEST_GAP else info for info in found]
+        limit = sequence_limit(context)
+        found = [_told_out_of_order(context, info, limit) if info.sequence > limit else info for info in found]
+    return sorted(found, key=lambda info: info.order)
+
+
+def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return what the manifest says, as long as there is one to be read."""
+    try:
+        return sure(context, info)
+    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+        return info
+
+
+def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> CheckpointInfo:
+    context.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
+    return replace(info, out_of_order=True)
+
+
+def order_problem(info: CheckpointInfo) -> str:
+    """Return the key in `Context.problems` of a sequence number that does not count."""
+    return f"order of {info.name}"
+
+
+def misplaced(context: Context) -> list[CheckpointInfo]:
+    """Return the checkpoints whose sequence numbers do not count; `order_problem` is the key of what to say of each."""
+    return [info for info in infos(context) if info.out_of_order]
+
+
+def newest(context: Context, run: str | None) -> CheckpointInfo | None:
+    """Return the newest checkpoint of a run, or of all; None: there is none.
+
+    Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
+    says something else than the manifest makes no other checkpoint the newest.
+    """
+    sured: set[str] = set()
+    while True:
+        with context.layout.open_runs() as runs:
+            published = runs.stamps(run)
+            found = _infos(context, runs, published, run, newest=1)
+        if not found or found[0].out_of_order:
+            found = infos(context, run)[-1:]
+        if not found:
+            return None
+        last = _written_last(context, published, found[0])
+        suspects = {info.name: info for info in (*found, *last)}
+        if suspects.keys() <= sured:
+            return found[0]
+        sured |= suspects.keys()
+        try:
+            read = [sure(context, info) for info in suspects.values()]
+        except DamagedBlob:  # loading it says so
+            return found[0]
+        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
+            continue
+        best = in_order(context, read)[-1]
+        if best.id == found[0].id and best.sequence == found[0].sequence:
+            return best
+
+
+def _written_last(
+    context: Context, published: Mapping[Place, Stamp | None], newest: CheckpointInfo
+) -> list[CheckpointInfo]:
+    """Return the checkpoint whose manifest was written last; say if it cannot be read, and so is not the newest."""
+    written = {place: stamp for place, stamp in published.items() if stamp is not None}
+    if not written:
+        return []
+    place = max(written, key=lambda place: written[place].mtime_ns)
+    found = infos(context, at={place: written[place]})
+    name = f"{place[0]}@{place[1]}"
+    if not found and (problem := context.problems.get(name)) and (key := f"latest {name}") not in context.problems:
+        context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
+        warn(context.problems[key])
+    return found

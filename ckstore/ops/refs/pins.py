@@ -1,0 +1,87 @@
+"""Pin checkpoints, so that neither retention nor `delete` takes them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, NoSuchRef
+from ckstore.model.canonical import fits_json
+from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.times import expiry, text_of_time
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.pins import read_pins, remove_pin, write_pin
+from ckstore.ops.refs.find import find
+from ckstore.ops.refs.hold import held
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+
+def pin(
+    context: Context, info: CheckpointInfo, reason: object, expires: str | float | timedelta | datetime | None
+) -> Pin:
+    """Pin a checkpoint, durably.
+
+    Raises:
+        BadInput: `reason` or `expires` cannot be.
+        NoSuchRef: The checkpoint is gone.
+        InUse: Somebody is taking it apart, or others write to the store all the time.
+        OSError: The system refused.
+    """
+    if not isinstance(reason, str) or not fits_json(reason):
+        msg = f"reason: wanted a text, got {reason!r}"
+        raise BadInput(msg)
+    now = datetime.now(UTC)
+    until = expiry(expires, now)
+    made = Pin(
+        name=f"pin-{uuid.uuid4().hex[:10]}",
+        run=info.run,
+        step=info.step,
+        id=info.id,
+        reason=reason,
+        created=text_of_time(now),
+        expires=None if until is None else text_of_time(until),
+    )
+    with held(context, info):
+        write_pin(context.layout, made)
+    return made
+
+
+def unpin(context: Context, what: str | int | CheckpointInfo | Pin) -> list[str]:
+    """Remove the pin of that name, or all pins of the checkpoint that `what` names; return their names.
+
+    Raises:
+        NoSuchRef: There is no such pin, or the checkpoint has none.
+        AmbiguousRef, BadInput: As `find`.
+        OSError: The system refused.
+    """
+    context.check_writable()
+    if isinstance(what, Pin):
+        what = what.name
+    if isinstance(what, str) and remove_pin(context.layout, what):
+        return [what]
+    try:
+        info = find(context, what)
+    except (NoSuchRef, BadInput) as error:
+        msg = f"there is no pin {what!r}, and {error.message}"
+        raise NoSuchRef(msg, hint="store.pins() lists them") from error
+    names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == (info.run, info.step)]
+    removed = [name for name in names if remove_pin(context.layout, name)]
+    if not removed:
+        msg = f"{info.name} is not pinned"
+        raise NoSuchRef(msg, hint="store.pins() lists the pins")
+    return removed
+
+
+def pins(context: Context) -> list[Pin]:
+    """Return every pin, expired ones too, in the order in which they were made.
+
+    Raises:
+        CkstoreError: One cannot be read.
+    """
+    found = sorted(read_pins(context.layout), key=lambda pin: (pin.created, pin.name))
+    return [replace(pin, dangling=id_at(context.layout.checkpoint(pin.run, pin.step)) != pin.id) for pin in found]

@@ -1,0 +1,94 @@
+"""Tags: relative symlinks in ``refs/``."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import InUse, NoSuchRef
+from ckstore.fs import files, links
+from ckstore.model.checkpoint.tag import Tag
+from ckstore.model.names import check_tag
+from ckstore.ops.refs.hold import held
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+_CATALOG_TIMEOUT_S = 5.0
+
+
+def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
+    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step.
+
+    The caller holds the checkpoint's directory locked for use, so that nobody drops it meanwhile.
+
+    Raises:
+        OSError: The tag has its old meaning or, after a power cut, perhaps its old one.
+    """
+    fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
+    try:
+        links.symlink(f"../checkpoints/{run}/{step}", fresh)
+        links.rename(fresh, layout.refs / tag)
+    except BaseException:  # what a signal handler raised, too
+        with contextlib.suppress(OSError):  # the first error says what is wrong
+            links.unlink(fresh)
+        raise
+    files.sync_directory(layout.refs)
+
+
+def tag(context: Context, name: str, info: CheckpointInfo) -> None:
+    """Point the tag `name` to a checkpoint, durably; a tag that exists moves.
+
+    Raises:
+        BadInput: `name` is no name for a tag.
+        NoSuchRef: The checkpoint is gone.
+        InUse: Somebody is taking it apart.
+        OSError: The system refused.
+    """
+    check_tag(name)
+    with held(context, info):
+        write_tag(context.layout, name, info.run, info.step)
+    _tell_catalog(context)
+
+
+def untag(context: Context, name: str) -> None:
+    """Remove a tag durably; one that dangles, too.
+
+    Raises:
+        NoSuchRef: There is none of that name.
+        OSError: The system refused.
+    """
+    context.check_writable()
+    if name not in context.layout.tags():
+        raise _no_tag(context, name)
+    try:
+        links.unlink(context.layout.refs / name)
+    except FileNotFoundError:
+        raise _no_tag(context, name) from None
+    files.sync_directory(context.layout.refs)
+    _tell_catalog(context)
+
+
+def tags(context: Context) -> list[Tag]:
+    """Return every tag by name, with what it names."""
+    from ckstore.ops.refs.listing import infos
+
+    there = {(info.run, info.step): info.id for info in infos(context)}
+    return [Tag(name, *target, there.get(target)) for name, target in sorted(context.layout.tags().items())]
+
+
+def _no_tag(context: Context, name: str) -> NoSuchRef:
+    known = sorted(context.layout.tags())[:5]
+    msg = f"there is no tag {name!r}"
+    return NoSuchRef(msg, hint=f"there is {', '.join(known)}" if known else "the store has no tags")
+
+
+def _tell_catalog(context: Context) -> None:
+    try:
+        context.catalog.replace_tags(context.layout.tags, timeout_s=_CATALOG_TIMEOUT_S)
+    except (CatalogUnavailable, InUse):  # refs/ is the truth; the next opener does it
+        return

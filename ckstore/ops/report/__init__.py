@@ -1,0 +1,1 @@
+"""Say what a store holds, uses and can do."""

@@ -1,0 +1,213 @@
+"""Gather the facts about a store and its place, and have them judged: `Store.doctor`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, UnsafePlace
+from ckstore.fs import statx
+from ckstore.fs.holders import deleted_but_open
+from ckstore.fs.host import machine, mounts, place
+from ckstore.fs.peek import may_write as may_write_in
+from ckstore.model.doctor import abilities, contents, owners, space
+from ckstore.model.doctor.finding import DoctorReport, Finding, ok
+from ckstore.model.doctor.place import check_place
+from ckstore.objects import reserve, survey, trash
+from ckstore.objects.checkpoints import id_at
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.refs.listing import infos, misplaced, order_problem
+from ckstore.ops.refs.pins import pins
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+Findings = Iterator[Finding]
+
+
+def examine_all(context: Context) -> DoctorReport:
+    """Look at everything; what cannot be looked at is a finding of its own."""
+    findings: list[Finding] = []
+    for what, look in _LOOKS:
+        try:
+            findings += look(context)
+        except (CkstoreError, OSError) as error:
+            found = describe_os_error(error) if isinstance(error, OSError) else error.message
+            do = "run doctor as the owner of the store, or as root"
+            findings.append(Finding("warning", what, f"could not be looked at: {found}", do))
+    return DoctorReport(tuple(findings))
+
+
+def _place(context: Context) -> Findings:
+    yield from check_place(mounts.examine(context.layout.path))
+
+
+def _space(context: Context) -> Findings:
+    status = os.statvfs(context.layout.path)
+    newest = max(infos(context), key=lambda info: info.order, default=None)
+    facts = space.SpaceFacts(
+        total_bytes=status.f_blocks * status.f_frsize,
+        free_bytes=status.f_bavail * status.f_frsize,
+        total_inodes=status.f_files,
+        free_inodes=status.f_favail,
+        newest_bytes=newest.logical_bytes if newest is not None else 0,
+        reserve_bytes=reserve.kept_bytes(context.layout),
+        reserve_wanted_bytes=reserve.wanted_bytes(context.layout),
+    )
+    yield space.check_bytes(facts)
+    yield space.check_inodes(facts)
+    yield space.check_reserve(facts)
+
+
+def _machine(context: Context) -> Findings:
+    facts = abilities.AbilityFacts(
+        read_ahead_kib=machine.read_ahead_kib(context.layout.path),
+        direct_io_bytes=statx.direct_io_bytes(context.layout.settings),
+        open_files=machine.open_files_limit(),
+    )
+    yield space.check_dirty(machine.dirty_pages())
+    yield abilities.check_read_ahead(facts)
+    yield abilities.check_direct_io(facts)
+    yield abilities.check_open_files(facts)
+
+
+def _abilities(context: Context) -> Findings:
+    layout = context.layout
+    may_write = may_write_in(layout.staging)
+    facts = abilities.AbilityFacts(
+        links=_try_links(context) if may_write else None,
+        lease="shared" if context.shared else _lease(layout),
+        reflink=machine.can_reflink(layout.staging) if may_write else None,
+    )
+    yield abilities.check_links(facts)
+    yield abilities.check_lease(facts)
+    yield abilities.check_reflink(facts)
+
+
+def _lease(layout: Layout) -> str:
+    """Return what `AbilityFacts.lease` says; only the owner of a file, and root, can ask about it."""
+    owner = os.stat(layout.path).st_uid
+    return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
+
+
+def _try_links(context: Context) -> str:
+    layout = context.layout
+    try:
+        place.try_links(layout.staging, layout.linked)
+    except UnsafePlace as error:
+        return error.message
+    return ""
+
+
+def _sqlite(_context: Context) -> Findings:
+    from ckstore.catalog.connection import sqlite_version
+
+    yield abilities.check_sqlite(abilities.AbilityFacts(sqlite=sqlite_version()))
+
+
+def _catalog(context: Context) -> Findings:
+    path = context.catalog.path
+    if context.catalog_is_private and not path.exists():
+        whose = "this host" if context.shared else "this user"
+        yield ok("catalog", f"{whose} has none yet; opening the store for writing makes it at {path}")
+    else:
+        where = str(path) if context.catalog_is_private else ""
+        yield contents.check_catalog(context.catalog.check(), where, context.catalog.damaged())
+
+
+def _files(context: Context) -> Findings:
+    layout = context.layout
+    found = survey.survey(layout)
+    status = os.stat(layout.path)
+    facts = owners.OwnerFacts(
+        path=str(layout.root),
+        mode=stat.S_IMODE(status.st_mode),
+        owner=survey.user_name(status.st_uid),
+        owner_id=status.st_uid,
+        process_id=os.geteuid(),
+        open_to_all=tuple(found.open_to_all),
+        foreign_count=found.foreign_count,
+        writable_blobs=found.writable_blobs,
+    )
+    yield owners.check_owner(facts)
+    yield owners.check_permissions(facts)
+    yield owners.check_layout(place.misplaced(layout.root, layout.directories))
+    limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.path), link_most=found.link_most)
+    yield abilities.check_headroom(limits)
+
+
+def _staging(context: Context) -> Findings:
+    dead = frozenset(trash.dead_stagings(context.layout))
+    yield contents.check_staging(survey.leftovers(context.layout.staging, dead), shared=bool(context.shared))
+
+
+def _trash(context: Context) -> Findings:
+    yield contents.check_trash(survey.leftovers(context.layout.trash), shared=bool(context.shared))
+
+
+def _pins(context: Context) -> Findings:
+    try:
+        all_pins = pins(context)
+    except CkstoreError as error:
+        yield contents.check_pins(contents.PinFacts(problem=error.message))
+        return
+    now = datetime.now(UTC)
+    facts = contents.PinFacts(
+        count=len(all_pins),
+        expired=tuple(pin.name for pin in all_pins if pin.expired(now)),
+        dangling=tuple(pin.name for pin in all_pins if pin.dangling),
+    )
+    yield contents.check_pins(facts)
+
+
+def _order(context: Context) -> Findings:
+    yield contents.check_order([context.problems[order_problem(info)] for info in misplaced(context)])
+
+
+def _damage(context: Context) -> Findings:
+    quarantined = trash.names_in(context.layout.quarantine)
+    yield contents.check_damage(survey.marked(context.layout), quarantined)
+
+
+def _readings(context: Context) -> Findings:
+    now_ns = time.time_ns()
+    count, unread, oldest_ns = context.catalog.oldest_reading(None, now_ns=now_ns)
+    yield contents.check_readings(count, unread, (now_ns - (oldest_ns or now_ns)) / 1e9)
+
+
+def _hashes(context: Context) -> Findings:
+    layout = context.layout
+    strangers = []
+    for run, step, _ in layout.published():
+        found = id_at(layout.checkpoint(run, step))
+        if found is not None and not found.startswith(f"{layout.hash_prefix}-"):
+            strangers.append(f"{run}@{step}")
+    yield contents.check_hashes(sorted(strangers), context.settings.hash)
+
+
+def _leaks(context: Context) -> Findings:
+    yield contents.check_leaks(deleted_but_open(os.stat(context.layout.path).st_dev))
+
+
+_LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
+    ("filesystem", _place),
+    ("links", _abilities),
+    ("free space", _space),
+    ("machine", _machine),
+    ("SQLite", _sqlite),
+    ("catalog", _catalog),
+    ("permissions", _files),
+    ("staging", _staging),
+    ("trash", _trash),
+    ("pins", _pins),
+    ("order of commits", _order),
+    ("damage", _damage),
+    ("last readings", _readings),
+    ("hash", _hashes),
+    ("leaked files", _leaks),
+)

@@ -1,0 +1,150 @@
+"""What checkpoints take on the disk: `du`. The links of the directories say what is shared; no data is read.
+
+How much of a pack is used is taken from the catalog where that is current, else from the manifests; both say the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.fs import peek
+from ckstore.model.digest import is_digest
+from ckstore.model.reports.usage import CheckpointUsage, Usage, blob_uses
+from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.trash import names_in
+from ckstore.ops.refs.listing import infos
+
+if TYPE_CHECKING:
+    import os
+
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+_Place = tuple[str, int]
+_Inode = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _File:
+    """One inode of a blob: its size, its links as the kernel counts them, and those that were found."""
+
+    nbytes: int
+    link_count: int
+    holders: set[_Place] = field(default_factory=set)
+    names_found: int = 0
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether a single checkpoint has it, and nobody whose name was not found."""
+        return len(self.holders) == 1 and self.names_found >= self.link_count
+
+
+def usage(context: Context) -> Usage:
+    """Return what the checkpoints take; see `ckstore.Store.du`."""
+    listed = infos(context)
+    files = _files(context)
+    packs = _PackUses(context, listed)
+    unique: dict[_Place, int] = defaultdict(int)
+    shared: dict[_Place, int] = defaultdict(int)
+    for file in files:
+        into = unique if file.is_unique else shared
+        for place in file.holders:
+            into[place] += file.nbytes
+    checkpoints = tuple(
+        CheckpointUsage(
+            run=info.run,
+            step=info.step,
+            logical_bytes=info.logical_bytes,
+            unique_bytes=unique[info.run, info.step],
+            shared_bytes=shared[info.run, info.step],
+            dead_bytes=packs.dead_bytes((info.run, info.step)),
+        )
+        for info in listed
+    )
+    unique_bytes = sum(file.nbytes for file in files if file.is_unique)
+    shared_bytes = sum(file.nbytes for file in files if file.holders and not file.is_unique)
+    unused_bytes = sum(file.nbytes for file in files if not file.holders)
+    return Usage(
+        checkpoints=checkpoints,
+        logical_bytes=sum(info.logical_bytes for info in listed),
+        disk_bytes=unique_bytes + shared_bytes + unused_bytes,
+        unique_bytes=unique_bytes,
+        shared_bytes=shared_bytes,
+        unused_bytes=unused_bytes,
+        dead_bytes=packs.total_dead_bytes(),
+    )
+
+
+def _files(context: Context) -> list[_File]:
+    """Return every file that has the name of a blob in a published directory or in ``blobs/``."""
+    found: dict[_Inode, _File] = {}
+
+    def note(status: os.stat_result) -> _File:
+        file = found.setdefault((status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink))
+        file.names_found += 1
+        return file
+
+    for run, step, _ in context.layout.published():
+        for status in _blobs_in(context.layout.checkpoint(run, step) / BLOBS):
+            note(status).holders.add((run, step))
+    for name in names_in(context.layout.blobs):
+        for status in _blobs_in(context.layout.blobs / name):
+            note(status)
+    return list(found.values())
+
+
+def _blobs_in(directory: Inside) -> list[os.stat_result]:
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError), peek.entries(directory) as entries:
+        for entry in entries:
+            if is_digest(entry.name):
+                with suppress(FileNotFoundError):  # freed meanwhile
+                    found.append(entry.stat(follow_symlinks=False))
+    return found
+
+
+class _PackUses:
+    """How much of each pack each checkpoint uses."""
+
+    def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
+        self._by_place: dict[_Place, list[str]] = defaultdict(list)
+        self._nbytes: dict[str, int] = {}
+        self._best: dict[str, int] = defaultdict(int)
+        published = context.layout.stamps()
+        try:
+            known, rows = context.catalog.listing(), context.catalog.pack_uses()
+        except CatalogUnavailable:
+            known, rows = {}, []
+        current = {place for place, stamp in known.items() if published.get(place) == stamp}
+        others = [(info.run, info.step) for info in listed if (info.run, info.step) not in current]
+        for place, digest, nbytes, used_bytes in rows:
+            if place in current:
+                self._add(place, digest, nbytes, used_bytes)
+        self._add_from_manifests(context, others)
+
+    def _add(self, place: _Place, digest: str, nbytes: int, used_bytes: int) -> None:
+        self._by_place[place].append(digest)
+        self._nbytes[digest] = nbytes
+        self._best[digest] = max(self._best[digest], used_bytes)
+
+    def _add_from_manifests(self, context: Context, places: list[_Place]) -> None:
+        for place in places:
+            found = look(context.layout, *place).published
+            if found is None:  # it went meanwhile
+                continue
+            uses = blob_uses(found.manifest)
+            for blob in found.manifest.blobs:
+                if uses[blob.digest].is_pack:
+                    self._add(place, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
+
+    def dead_bytes(self, place: _Place) -> int:
+        return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_place.get(place, ()))
+
+    def total_dead_bytes(self) -> int:
+        return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())

@@ -1,0 +1,124 @@
+"""Who uses a blob or a piece: `why`. The manifests say it, and only they."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
+from ckstore.fs import files, peek
+from ckstore.model.digest import ALGORITHMS, is_digest, short_id
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.reports.usage import Use
+from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import BLOBS, MANIFEST
+from ckstore.ops.save.packing import PACK_BELOW_BYTES
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+_LEAST_DIGITS = 6
+_PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
+_Found = tuple[tuple[int, str, str], Use]
+
+
+def why(context: Context, digest: str) -> list[Use]:
+    """Return who uses a blob or a piece; see `ckstore.Store.why`."""
+    wanted = _complete_pattern(context, digest)
+    whole = is_digest(wanted)
+    digests: set[str] = set()
+    found: list[_Found] = []
+    for run, step in _places(context, wanted) if whole else _published(context):
+        manifest = _manifest_with(context, run, step, wanted)
+        if manifest is None:
+            continue
+        names_by_digest = _users(manifest[0], wanted, whole=whole)
+        digests.update(names_by_digest)
+        names = {name: None for listed in names_by_digest.values() for name in listed}
+        if names_by_digest:
+            order = (manifest[0].sequence, manifest[0].created, manifest[1])
+            found.append((order, Use(run, step, tuple(names))))
+    digests.update(_unused(context, wanted, whole=whole))
+    if len(digests) > 1:
+        listed = ", ".join(sorted(digests)[:4])
+        msg = f"{digest}: {len(digests)} digests begin so: {listed}{' …' if len(digests) > 4 else ''}"
+        raise AmbiguousRef(msg, hint="give more digits")
+    if not digests:
+        msg = f"{digest}: no checkpoint uses a blob or a piece of that name, and the store has no such blob"
+        raise NoSuchRef(msg, hint="the names of the files in a checkpoint's blobs/ are digests")
+    return [use for _, use in sorted(found, key=lambda entry: entry[0])]
+
+
+def _complete_pattern(context: Context, digest: str) -> str:
+    """Return the digest, or its first characters, with the name of the algorithm."""
+    match = _PATTERN.match(str(digest))
+    prefix = context.algorithm.prefix
+    known = {algorithm.prefix for algorithm in ALGORITHMS.values()}
+    if match is None or match[1] not in (None, *known):
+        msg = f"a digest is {prefix}- and its digits, of which the first {_LEAST_DIGITS} will do, got {digest!r}"
+        raise BadInput(msg)
+    return f"{match[1] or prefix}-{match[2]}"
+
+
+def _published(context: Context) -> list[tuple[str, int]]:
+    return [(run, step) for run, step, _ in context.layout.published()]
+
+
+def _places(context: Context, digest: str) -> list[tuple[str, int]]:
+    """Return the checkpoints to look at: all, or those that have a link to a large blob; smaller ones can be pieces."""
+    try:
+        status = peek.status(context.layout.blob(digest))
+    except FileNotFoundError:  # then every manifest is looked at
+        return _published(context)
+    if status.st_size < PACK_BELOW_BYTES:
+        return _published(context)
+    return [
+        place
+        for place in _published(context)
+        if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
+    ]
+
+
+def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:
+    """Return manifest and id of a checkpoint if it has the text in it; most are not parsed for that."""
+    try:
+        data = files.read_file(context.layout.checkpoint(run, step) / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except NewerFormat:
+        raise
+    except CkstoreError:  # no manifest that anybody could use
+        return None
+    if text.encode("ascii") not in data:
+        return None
+    published = look(context.layout, run, step).published
+    return None if published is None else (published.manifest, published.manifest_id)
+
+
+def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[str]]:
+    """Return the digests of blobs and pieces that fit, and the names of the leaves that use each."""
+
+    def fits(digest: str) -> bool:
+        return digest == wanted if whole else digest.startswith(wanted)
+
+    names: dict[int, list[str]] = {}
+    for leaf in manifest.leaves:
+        names.setdefault(leaf.storage, []).append(leaf.name)
+    users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.blobs if fits(blob.digest)}
+    for i, storage in enumerate(manifest.storages):
+        for extent in storage.extents:
+            for digest in {extent.piece, manifest.blobs[extent.blob].digest}:
+                if fits(digest):
+                    users.setdefault(digest, []).extend(names.get(i, []))
+    return users
+
+
+def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
+    """Return the canonical blobs that fit."""
+    if whole:
+        return {wanted} if peek.exists(context.layout.blob(wanted)) else set()
+    try:
+        names = peek.names(context.layout.blobs / short_id(wanted, 2))
+    except FileNotFoundError:
+        return set()
+    return {name for name in names if is_digest(name) and name.startswith(wanted)}

@@ -1,0 +1,1 @@
+"""Write checkpoints: save a state, commit files."""

@@ -1,0 +1,143 @@
+"""Refuse a save that the filesystem has no room for before anything is written, or make room if the store says how."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.fs import peek
+from ckstore.model.digest import fan_out
+from ckstore.model.settings.free_space import Amount, Need
+from ckstore.ops.free.make_room import how_to_free, make_room, measure
+from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, PACK_BYTES, aligned, find_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.digest import Algorithm
+    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+
+_OWN_INODES = 4
+"""The manifest, the directory of a new run, and two files of the catalog; staging is there already."""
+_FOLDERS = 256
+"""In ``blobs/``; made when they are needed."""
+_SOURCE_BYTES = 256
+"""What a tensor takes in the manifest, about; a blob there and in a directory takes half of it."""
+_MARGIN_BYTES = 2**20
+
+
+@dataclass
+class _Found:
+    """What the chunks of a state take: those that the store has are claimed, so that they stay."""
+
+    new: dict[str, int] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    small_bytes: int = 0
+
+
+def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> tuple[str, ...]:
+    """Compare what a save may write with what is free, and make room where the store has a policy for that.
+
+    When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
+    store has; those are claimed for the save.
+
+    Returns:
+        What was done to make room, a sentence each.
+
+    Raises:
+        InsufficientSpace: With the numbers of bytes and inodes, and what would free how much.
+        OSError: The system refused.
+    """
+    if measure(context, _at_most(context, sources)).fits:
+        return ()
+    found = _look(context, staging, sources)
+    new = _amount(context, found, len(sources))
+    if measure(context, new).fits:
+        return ()
+    try:
+        notes = make_room(context, new, found.claimed)
+        failed: CkstoreError | None = None
+    except CkstoreError as error:
+        notes, failed = (), error
+    need = measure(context, new)
+    if need.fits:
+        return notes
+    raise _refusal(context, need, notes, failed) from failed
+
+
+def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
+    chunk_bytes = context.settings.chunk_bytes
+    large = [source.nbytes for source in sources if source.nbytes >= PACK_BELOW_BYTES]
+    small_bytes = sum(source.nbytes + ALIGNMENT for source in sources if source.nbytes < PACK_BELOW_BYTES)
+    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + _packs(small_bytes)
+    own_bytes = _SOURCE_BYTES * (len(sources) + blob_count) + _MARGIN_BYTES
+    return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
+
+
+def _packs(small_bytes: int) -> int:
+    return -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
+
+
+def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _Found:
+    found = _Found()
+    small: dict[str, int] = {}
+    for source in sources:
+        if source.nbytes < PACK_BELOW_BYTES:
+            small[_digest(context.algorithm, source, 0, source.nbytes)] = source.nbytes
+            continue
+        for start in range(0, source.nbytes, context.settings.chunk_bytes):
+            stop = min(start + context.settings.chunk_bytes, source.nbytes)
+            _claim(staging, found, _digest(context.algorithm, source, start, stop), stop - start)
+    places = find_pieces(context, small)
+    for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
+        if staging.claim(pack, nbytes):
+            found.claimed.add(pack)
+    there = {digest for digest, place in places.items() if place.blob in found.claimed}
+    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in there)
+    return found
+
+
+def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
+    if digest in found.claimed or digest in found.new:
+        return
+    if staging.claim(digest, nbytes):
+        found.claimed.add(digest)
+    else:
+        found.new[digest] = nbytes
+
+
+def _amount(context: Context, found: _Found, source_count: int) -> Amount:
+    """Return what the save takes on this filesystem, whose files have whole blocks."""
+    layout = context.layout
+    block = os.statvfs(layout.path).f_frsize
+    blob_count = len(found.new) + len(found.claimed)
+    pack_count = _packs(found.small_bytes)
+    folders = {fan_out(digest) for digest in found.new if not peek.is_directory(layout.blob(digest).parent)}
+    own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
+    own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
+    data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))
+    return Amount(data_bytes + own_bytes, len(found.new) + pack_count + own_inodes)
+
+
+def _refusal(context: Context, need: Need, notes: Sequence[str], failed: CkstoreError | None) -> InsufficientSpace:
+    msg = f"the save needs {need} on the filesystem of {context.layout.root}; nothing was written"
+    if notes:
+        msg += f"; {'; '.join(notes)}, which was not enough"
+    if failed is not None:
+        msg += f"; making room failed: {failed.message}"
+    error = InsufficientSpace(msg, hint=how_to_free(context, need.missing))
+    error.needed_bytes, error.needed_inodes = need.new.nbytes, need.new.inodes
+    error.free_bytes, error.free_inodes = need.free_bytes, need.free_inodes
+    return error
+
+
+def _digest(algorithm: Algorithm, source: ByteSource, start: int, stop: int) -> str:
+    view = source.view(start, stop)
+    if view is None:
+        view = memoryview(bytearray(stop - start))
+        source.read_into(start, stop, view)
+    return algorithm.digest(view)

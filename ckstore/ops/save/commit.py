@@ -1,0 +1,194 @@
+"""Commit: take files as they are. They are cut where their tensors lie, so that equal tensors are stored once.
+
+The rest is a save: `ops/save/save` stores the bytes and publishes. A file that changes meanwhile fails the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.containers.cut import Cut, cut
+from ckstore.errors import BadInput, CannotStore, StateChanged
+from ckstore.fs.tree import Entry, changed
+from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
+from ckstore.model.names import join_key
+from ckstore.ops.save.gather import check_apart, gather, signs_of_incompleteness, step_in_name
+from ckstore.ops.save.save import save_captured
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+    from ckstore.ops.save.save import Request
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """What the caller of `commit` may choose.
+
+    Attributes:
+        times: Keep modification times.
+        allow_incomplete: Take files that say of themselves that they are unfinished.
+    """
+
+    times: bool = False
+    allow_incomplete: bool = False
+
+
+def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:
+    """Commit files durably; see `ckstore.Store.commit`."""
+    if request.step is None:
+        request = replace(request, step=step_in_name(paths))
+    request.check()
+    context.check_writable()
+    try:
+        entries = gather(paths)
+        check_apart(entries, paths, context.layout.path)
+        _check_complete(entries, paths, options)
+        if not entries:
+            msg = f"{paths[0]} is empty: there is nothing to commit"
+            raise BadInput(msg, hint="name the directory that has the files of the checkpoint")
+        captured, warnings = _capture(entries, paths, options)
+    except OSError as error:
+        msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"
+        raise BadInput(msg) from error
+    info = save_captured(context, captured, request)
+    return replace(info, warnings=(*warnings, *info.warnings))
+
+
+def _check_complete(entries: Sequence[Entry], paths: Sequence[Path], options: CommitOptions) -> None:
+    signs = signs_of_incompleteness(entries, [path.name for path in paths])
+    if signs and not options.allow_incomplete:
+        more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
+        msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
+        raise BadInput(msg, hint="wait until its writer is done, or give --allow-incomplete (allow_incomplete=True)")
+
+
+@dataclass(frozen=True)
+class _CapturedFiles(Captured):
+    """Files as the store sees them; they are looked at again before they are published."""
+
+    entries: tuple[Entry, ...] = ()
+    paths: tuple[Path, ...] = ()
+
+    def first_changed(self) -> str | None:
+        """Return None: a change is an error here, which says which file it is.
+
+        Raises:
+            StateChanged: A file was written, made, moved or removed since it was captured.
+        """
+        try:
+            now = gather(self.paths)
+        except (BadInput, OSError) as error:
+            msg = f"the files were changed while they were being read: {error}; nothing was published"
+            raise StateChanged(msg, hint="commit again") from error
+        before = {entry.path: entry for entry in self.entries}
+        for entry in now:
+            if before.pop(entry.path, None) != entry:
+                raise changed(entry.path)
+        if before:
+            raise changed(min(before))
+        return None
+
+
+class _Segment:
+    """A part of a file: one storage. Its bytes are not in memory."""
+
+    __slots__ = ("_entry", "_start", "name", "nbytes")
+
+    def __init__(self, entry: Entry, start: int, stop: int) -> None:
+        self.name = entry.path
+        self.nbytes = stop - start
+        self._entry = entry
+        self._start = start
+
+    def view(self, start: int, stop: int) -> memoryview | None:  # noqa: ARG002 - as ByteSource has it
+        """Return None: the bytes have to be read."""
+        return None
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Read these bytes of the part."""
+        self._entry.read_into(self._start + start, out[: stop - start])
+
+    def changed(self) -> bool:
+        """Return False: the files are looked at as a whole."""
+        return False
+
+
+class _Reader:
+    """A file as `containers.cut` reads it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.nbytes = entry.nbytes
+        self._entry = entry
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly these bytes."""
+        data = bytearray(length)
+        self._entry.read_into(offset, memoryview(data))
+        return bytes(data)
+
+
+def _capture(
+    entries: Sequence[Entry], paths: Sequence[Path], options: CommitOptions
+) -> tuple[_CapturedFiles, tuple[str, ...]]:
+    segments: list[_Segment] = []
+    leaves: list[LeafRecord] = []
+    records: list[FileRecord] = []
+    state: list[Node] = []
+    warnings: list[str] = []
+    for entry in entries:
+        mtime_ns = entry.mtime_ns if options.times and entry.kind != "symlink" else None
+        if entry.kind == "symlink":
+            records.append(FileRecord(entry.path, "symlink", target=_checked_target(entry)))
+            continue
+        if entry.kind == "directory":
+            records.append(FileRecord(entry.path, "directory", entry.mode, mtime_ns=mtime_ns))
+            continue
+        parts = cut(_Reader(entry), entry.path)
+        warnings += parts.warnings
+        first = len(segments)
+        segments += [_Segment(entry, start, stop) for start, stop in parts.segments]
+        storages = tuple(range(first, len(segments)))
+        records.append(FileRecord(entry.path, "file", entry.mode, storages, mtime_ns=mtime_ns))
+        if parts.tensors:
+            state.append([entry.path, _name_tensors(entry.path, parts, first, leaves)])
+    captured = _CapturedFiles(
+        state=["dict", state],
+        leaves=tuple(leaves),
+        sources=tuple(segments),
+        files=tuple(records),
+        entries=tuple(entries),
+        paths=tuple(paths),
+    )
+    return captured, tuple(warnings)
+
+
+def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -> Node:
+    """Add the tensors of a file to `leaves`; return their node: a dict, or a leaf where the file is one tensor."""
+    file = join_key("", path)
+    members: list[Node] = []
+    alone = [tensor.name for tensor in parts.tensors] == [""]
+    for tensor in parts.tensors:
+        members.append([tensor.name, ["leaf", len(leaves)]])
+        leaves.append(
+            LeafRecord(
+                name=file if alone else join_key(file, tensor.name),
+                kind="torch",
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                storage=first + tensor.segment,
+                offset=tensor.offset,
+                strides=tensor.strides,
+            )
+        )
+    return members[0][1] if alone else ["dict", members]
+
+
+def _checked_target(entry: Entry) -> str:
+    if not entry.target or "\0" in entry.target:
+        raise CannotStore(entry.path, "it is a symlink to nothing")
+    return entry.target

@@ -1,0 +1,133 @@
+"""What `commit` was asked to take: which files, under which names, at which step, and whether they are finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckstore.errors import BadInput, CannotStore
+from ckstore.fs.tree import Entry, look_at, walk
+from ckstore.model.manifest.paths import check_path, parent_of
+from ckstore.model.names import MAX_STEP
+
+_STEP_NAME = re.compile(r"(?:checkpoint|step|global_step)[-_]?([0-9]{1,16})\Z")
+_INDEX_SUFFIX = ".index.json"
+_INDEX_MOST_BYTES = 64 * 2**20
+
+
+def gather(paths: Sequence[Path]) -> list[Entry]:
+    """Return everything that is to be committed: what is in one directory, or several paths under their own names.
+
+    A path that was named may be a symlink; below it none is followed.
+
+    Raises:
+        BadInput: A path is not there, two have one name, or a name cannot be kept.
+        CannotStore: Something is neither a file, nor a directory, nor a symlink.
+    """
+    if not paths:
+        raise BadInput("commit takes at least one path, got none")
+    roots = [_resolved(path) for path in paths]
+    if len(roots) == 1 and roots[0].is_dir():
+        entries = list(walk(roots[0]))
+    else:
+        entries = []
+        for path, root in zip(paths, roots, strict=True):
+            top = look_at(root, Path(os.path.abspath(path)).name)
+            entries += [top, *(walk(root, top.path) if top.kind == "directory" else ())]
+    _check_names(entries)
+    return entries
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no {path}") from error
+    except (RuntimeError, OSError) as error:
+        raise BadInput(f"{path} cannot be reached: {error}") from error
+
+
+def _check_names(entries: Sequence[Entry]) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        try:
+            check_path(entry.path, "the name of a file")
+        except BadInput as error:
+            raise CannotStore(entry.path, error.message, hint="rename it, then commit again") from error
+        if entry.path in seen:
+            msg = f"two of the paths are called {entry.path}"
+            raise BadInput(msg, hint="commit the directory that holds both")
+        seen.add(entry.path)
+
+
+def step_in_name(paths: Sequence[Path]) -> int | None:
+    """Return the step that the name of a single path tells, as trainers write it: ``checkpoint-500``; None if none."""
+    if len(paths) != 1:
+        return None
+    match = _STEP_NAME.match(Path(os.path.abspath(paths[0])).stem)
+    return int(match[1]) if match and int(match[1]) <= MAX_STEP else None
+
+
+def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
+    """Refuse to put a store into itself.
+
+    Raises:
+        BadInput: A path lies in the store, or holds it.
+    """
+    root = store.resolve()
+    for path in paths:
+        here = path.resolve()
+        if here == root or root in here.parents or here in root.parents:
+            inside = [entry for entry in entries if entry.where == root]
+            if here == root or root in here.parents or inside:
+                msg = f"{path} and the store {store} overlap: a store cannot be put into itself"
+                raise BadInput(msg, hint="commit the directories of the checkpoints by their names")
+
+
+def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
+    """Return what says that whoever wrote these files was not done, as sentences; `names` are those of the paths.
+
+    Known are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
+    (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without
+    ``.metadata``, and an index that names files which are not there.
+    """
+    there = {entry.path for entry in entries}
+    signs = []
+    for path in (*names, *sorted(there)):
+        name = path.rpartition("/")[2]
+        if (
+            name == "checkpoint-is-incomplete.txt"
+            or name.endswith((".incomplete", "-unfinished"))
+            or name.startswith("tmp-checkpoint-")
+            or ".orbax-checkpoint-tmp" in name
+        ):
+            signs.append(f"{path} says that it is unfinished")
+    for folder in sorted({parent_of(path) for path in there if path.endswith(".distcp")}):
+        prefix = f"{folder}/" if folder else ""
+        if not {f"{prefix}.metadata", f"{prefix}model.safetensors.index.json"} & there:
+            signs.append(f"{prefix}.metadata is missing beside the .distcp files")
+    for entry in entries:
+        if entry.kind == "file" and entry.path.endswith(_INDEX_SUFFIX):
+            signs += _missing_shards(entry, there)
+    return signs
+
+
+def _missing_shards(entry: Entry, there: set[str]) -> list[str]:
+    """Return what an index of shards, ``model.safetensors.index.json``, names and is not there."""
+    if entry.nbytes > _INDEX_MOST_BYTES:
+        return []
+    data = bytearray(entry.nbytes)
+    entry.read_into(0, memoryview(data))
+    try:
+        document = json.loads(data)
+        files = set(document["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # some other document of that name
+        return []
+    folder = parent_of(entry.path)
+    lacking = sorted(
+        name for name in files if isinstance(name, str) and (f"{folder}/{name}" if folder else name) not in there
+    )
+    return [f"{entry.path} names {lacking[0]}, which is not there ({len(lacking)} missing)"] if lacking else []

@@ -1,0 +1,360 @@
+"""Small tensors share blobs: find their pieces in packs of the store, put the others into new packs.
+
+A pack lives while one piece in it is used. So that packs do not fill with dead bytes, a piece is not taken from a
+pack of which no checkpoint, and neither this save, uses at least half: it is written again into a new pack
+(docs/adr/0002-catalog.md). Then each checkpoint's packs are at most twice its bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.catalog.values import PieceLocation
+from ckstore.errors import StateChanged
+from ckstore.fs import files, peek
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.python_gc import python_gc_paused
+
+if TYPE_CHECKING:
+    from ckstore.model.digest import Algorithm
+    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.ops.save.recheck import Recheck
+
+PACK_BELOW_BYTES = 2**20
+PACK_BYTES = 32 * 2**20
+_LEAST_PACK_BYTES = 2**20
+_PACKS_AT_LEAST = 16
+_PACKS_IN_FLIGHT = 2
+_BATCH_BYTES = 256 * 2**20
+ALIGNMENT = 64
+_FIRST_OFFSET_BYTES = GRAIN_BYTES
+"""Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
+_KEY_MARK = "#"
+
+WriteBlob = Callable[[memoryview], Callable[[], str]]
+"""Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has."""
+
+
+def aligned(nbytes: int) -> int:
+    """Return `nbytes` rounded up to the alignment of pieces in packs."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Packer:
+    """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
+
+    def __init__(self, algorithm: Algorithm, write_blob: WriteBlob, pack_bytes: int) -> None:
+        self.places: dict[str, PieceLocation] = {}
+        self._algorithm = algorithm
+        self._write_blob = write_blob
+        self._pack_bytes = pack_bytes
+        self._free: list[memoryview] = []
+        self._pack: memoryview | None = None
+        self._end = 0
+        self._entries: list[tuple[str, int, int]] = []
+        self._waiting: list[_Waiting] = []
+
+    def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
+        """Add the bytes of a source, fewer than a pack has, whose digest the key has.
+
+        `apart`: not at the start of a pack, so that the pack is not the piece itself.
+
+        Raises:
+            StateChanged: The bytes have another digest.
+        """
+        if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
+            self._flush()
+        if self._pack is None:
+            self._pack = self._free.pop() if self._free else aligned_buffer(self._pack_bytes + _FIRST_OFFSET_BYTES)
+        start = aligned(self._end) or (ALIGNMENT if apart else 0)
+        stop = start + source.nbytes
+        piece = self._pack[start:stop]
+        source.read_into(0, source.nbytes, piece)
+        if self._algorithm.digest(piece) != digest_of_key(key):
+            raise state_changed(source.name)
+        self._pack[self._end : start] = bytes(start - self._end)
+        self._entries.append((key, start, source.nbytes))
+        self._end = stop
+
+    def _flush(self) -> None:
+        if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
+            self._wait_for_first()
+        if self._pack is not None:
+            wait = self._write_blob(self._pack[: self._end])
+            self._waiting.append(_Waiting(wait, self._pack, self._end, self._entries))
+            self._pack, self._end, self._entries = None, 0, []
+
+    def finish(self) -> None:
+        """Write what is left and wait until every pack is stored."""
+        self._flush()
+        while self._waiting:
+            self._wait_for_first()
+
+    def _wait_for_first(self) -> None:
+        first = self._waiting.pop(0)
+        blob = first.wait()
+        self._free.append(first.memory)
+        for key, offset, length in first.entries:
+            self.places[key] = PieceLocation(blob=blob, blob_nbytes=first.nbytes, offset=offset, length=length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A pack that is being written: what waits for its digest, its memory, and (key, offset, length) of its pieces."""
+
+    wait: Callable[[], str]
+    memory: memoryview
+    nbytes: int
+    entries: list[tuple[str, int, int]]
+
+
+def place_small(
+    context: Context,
+    staging: Staging,
+    sources: Sequence[ByteSource],
+    write_blob: WriteBlob,
+    is_mine: Callable[[str], bool],
+    *,
+    recheck: Recheck,
+    compare: bool = False,
+) -> tuple[list[str], dict[str, PieceLocation], int]:
+    """Store the bytes of small sources as pieces.
+
+    `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
+    `compare`: equal digests do not prove equal bytes.
+
+    Returns:
+        The key of each source in order, where each piece is by its key, and how many bytes of pieces were written. A
+        key is the digest, or, of further bytes with the same digest, the digest and a number: `digest_of_key`.
+
+    Raises:
+        StateChanged: A source gave other bytes when it was read again.
+        OSError: A blob could not be written.
+    """
+    packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
+    keys: list[str] = []
+    hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
+    seen: dict[str, ByteSource] = {}
+    for batch in _batches(sources):
+        with python_gc_paused():
+            hashed = [(_digest_of(context.algorithm, source), source) for source in batch]
+            sizes = {digest: source.nbytes for digest, source in hashed if digest not in seen}
+            found = find_pieces(context, sizes)
+        for digest, source in hashed:
+            key = _key_of(context, digest, source, seen) if compare else digest
+            keys.append(key)
+            if key in seen:
+                continue
+            seen[key] = source
+            if key in found:
+                hits[key] = (found[key], source)
+            else:
+                packer.add(key, source, apart=key != digest)
+    places, again = _take_from_packs(context, staging, hits, is_mine, recheck=recheck, compare=compare)
+    for key in again:
+        packer.add(key, hits[key][1], apart=compare)
+    packer.finish()
+    written_bytes = sum(place.length for place in packer.places.values())
+    places.update(packer.places)
+    return keys, places, written_bytes
+
+
+def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:
+    """Return the key of the piece with these bytes, and no others: that of an earlier source, or a new one."""
+    key = digest
+    for number in itertools.count(1):
+        if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
+            break
+        key = f"{digest}{_KEY_MARK}{number}"
+    return key
+
+
+def digest_of_key(key: str) -> str:
+    """Return the digest of the piece that `place_small` gave this key."""
+    return key.partition(_KEY_MARK)[0]
+
+
+def _pack_bytes_for(small_bytes: int) -> int:
+    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
+    nbytes = min(PACK_BYTES, max(_LEAST_PACK_BYTES, small_bytes // _PACKS_AT_LEAST))
+    return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
+
+
+def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
+    """Cut sources into batches: what one question to the catalog is about."""
+    batch: list[ByteSource] = []
+    nbytes = 0
+    for source in sources:
+        if nbytes >= _BATCH_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(source)
+        nbytes += source.nbytes
+    if batch:
+        yield batch
+
+
+def _digest_of(algorithm: Algorithm, source: ByteSource) -> str:
+    data = source.view(0, source.nbytes)
+    if data is None:
+        data = memoryview(bytearray(source.nbytes))
+        source.read_into(0, source.nbytes, data)
+    return algorithm.digest(data)
+
+
+def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview:
+    data = memoryview(bytearray(source.nbytes))
+    source.read_into(0, source.nbytes, data)
+    if context.algorithm.digest(data) != digest:
+        raise state_changed(source.name)
+    return data
+
+
+def state_changed(name: str) -> StateChanged:
+    """Return the error for a tensor that was changed while it was being saved."""
+    msg = f"{name or 'the state'} was changed while it was being saved; nothing was published"
+    return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
+
+
+def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
+
+    What the catalog says is only a place to look: `_pieces_are_there` does. One that no piece can have is left out.
+    """
+    found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
+    unknown = sizes.keys() - found.keys()
+    if unknown:
+        try:
+            places = context.catalog.find_pieces(unknown)
+        except CatalogUnavailable:  # only a chance to deduplicate is lost
+            return found
+        found.update((digest, place) for digest, place in places.items() if _may_be_there(place, sizes[digest]))
+    return found
+
+
+def _may_be_there(place: PieceLocation, nbytes: int) -> bool:
+    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes
+
+
+def _take_from_packs(
+    context: Context,
+    staging: Staging,
+    hits: dict[str, tuple[PieceLocation, ByteSource]],
+    is_mine: Callable[[str], bool],
+    *,
+    recheck: Recheck,
+    compare: bool,
+) -> tuple[dict[str, PieceLocation], list[str]]:
+    """Claim the packs that are worth it, reading a share of them again.
+
+    Return the places of their pieces, and the pieces to be written again.
+    """
+    by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
+    for digest, (place, _) in hits.items():
+        by_pack[place.blob][digest] = place
+    shares = {blob: sum(aligned(place.length) for place in pieces.values()) for blob, pieces in by_pack.items()}
+    _raise_to_best_shares(context, by_pack, shares)
+    sizes = {blob: next(iter(pieces.values())).blob_nbytes for blob, pieces in by_pack.items()}
+    worth_it = {blob for blob, size in sizes.items() if 2 * shares[blob] >= size}
+    recheck.add({blob: sizes[blob] for blob in worth_it if not recheck.foresaw(blob)}, whole=True)
+    places: dict[str, PieceLocation] = {}
+    again: list[str] = []
+    for blob, pieces in by_pack.items():
+        size = sizes[blob]
+        if (
+            blob in worth_it
+            and is_mine(blob)
+            and (
+                (
+                    staging.claim(blob, size)
+                    and recheck.agrees_whole(blob)
+                    and _pieces_are_there(context, staging, blob, pieces, hits, compare=compare)
+                )
+                or _healed(context, staging, blob, size, {digest: hits[digest] for digest in pieces}, recheck)
+            )
+        ):
+            places.update(pieces)
+        else:  # a claim that is left over is given up in the end
+            again.extend(pieces)
+    return places, again
+
+
+def _raise_to_best_shares(
+    context: Context, by_pack: dict[str, dict[str, PieceLocation]], shares: dict[str, int]
+) -> None:
+    doubtful = [blob for blob, pieces in by_pack.items() if 2 * shares[blob] < next(iter(pieces.values())).blob_nbytes]
+    if not doubtful:
+        return
+    try:
+        best = context.catalog.best_shares(doubtful)
+    except CatalogUnavailable:  # then the pieces are written again, which is always right
+        return
+    for blob, share in best.items():
+        shares[blob] = max(shares[blob], share)
+
+
+def _pieces_are_there(
+    context: Context,
+    staging: Staging,
+    blob: str,
+    pieces: dict[str, PieceLocation],
+    hits: Mapping[str, tuple[PieceLocation, ByteSource]],
+    *,
+    compare: bool,
+) -> bool:
+    """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
+    unchecked = {d: place for d, place in pieces.items() if compare or context.known_pieces.get(d) != place}
+    if not unchecked:
+        return True
+    size = next(iter(unchecked.values())).blob_nbytes
+    data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
+    for digest, place in unchecked.items():
+        there = data[place.offset : place.offset + place.length]
+        if len(there) != place.length or context.algorithm.digest(there) != digest:
+            return False
+        if compare and bytes(there) != _read_again(context, hits[digest][1], digest):
+            return False
+    return True
+
+
+def _healed(  # noqa: PLR0917
+    context: Context,
+    staging: Staging,
+    blob: str,
+    size: int,
+    hits: dict[str, tuple[PieceLocation, ByteSource]],
+    recheck: Recheck,
+) -> bool:
+    """Mend a damaged pack with the pieces that this save has; False if it is not damaged or other bytes of it are."""
+    if not staging.is_damaged(blob):
+        return False
+    try:
+        there = files.read_file(
+            staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size), is_blob=True
+        )
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        there = b""  # then this save has all of its bytes, or it is not mended
+    if context.algorithm.digest(there) == blob:
+        if blob not in recheck.damaged:  # it is whole, and holds other bytes than the catalog or the digest say
+            return False
+        staging.put(blob, memoryview(there))  # memory still has what the disk has no more
+        return True
+    data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
+    for digest, (place, source) in hits.items():
+        if place.offset + place.length > size:
+            return False
+        data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
+    if context.algorithm.digest(data) != blob:
+        return False
+    staging.put(blob, data)
+    return True

@@ -1,0 +1,248 @@
+"""Read a share of what a save relies on again, from the disk, so that rot is found while the right bytes are in hand.
+
+A hit goes by size and time, which rot leaves as they are. So each save takes some of its hits, those that were read
+longest ago first (`model/settings/recheck`), and compares them; what differs is no hit, so the save writes those bytes
+and heals the blob in every checkpoint that has it.
+
+What is due is chosen before the first chunk is hashed, from the blobs of the last checkpoint of the run, so that the
+threads that hash read meanwhile; hits that were not foreseen so have their turn when all of them are known.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError
+from ckstore.fs import peek
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, recheck_bytes
+from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.rereading import agrees_to, reading_buffer
+from ckstore.ops.os_errors import describe_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+
+_SHARE_OF_TIME = 1 / 4
+"""Of the time since the save began, for the readings of all threads together: that of one of the four that hash."""
+_NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""Errors that say nothing about the blob."""
+
+
+class Recheck:
+    """What one save reads again. Its methods may be called from several threads.
+
+    Args:
+        context: The store.
+        staging: The save.
+        run: That it belongs to.
+        state_bytes: Size of the state.
+        share: Of these bytes, to be read again; 0: nothing.
+
+    Attributes:
+        damaged: Digest of each blob that the save would have relied on and that is not what its name says, and why.
+    """
+
+    def __init__(self, context: Context, staging: Staging, run: str, state_bytes: int, share: float) -> None:
+        self.damaged: dict[str, str] = {}
+        self._context = context
+        self._staging = staging
+        self._run = run
+        self._everything = share == 1
+        self._budget_bytes = self._unforeseen_bytes = recheck_bytes(state_bytes, share)
+        self._known = {reading.digest: reading for reading in self._foreseen()}
+        self._due = {part.digest: part for part in due(self._known.values(), self._budget_bytes, time.time_ns())}
+        self._mutex = threading.Lock()
+        self._local = threading.local()
+        self._began_s = time.monotonic()
+        self._spent_s = 0.0
+        self._read_bytes = 0
+        self._read: dict[str, Reading] = {}
+
+    def _foreseen(self) -> Iterable[Reading]:
+        """Return what this save will mostly hit: the blobs of the last checkpoint of the run."""
+        if not self._budget_bytes:
+            return ()
+        run, readings = self._context.relied_on
+        if run == self._run:
+            return readings
+        try:
+            return self._context.catalog.readings_of_newest(self._run)
+        except CatalogUnavailable:  # then every hit is unforeseen
+            return ()
+
+    def foresaw(self, digest: str) -> bool:
+        """Whether the blob had its chance to be chosen."""
+        return not self._budget_bytes or digest in self._known
+
+    def add(self, hits: Mapping[str, int], *, whole: bool) -> None:
+        """Choose among hits, digest -> size, that nothing foresaw; `whole`: their bytes are not in hand in one row."""
+        if self._unforeseen_bytes <= 0 or not hits:
+            return
+        readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
+        with suppress(CatalogUnavailable):  # then all count as never read
+            for there in self._context.catalog.readings(hits):
+                readings[there.digest] = replace(there, nbytes=hits[there.digest], whole=whole)
+        with self._mutex:
+            self._known.update(readings)
+            for part in due(readings.values(), self._unforeseen_bytes, time.time_ns()):
+                self._due[part.digest] = part
+                self._unforeseen_bytes -= part.stop - part.start
+
+    # ------------------------------------------------------------------------------------------- read
+
+    def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview]) -> bool:
+        """Whether the staged blob can be relied on: nothing of it is due, or the disk has these bytes.
+
+        Args:
+            digest: The blob; the save has claimed it.
+            bytes_of: Gives the bytes that the blob should have from one offset to another. They may be those of a live
+                tensor: if they differ, the blob is compared with its name.
+
+        Raises:
+            OSError: This process lacks what is needed to read.
+        """
+        part = self._due.get(digest)
+        if part is None or not self._may_go_on():
+            return True
+        begun_s = time.monotonic()
+        try:
+            data = bytes_of(part.start, part.stop)
+            stopped_at = agrees_to(
+                self._staging.path_of(digest),
+                data,
+                part.start,
+                algorithm=self._context.algorithm,
+                buffer=self._buffer(),
+                go_on=self._may_go_on,
+            )
+        except OSError as error:
+            if error.errno in _NO_MEANS:
+                raise
+            stopped_at = None
+        self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
+        if stopped_at is None:
+            return self.is_right(digest, self._known[digest].nbytes)
+        self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
+        return True
+
+    def agrees_whole(self, digest: str) -> bool:
+        """As `agrees`, by the digest of the whole blob."""
+        if digest not in self._due or not self._may_go_on():
+            return True
+        return self.is_right(digest, self._known[digest].nbytes)
+
+    def is_right(self, digest: str, nbytes: int) -> bool:
+        """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it.
+
+        Raises:
+            OSError: This process lacks what is needed to read.
+        """
+        begun_s = time.monotonic()
+        buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
+        try:
+            checked = check_file(self._staging.path_of(digest), BlobRecord(digest, nbytes), How(buffer, may_touch=True))
+        except OSError as error:
+            if error.errno in _NO_MEANS:
+                raise
+            checked = Checked(f"blob {digest} cannot be read: {error.strerror}")
+        self._took(begun_s, nbytes)
+        if checked.problem:
+            with self._mutex:
+                self.damaged[digest] = checked.problem
+            return False
+        self._note(Reading(digest, nbytes, time.time_ns(), 0, whole=True))
+        return True
+
+    def _may_go_on(self) -> bool:
+        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`.
+
+        A share of 1 is the wish that everything is read, however long it takes.
+        """
+        with self._mutex:
+            allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
+            return self._everything or self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
+
+    def _took(self, begun_s: float, nbytes: int) -> None:
+        with self._mutex:
+            self._spent_s += time.monotonic() - begun_s
+            self._read_bytes += nbytes
+
+    def _note(self, reading: Reading) -> None:
+        with self._mutex:
+            self._read[reading.digest] = reading
+
+    def _buffer(self) -> memoryview:
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = reading_buffer()
+        buffer: memoryview = self._local.buffer
+        return buffer
+
+    # ----------------------------------------------------------------------------------- when it is done
+
+    def readings(self) -> dict[str, tuple[int, int]]:
+        """Return what was read, or written, which counts as read: what the catalog takes note of."""
+        now_ns = time.time_ns()
+        read = {digest: (reading.read_ns, reading.read_to) for digest, reading in self._read.items()}
+        return {**read, **dict.fromkeys(self._staging.written, (now_ns, 0))}
+
+    def remember(self, blobs: Iterable[BlobRecord], packs: set[str]) -> None:
+        """Keep in this process what the next save of the run will rely on."""
+        now_ns = time.time_ns()
+        kept = []
+        for blob in blobs:
+            digest = blob.digest
+            known = self._read.get(digest) or self._known.get(digest) or Reading(digest, blob.nbytes)
+            at = (now_ns, 0) if digest in self._staging.written else (known.read_ns, known.read_to)
+            kept.append(Reading(digest, blob.nbytes, *at, digest in packs))
+        self._context.relied_on = (self._run, kept)
+
+    def warnings(self) -> list[str]:
+        """Return what was found and done, a sentence for each damaged blob. What could not be healed is marked.
+
+        Call it when the save is committed; it raises nothing.
+        """
+        return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
+
+    def _warning(self, digest: str, problem: str) -> str:
+        if digest in self._staging.written:
+            return (
+                f"{problem}. The save read it again, as it does with a share of what the store has, and put the right"
+                " bytes in its place in every checkpoint that uses it. Check the disk"
+            )
+        try:
+            hurt = self._mark_users(digest)
+            marked = f"; marked as damaged: {', '.join(hurt)}" if hurt else ""
+        except (CkstoreError, OSError) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+            marked = f"; the checkpoints that use it could not be marked: {why}"
+        return (
+            f"{problem}. The save wrote what it needs of it to another blob{marked}. Run ckstore verify, check the disk"
+        )
+
+    def _mark_users(self, digest: str) -> list[str]:
+        """Read the blob in every checkpoint that has it, and mark those that need the damaged bytes; return these."""
+        from ckstore.ops.check.verifier import Checker
+
+        layout = self._context.layout
+        hurt = []
+        with Checker(self._context) as checker:
+            for run, step, _ in sorted(layout.published()):
+                status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
+                if status is None:
+                    continue
+                seen = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
+                if seen is not None and any(found.affects and found.blob == digest for found in seen[1]):
+                    hurt.append(f"{run}@{step}")
+        return hurt

@@ -1,0 +1,320 @@
+"""Save: the protocol of the design in one place. Format: docs/format/v1.md, "Durability".
+
+1. make and lock a staging directory; refuse early when the filesystem has no room
+2. hash each chunk, claim it by a link, or
+3. write it, make it durable, offer it by a link                    (ops.save.save.write)
+4. write the manifest; make the staging directory durable
+5. rename it into place; make the parents durable: committed        (objects.publish)
+6. tags, catalog; then the save is acknowledged
+7. the retention policy of the store, if it has one                 (ops.free.after_save)
+
+Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
+the rename on the save does not fail any more; what is left undone then is done by the next opener.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
+from ckstore.model.checkpoint.published import Published
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import (
+    MANIFEST_MAX_BYTES,
+    NAMES_MOST_CHARS,
+    NAMES_MOST_TIMES,
+    Description,
+    Manifest,
+    StateTexts,
+    content_digest,
+    render,
+)
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.names import MAX_STEP, check_run, check_step, check_tag
+from ckstore.objects import marks
+from ckstore.objects import publish as publishing
+from ckstore.objects.checkpoints import look
+from ckstore.objects.staging import Staging
+from ckstore.ops.config import Reading, reading_of
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.after_save import after_save
+from ckstore.ops.free.make_room import how_to_free
+from ckstore.ops.index.sequence import next_sequence
+from ckstore.ops.manifest_cache import file_stamp
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.tags import write_tag
+from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.packing import state_changed
+from ckstore.ops.save.recheck import Recheck
+from ckstore.ops.save.write import Stored, store_sources
+from ckstore.python_gc import python_gc_paused
+from ckstore.tensors.capture import Captured, capture
+from ckstore.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.objects.publish import IfExists, Outcome
+
+CATALOG_TIMEOUT_S = 5.0
+_AUTO_STEP_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller of `save` wants; checked by `check`."""
+
+    run: str
+    step: int | None
+    about: Description
+    tags: tuple[str, ...]
+    if_exists: IfExists
+
+    def check(self) -> None:
+        """Raise if something in it cannot be.
+
+        Raises:
+            BadInput: Says which argument, what is wanted and what was given.
+        """
+        check_run(self.run)
+        if self.step is not None:
+            check_step(self.step)
+        for tag in self.tags:
+            check_tag(tag)
+        if self.if_exists not in ("error", "replace", "keep"):
+            msg = f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}"
+            raise BadInput(msg)
+
+
+def save(context: Context, state: object, request: Request) -> CheckpointInfo:
+    """Save `state` durably; see `ckstore.Store.save`."""
+    request.check()
+    context.check_writable()
+    with python_gc_paused():
+        captured = capture(state)
+    return save_captured(context, captured, request)
+
+
+def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
+    """Save what was captured, a state or files; the request was checked."""
+    what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
+    notes: list[str] = []
+    with _failing_as_save(context, what):
+        reading = _what_is_read(context)
+        staging = Staging.create(context.layout, request.run, request.step, read_back=reading.read_back)
+        try:
+            notes += check_space(context, staging, captured.sources)
+            state_bytes = sum(source.nbytes for source in captured.sources)
+            recheck = Recheck(context, staging, request.run, state_bytes, reading.recheck_share)
+            manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request, recheck)
+        except BaseException as error:
+            if isinstance(error, publishing.UnknownOutcome):
+                context.broken = error.message
+                staging.lock.release()
+            else:
+                reclaim.discard(context, staging)
+            raise
+    # Committed: from here the save does not fail any more.
+    mine: Published | None = None
+    if outcome.existing is not None:
+        manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
+    else:
+        mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
+        context.directories_seen.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+    try:
+        if outcome.existing is None:  # locked by its staging
+            tags = _write_tags(context, manifest, request.tags, notes)
+        else:
+            tags = _tag_existing(context, outcome.existing, request.tags, notes)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, recheck)
+    finally:
+        if outcome.existing is not None:
+            reclaim.discard(context, staging)
+        staging.lock.release()
+    if outcome.old is not None:
+        reclaim.discard_path(context, outcome.old)
+    context.continued[manifest.run] = manifest_id
+    info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
+    notes += recheck.warnings()
+    notes += after_save(context, manifest.run)
+    if why_not_catalogued:
+        notes.append(
+            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next opening enters it"
+        )
+    return replace(info, durable=context.durable, catalogued=not why_not_catalogued, warnings=tuple(notes))
+
+
+def _what_is_read(context: Context) -> Reading:
+    """Return what is to be read from the disk; all where the settings cannot be read, which `after_save` tells."""
+    try:
+        return reading_of(context)
+    except (CkstoreError, OSError):
+        return Reading(read_back=True)
+
+
+def _stage_and_publish(
+    context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
+) -> tuple[Manifest, str, Outcome]:
+    # Files may come from somebody who chose their bytes so that digests collide.
+    stored = store_sources(context, staging, captured.sources, recheck, compare=bool(captured.files))
+    staging.heal_marked(context.marks_share.do(lambda: [*marks.marked(context.layout)]) or ())
+    changed = captured.first_changed()
+    if changed is not None:
+        raise state_changed(changed)
+    step = request.step if request.step is not None else _next_step(context, request.run)
+    with python_gc_paused():
+        texts = StateTexts.of(captured.leaves, captured.state)
+        _check_names(captured.name_chars, texts)
+        draft = _draft(context, captured, stored, request, texts)
+    for _ in range(_AUTO_STEP_TRIES):
+        manifest = replace(draft, step=step, sequence=next_sequence(context))
+        manifest_id, data = render(manifest, context.algorithm, texts)
+        if len(data) > MANIFEST_MAX_BYTES:
+            why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
+            raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
+        if captured.files:  # what their containers say was chosen by others
+            parse_manifest(data, where=f"the manifest of {request.run}@{step}")
+        staging.seal(data)
+        context.manifests_seen.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
+        try:
+            rule = "taken" if request.step is None else request.if_exists
+            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)
+        except StepExists:
+            if request.step is not None:
+                raise
+            step = _step_after(step, request.run)  # another process took the step that was free a moment ago
+    msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by others one after another"
+    raise SaveFailed(msg, hint="give step= to save()")
+
+
+def _next_step(context: Context, run: str) -> int:
+    seen = context.directories_seen.look(context.layout).get(run)
+    return _step_after(max((step for _, step in seen.published), default=-1) if seen else -1, run)
+
+
+def _step_after(step: int, run: str) -> int:
+    if step >= MAX_STEP:
+        msg = f"the run {run} has a checkpoint at step {step}, after which there is none"
+        raise BadInput(msg, hint="give step= to save(), or another run")
+    return step + 1
+
+
+def _check_names(name_chars: int, texts: StateTexts) -> None:
+    """Raise if the names of all values of a state are longer than a manifest may have them.
+
+    Raises:
+        CannotStore: They are.
+    """
+    most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
+    if name_chars > most:
+        why = f"the paths to its values have {name_chars} characters, at most {most} can be read"
+        raise CannotStore("", why, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
+
+
+def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:
+    """Return the manifest but for its step and its place in the sequence."""
+    about = request.about
+    if about.parent is None:
+        parent = context.continued.get(request.run) or context.continued.get("")
+        about = replace(about, parent=parent)
+    return Manifest(
+        run=request.run,
+        step=0,
+        sequence=0,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        writer=f"ckstore {__version__}",
+        description=about,
+        logical_bytes=stored.logical_bytes,
+        new_bytes=stored.new_bytes,
+        reused_bytes=stored.reused_bytes,
+        content=content_digest(texts, stored.storages, context.algorithm, captured.files),
+        blobs=stored.blobs,
+        storages=stored.storages,
+        leaves=captured.leaves,
+        state=captured.state,
+        files=captured.files,
+    )
+
+
+def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
+    """Point the tags to the committed checkpoint as far as that works; return those that it has.
+
+    The caller holds its directory locked. A tag that could not be made durable is not among those returned, and in
+    `notes` with the reason.
+    """
+    failed = set()
+    for tag in tags:
+        try:
+            write_tag(context.layout, tag, manifest.run, manifest.step)
+        except OSError as error:
+            failed.add(tag)
+            notes.append(_untagged(manifest, tag, describe_os_error(error)))
+    try:
+        there = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+    except OSError as error:
+        notes.append(f"the tags of {manifest.run}@{manifest.step} cannot be read: {describe_os_error(error)}")
+        return tuple(sorted(set(tags) - failed))
+    return tuple(tag for tag in there if tag not in failed)
+
+
+def _tag_existing(context: Context, there: Published, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
+    """As `_write_tags`, for a checkpoint that was there before: it is locked, so that nobody drops it meanwhile."""
+    if not tags:
+        return _write_tags(context, there.manifest, (), notes)
+    try:
+        with held(context, CheckpointInfo.of(there.manifest, there.manifest_id)):
+            return _write_tags(context, there.manifest, tags, notes)
+    except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
+        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+        notes.extend(_untagged(there.manifest, tag, why) for tag in tags)
+        return ()
+
+
+def _untagged(manifest: Manifest, tag: str, why: str) -> str:
+    name = f"{manifest.run}@{manifest.step}"
+    return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
+
+
+def _catalogue(context: Context, run: str, step: int, mine: Published | None, recheck: Recheck) -> str:
+    """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
+
+    def look_at(name: str, number: int) -> Published | None:
+        if mine is not None and context.layout.stamp(name, number) == mine.stamp:
+            return mine  # nobody has replaced it: no need to read it back
+        return look(context.layout, name, number).published
+
+    try:
+        with python_gc_paused():
+            context.catalog.reconcile(
+                [(run, step)],
+                look_at,
+                timeout_s=CATALOG_TIMEOUT_S,
+                tags=context.layout.tags,
+                readings=recheck.readings(),
+            )
+    except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
+        return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+    return ""
+
+
+@contextmanager
+def _failing_as_save(context: Context, what: str) -> Iterator[None]:
+    """Turn errors of the system into errors of the save; the cause stays attached."""
+    try:
+        yield
+    except CkstoreError:
+        raise
+    except OSError as error:
+        msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InsufficientSpace(msg, hint=how_to_free(context)) from error
+        raise SaveFailed(msg, hint="see the cause above; the store can be used further") from error
+    except MemoryError as error:
+        msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
+        raise SaveFailed(msg) from error

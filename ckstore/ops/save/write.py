@@ -1,0 +1,392 @@
+"""Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
+
+Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by side;
+small ones share packs (`ops/save/packing`). The name of a blob is the digest of the bytes that were given to write:
+they are copied from the live tensor to private memory and hashed again there, so a tensor that changes meanwhile fails
+the save instead of storing a lie.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckstore.errors import CannotStore, SaveFailed
+from ckstore.fs.buffers import aligned_buffer
+from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
+from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
+from ckstore.ops.workers import Workers
+from ckstore.python_gc import python_gc_paused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ckstore.catalog.values import PieceLocation
+    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.ops.save.recheck import Recheck
+
+_WORKERS = 4
+_PART_BYTES = 2**20
+_MOST_SHIFTS = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the storages of a state are.
+
+    Attributes:
+        blobs, storages: As in the manifest.
+        logical_bytes: Sum of the sizes of the storages.
+        new_bytes: Sizes of the blobs that were written.
+        reused_bytes: Bytes of the storages that needed no writing.
+    """
+
+    blobs: tuple[BlobRecord, ...]
+    storages: tuple[StorageRecord, ...]
+    logical_bytes: int
+    new_bytes: int
+    reused_bytes: int
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes."""
+
+    source: ByteSource
+    start: int
+    stop: int
+    piece: str = ""
+    blob: str = ""
+    offset: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def bytes_of(self, begin: int, end: int) -> memoryview:
+        """Return some of its bytes, as they are now."""
+        live = self.source.view(self.start + begin, self.start + end)
+        if live is None:
+            live = memoryview(bytearray(end - begin))
+            self.source.read_into(self.start + begin, self.start + end, live)
+        return live
+
+    def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
+        return Extent(self.piece, blob_index(self.blob, self.offset + self.length), self.offset, self.length)
+
+
+def store_sources(
+    context: Context, staging: Staging, sources: Sequence[ByteSource], recheck: Recheck, *, compare: bool = False
+) -> Stored:
+    """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
+
+    Args:
+        context: The store.
+        staging: Where the save is prepared.
+        sources: The bytes.
+        recheck: What of the store is read again.
+        compare: Somebody else may have chosen the bytes: where the digest cannot rule that out, what the store has
+            is compared byte by byte before it is used.
+
+    Raises:
+        StateChanged: A source changed meanwhile.
+        OSError: A blob could not be read or written.
+        SaveFailed: The staging directory was taken away.
+    """
+    compare = compare and not context.algorithm.collision_resistant
+    writer = _ChunkWriter(context, staging, recheck, compare=compare)
+    small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
+    try:
+        chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
+        writer.start_chunks()
+        digests, places, packed_bytes = place_small(
+            context,
+            staging,
+            [sources[i] for i in small],
+            writer.start_blob,
+            writer.is_first,
+            recheck=recheck,
+            compare=compare,
+        )
+        writer.finish()
+        writer.recheck_unforeseen()
+        writer.part_collisions()
+    except _Stopped as stopped:
+        raise writer.first_error or stopped from None
+    finally:
+        writer.stop()
+
+    with python_gc_paused():
+        blobs, storages = _records(sources, dict(zip(small, digests, strict=True)), places, chunked)
+    writer.complete(blobs)
+    recheck.remember(blobs, packs={place.blob for place in places.values()})
+    context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
+    logical_bytes = sum(source.nbytes for source in sources)
+    written_bytes = packed_bytes + writer.written_bytes
+    return Stored(
+        blobs=tuple(blobs),
+        storages=tuple(storages),
+        logical_bytes=logical_bytes,
+        new_bytes=sum(staging.written.values()),
+        reused_bytes=max(0, logical_bytes - written_bytes),
+    )
+
+
+def _records(
+    sources: Sequence[ByteSource],
+    keys: Mapping[int, str],
+    places: Mapping[str, PieceLocation],
+    chunked: Mapping[int, Sequence[_Chunk]],
+) -> tuple[list[BlobRecord], list[StorageRecord]]:
+    """Return what the manifest says of the sources: small ones have a key and its place, large ones their chunks."""
+    index: dict[str, int] = {}
+    blobs: list[BlobRecord] = []
+
+    def blob_index(digest: str, nbytes: int) -> int:
+        if digest not in index:
+            index[digest] = len(blobs)
+            blobs.append(BlobRecord(digest, nbytes))
+        return index[digest]
+
+    storages = []
+    for i, source in enumerate(sources):
+        key = keys.get(i)
+        if key is not None:
+            place = places[key]
+            blob = blob_index(place.blob, place.blob_nbytes)
+            extents = [Extent(digest_of_key(key), blob, place.offset, place.length)]
+        else:
+            extents = [chunk.extent(blob_index) for chunk in chunked.get(i, ())]
+        storages.append(StorageRecord(source.nbytes, tuple(extents)))
+    return blobs, storages
+
+
+def collision(name: str) -> CannotStore:
+    """Return the error for bytes that were made so that this store cannot tell them from others."""
+    why = "its bytes have the digests of other bytes, which does not happen by accident"
+    return CannotStore(name, why, hint="keep files that others made in a store with hash='blake3'")
+
+
+class _Stopped(Exception):
+    """The work was not done, since other work of the save failed."""
+
+
+class _ChunkWriter:
+    """Threads that hash, claim and write blobs. Each has one private buffer, so memory is bounded."""
+
+    def __init__(self, context: Context, staging: Staging, recheck: Recheck, *, compare: bool) -> None:
+        self.written_bytes = 0
+        self._compare = compare
+        self._recheck = recheck
+        self._unsure: list[_Chunk] = []
+        self._unforeseen: list[_Chunk] = []
+        self._context = context
+        self._staging = staging
+        self._pool = Workers(_WORKERS)
+        self._futures: list[Future[Any]] = []
+        self._waiting: deque[_Chunk] = deque()
+        self._local = threading.local()
+        self._mutex = threading.Lock()
+        self._seen: set[str] = set()
+        self._skipped: dict[str, Callable[[], memoryview]] = {}
+        self.first_error: BaseException | None = None
+        self._stopped = threading.Event()
+
+    def cut(self, source: ByteSource) -> list[_Chunk]:
+        """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
+        step = self._context.settings.chunk_bytes
+        chunks = [_Chunk(source, start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
+        self._waiting.extend(chunks)
+        return chunks
+
+    def start_chunks(self) -> None:
+        """Begin to store what was cut: threads take the next chunk from one list, which costs less than futures."""
+        for _ in range(min(_WORKERS, len(self._waiting))):
+            self._submit(self._store_waiting)
+
+    def _store_waiting(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                chunk = self._waiting.popleft()
+            except IndexError:
+                return
+            self._store_chunk(chunk)
+
+    def start_blob(self, data: memoryview) -> Callable[[], str]:
+        """Begin to store private bytes as one blob; return a function that waits for its digest."""
+        return self._submit(self._store_private, data).result
+
+    def finish(self) -> None:
+        """Wait for everything that was begun.
+
+        Raises:
+            Exception: The first error of a thread.
+        """
+        wait(self._futures, return_when=FIRST_EXCEPTION)
+        if self.first_error is not None:
+            raise self.first_error
+
+    def complete(self, blobs: Sequence[BlobRecord]) -> None:
+        """Make the staging directory hold exactly these blobs.
+
+        One that a thread left to another, which then gave it up, is stored now.
+
+        Raises:
+            SaveFailed: A blob is not there; it must not be published so.
+        """
+        wanted = {blob.digest: blob.nbytes for blob in blobs}
+        lacking = self._staging.keep_exactly(wanted)
+        given_up = self._skipped.keys() & lacking
+        for digest in given_up:
+            data = self._skipped[digest]()
+            if self._context.algorithm.digest(data) != digest:
+                raise state_changed("")
+            self._put(digest, data)
+        if given_up:
+            lacking = self._staging.keep_exactly(wanted)
+        if lacking:
+            msg = f"{len(lacking)} blobs are not in the staging directory as they were put there, {lacking[0]} is one"
+            raise SaveFailed(msg, hint="did another program change the store? save again")
+
+    def stop(self) -> None:
+        """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
+        self._stopped.set()
+        self._pool.stop()
+
+    def _submit(self, work: Callable[..., T], *args: object) -> Future[T]:
+        future = self._pool.submit(self._guarded, work, *args)
+        self._futures.append(future)
+        return future
+
+    def _guarded(self, work: Callable[..., T], *args: object) -> T:
+        if self._stopped.is_set():
+            raise _Stopped
+        try:
+            return work(*args)
+        except BaseException as error:
+            with self._mutex:
+                self.first_error = self.first_error or error
+            self._stopped.set()
+            raise
+
+    def _store_chunk(self, chunk: _Chunk) -> None:
+        source, start, stop = chunk.source, chunk.start, chunk.stop
+        live = source.view(start, stop)
+        data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
+        chunk.piece = chunk.blob = digest
+        if not self.is_first(digest):
+            self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
+            if self._compare:
+                self._unsure.append(chunk)
+            return
+        if self._claim(digest, data):
+            if not self._recheck.foresaw(digest):
+                self._unforeseen.append(chunk)
+            if self._compare and not self._staging.holds(digest, data):
+                self._unsure.append(chunk)
+            return
+        if live is not None:
+            data, copied = self._copy(source, start, stop)
+            if copied != digest:
+                raise state_changed(source.name)
+        if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
+            self._unsure.append(chunk)
+
+    def recheck_unforeseen(self) -> None:
+        """Have the chunks that the store had, and that nothing foresaw, take their turn in being read again."""
+        chunks = {chunk.piece: chunk for chunk in self._unforeseen}
+        self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
+        for digest, chunk in chunks.items():
+            if not self._recheck.agrees(digest, chunk.bytes_of):
+                self._put_again(chunk)
+
+    def _put_again(self, chunk: _Chunk) -> None:
+        data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
+        if copied != chunk.piece:
+            raise state_changed(chunk.source.name)
+        self._put(chunk.piece, data)
+
+    def part_collisions(self) -> None:
+        """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
+
+        Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
+
+        Raises:
+            CannotStore: The bytes were made to collide behind zeros, too.
+        """
+        for chunk in self._unsure:
+            data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
+            if copied != chunk.piece:
+                raise state_changed(chunk.source.name)
+            if self._staging.holds(chunk.piece, data):
+                continue
+            if self._recheck.is_right(chunk.piece, chunk.length):
+                self._store_behind_zeros(chunk, data)
+            else:  # no other bytes with its digest, but rot
+                self._put(chunk.piece, data)
+
+    def _store_behind_zeros(self, chunk: _Chunk, data: memoryview) -> None:
+        for count in range(1, _MOST_SHIFTS + 1):
+            offset = count * ALIGNMENT
+            shifted = memoryview(bytes(offset) + data)
+            digest = self._context.algorithm.digest(shifted)
+            written = not self._staging.claim(digest, len(shifted)) and self._put(digest, shifted)
+            if written or self._staging.holds(digest, shifted):
+                chunk.blob, chunk.offset = digest, offset
+                return
+        raise collision(chunk.source.name)
+
+    def _store_private(self, data: memoryview) -> str:
+        digest = self._context.algorithm.digest(data)
+        if not self._recheck.foresaw(digest):
+            self._recheck.add({digest: len(data)}, whole=False)
+        if not self.is_first(digest):
+            kept = bytes(data)  # the packer uses its memory again
+            self._skipped[digest] = lambda: memoryview(kept)
+        elif (self._claim(digest, data) or not self._staging.put(digest, data)) and (
+            self._compare and not self._staging.holds(digest, data)
+        ):
+            raise collision("small pieces of the files")
+        return digest
+
+    def _claim(self, digest: str, data: memoryview) -> bool:
+        """Whether the store has a blob that can be relied on; a share of these is read again."""
+        claimed = self._staging.claim(digest, len(data))
+        return claimed and self._recheck.agrees(digest, lambda begin, end: data[begin:end])
+
+    def _put(self, digest: str, data: memoryview) -> bool:
+        """Write a blob; False if another save was faster, whose blob is there now."""
+        written = self._staging.put(digest, data)
+        if written:
+            with self._mutex:
+                self.written_bytes += len(data)
+        return written
+
+    def is_first(self, digest: str) -> bool:
+        """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""
+        with self._mutex:
+            first = digest not in self._seen
+            self._seen.add(digest)
+            return first
+
+    def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
+        """Copy to private memory, valid until this thread's next copy; return it and its digest.
+
+        Each part is hashed while the processor's cache still has it.
+        """
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
+        copy: memoryview = self._local.buffer[: stop - start]
+        algorithm = self._context.algorithm
+        running = algorithm.start()
+        for at in range(0, len(copy), _PART_BYTES):
+            part = copy[at : at + _PART_BYTES]
+            source.read_into(start + at, start + at + len(part), part)
+            running.update(part)
+        return copy, algorithm.digest_of_parts(running)

@@ -1,0 +1,1 @@
+"""Read stored bytes again, report damage and repair it."""

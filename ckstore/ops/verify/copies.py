@@ -1,0 +1,288 @@
+"""Find right copies of blobs: in the store itself, in other stores, in copied checkpoints, in any directory.
+
+Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
+its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.errors import BadInput, CkstoreError
+from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import Inside
+from ckstore.fs.tree import files_below
+from ckstore.model.digest import algorithm_of, is_digest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.objects import blobs
+from ckstore.objects.blob_check import Piece
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.trash import names_in
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+File = Inside | Path
+"""A file of the store, or of a source, which may be anywhere."""
+Range = tuple[File, int]
+"""A file and an offset in it."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A blob of which right bytes are needed.
+
+    Attributes:
+        pieces: What checkpoints say is in it.
+    """
+
+    digest: str
+    nbytes: int
+    pieces: set[Piece] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Right bytes of a blob: a file of the store's own that has them, or the bytes; and where they are from."""
+
+    source: str
+    path: Inside | None = None
+    data: bytearray | None = None
+
+
+class Copies:
+    """Looks for right bytes; what it has to walk it walks once.
+
+    Args:
+        context: The store.
+        sources: Other stores, or any directories.
+
+    Raises:
+        BadInput: A source is no directory that can be read.
+    """
+
+    def __init__(self, context: Context, sources: Iterable[Path]) -> None:
+        self._layout = context.layout
+        self._sources = [_Tree(_check_source(path)) for path in sources]
+
+    def whole(self, wanted: Wanted) -> Right | None:
+        """Return a right copy of a blob; None if there is none."""
+        for path in names_of(self._layout, wanted.digest):
+            untouched = is_untouched(path, wanted)
+            data = _read_if_right(path, wanted)
+            if data is not None:  # what somebody wrote into may not be durable: it is written anew
+                return Right("the store", path=path) if untouched else Right("the store", data=data)
+        for tree in self._sources:
+            for file in tree.may_be(wanted):
+                data = _read_if_right(file, wanted)
+                if data is not None:
+                    return Right(str(file), data=data)
+        return None
+
+    def assembled(self, wanted: Wanted) -> Right | None:
+        """Return a blob put together from pieces that are right; None if some are nowhere."""
+        same: list[File] = [
+            *names_of(self._layout, wanted.digest),
+            *(p for tree in self._sources for p in tree.named(wanted)),
+        ]
+        images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
+        for manifest in (found for tree in self._sources for _, found in tree.manifests):
+            add_pieces(manifest, {wanted.digest: wanted})
+        # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or it is zeros.
+        for base in [*images, bytearray()]:
+            whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
+            sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
+            if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
+                return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
+        return None
+
+    def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
+        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""
+        for tree in self._sources:
+            for path, found in tree.manifests:
+                if (found.run, found.step) != (run, step):
+                    continue
+                again = _manifest_at(path)
+                if again is not None and again.id == manifest_id:
+                    return again.data, str(path)
+        return None
+
+    def _mend(self, whole: bytearray, piece: Piece, images: list[bytearray]) -> str:
+        """Put right bytes in the place of a piece that is wrong; return where they are from, empty if it was right."""
+        digest, start, length = piece
+        stop = start + length
+        if _is(whole[start:stop], digest):
+            return ""
+        for image in images:
+            if _is(image[start:stop], digest):
+                whole[start:stop] = image[start:stop]
+                return "damaged copies"
+        for path, offset in self._elsewhere(piece):
+            data = _read(path, offset, offset + length)
+            if data is not None and _is(data, digest):
+                whole[start:stop] = data
+                return "other blobs of the store" if isinstance(path, Inside) else str(path)
+        return ""
+
+    def _elsewhere(self, piece: Piece) -> Iterator[Range]:
+        """Return where else the bytes of a piece should be."""
+        yield from ((path, 0) for path in names_of(self._layout, piece[0]))
+        yield from self._own_pieces.get(piece[0], ())
+        for tree in self._sources:
+            yield from ((path, 0) for path in tree.by_name.get(piece[0], ()))
+            yield from tree.pieces.get(piece[0], ())
+
+    @cached_property
+    def _own_pieces(self) -> dict[str, list[Range]]:
+        found: dict[str, list[Range]] = {}
+        for run, step, _ in self._layout.published():
+            path = self._layout.checkpoint(run, step)
+            manifest = _manifest_at(path / MANIFEST)
+            if manifest is not None:
+                _add_places(found, manifest.parsed, path)
+        return found
+
+
+class _Tree:
+    """A directory of somebody else, walked once: no symlink is followed, what cannot be read is left out."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def named(self, wanted: Wanted) -> list[Path]:
+        return self.by_name.get(wanted.digest, [])
+
+    def may_be(self, wanted: Wanted) -> Iterator[Path]:
+        """Return the files that may have the bytes: those of that name first, then those of that size."""
+        yield from self.named(wanted)
+        yield from self._walked[1].get(wanted.nbytes, ())
+
+    @property
+    def by_name(self) -> dict[str, list[Path]]:
+        """Files whose names are digests."""
+        return self._walked[0]
+
+    @cached_property
+    def manifests(self) -> list[tuple[Path, Manifest]]:
+        return [(path, found.parsed) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
+
+    @cached_property
+    def pieces(self) -> dict[str, list[Range]]:
+        found: dict[str, list[Range]] = {}
+        for path, manifest in self.manifests:
+            _add_places(found, manifest, path.parent)
+        return found
+
+    @cached_property
+    def _walked(self) -> tuple[dict[str, list[Path]], dict[int, list[Path]], list[Path]]:
+        by_name: dict[str, list[Path]] = {}
+        by_size: dict[int, list[Path]] = {}
+        manifests: list[Path] = []
+        for path in files_below(self._root):
+            if is_digest(path.name):
+                by_name.setdefault(path.name, []).append(path)
+            elif path.name == MANIFEST:
+                manifests.append(path)
+            elif (nbytes := _size(path)) is not None:
+                by_size.setdefault(nbytes, []).append(path)
+        return by_name, by_size, manifests
+
+
+def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
+    """Add what a manifest says is in the blobs that are wanted."""
+    indexes = {i: wanted[blob.digest] for i, blob in enumerate(manifest.blobs) if blob.digest in wanted}
+    if not indexes:
+        return
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            if extent.blob in indexes:
+                indexes[extent.blob].pieces.add((extent.piece, extent.offset, extent.length))
+
+
+def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
+    """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
+    seen = set()
+    held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
+    for folder in (layout.trash, layout.staging):
+        held += [folder / name for name in names_in(folder)]
+    for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
+        found = peek.find(path)
+        if found is not None and found.st_ino not in seen:
+            seen.add(found.st_ino)
+            yield path
+
+
+def _check_source(path: Path) -> Path:
+    try:
+        os.listdir(path)
+    except OSError as error:
+        msg = f"{path} is no directory that can be read: {error.strerror}"
+        raise BadInput(msg, hint="name another store, or a directory with copies of checkpoints") from error
+    return path.resolve()
+
+
+class _ManifestFile(NamedTuple):
+    parsed: Manifest
+    id: str
+    data: bytes
+
+
+def _manifest_at(path: File) -> _ManifestFile | None:
+    try:
+        data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
+        return _ManifestFile(*parse_manifest(data, where=str(path)), data)
+    except (CkstoreError, OSError):  # it is of no use here; a damaged one of the store is told elsewhere
+        return None
+
+
+def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: File) -> None:
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            path = directory / BLOBS / manifest.blobs[extent.blob].digest
+            found.setdefault(extent.piece, []).append((path, extent.offset))
+
+
+def is_right(path: File, wanted: Wanted) -> bool:
+    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
+    return _read_if_right(path, wanted) is not None
+
+
+def is_untouched(path: File, wanted: Wanted) -> bool:
+    """Whether nobody wrote into a blob, by its size and time; False also if it is gone."""
+    try:
+        return blobs.looks_untouched(peek.status(path), wanted.nbytes)
+    except OSError:
+        return False
+
+
+def _read_if_right(path: File, wanted: Wanted) -> bytearray | None:
+    data = _read(path, 0, wanted.nbytes + 1)
+    return data if data is not None and len(data) == wanted.nbytes and _is(data, wanted.digest) else None
+
+
+def _read(path: File, start: int, stop: int) -> bytearray | None:
+    """Return what can be read of a regular file from `start`, at most up to `stop`."""
+    try:
+        return direct.read_range(path, start, stop) if _size(path) is not None else None
+    except OSError:  # another copy may do
+        return None
+
+
+def _size(path: File) -> int | None:
+    """Return the size of a regular file; None if it is something else, or gone."""
+    try:
+        status = peek.status(path)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _is(data: bytes | bytearray, digest: str) -> bool:
+    return algorithm_of(digest).digest(data) == digest

@@ -1,0 +1,209 @@
+"""Repair: damaged blobs go to quarantine, right copies take their place in every checkpoint that names them.
+
+A repair works in a staging directory of its own, as a save does, and heals as a save does: a process that dies leaves
+every name with the old copy or with the new one, and a staging directory that the next opener sweeps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, DamagedBlob, InUse
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
+from ckstore.objects import marks
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at
+from ckstore.objects.layout import MANIFEST
+from ckstore.objects.quarantine import put_aside
+from ckstore.objects.staging import Staging
+from ckstore.ops.free import reclaim
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.fs.inside import Inside
+    from ckstore.ops.context import Context
+
+_NOWHERE = "no right copy was found"
+_FRESH_MANIFEST = ".manifest-new"
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What a repair did."""
+
+    repaired: list[Repair] = field(default_factory=list)
+    unrepaired: list[Unrepaired] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+
+    def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:
+        """Put damaged copies into quarantine."""
+        made = put_aside(context.layout, digest, names)
+        self.quarantined += [path.inner for path in made]
+
+
+def repair(
+    context: Context,
+    damage: Iterable[Damage],
+    sources: Sequence[Path],
+    *,
+    canonical: Iterable[str] = (),
+    right: Container[tuple[int, int]] = (),
+) -> Repaired:
+    """Repair what a verification found.
+
+    Args:
+        context: The store, open for writing.
+        damage: By checkpoint.
+        sources: Other stores and directories with right bytes.
+        canonical: Blobs whose canonical name gives other bytes, of a copy that no checkpoint has.
+        right: Device and inode number of what is right under another name: only its name is wrong.
+
+    Raises:
+        BadInput: A source is no directory.
+        SaveFailed, OSError: Nothing could be prepared.
+    """
+    done = Repaired()
+    copies = Copies(context, sources)
+    damage = list(damage)
+    for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
+        _repair_manifest(context, copies, *place, done)
+    wanted = _wanted(context, damage)
+    for digest in canonical:
+        nbytes = _size_of_right(context, digest)
+        if nbytes is not None:
+            wanted.setdefault(digest, Wanted(digest, nbytes))
+        elif digest not in wanted:  # no checkpoint needs it
+            done.put_aside(context, digest, [context.layout.blob(digest)])
+    if not wanted:
+        return done
+    staging = Staging.create(context.layout, "repair", None)
+    try:
+        for blob in wanted.values():
+            try:
+                _repair_blob(context, staging, copies, blob, done, right_elsewhere=right)
+            except OSError as error:
+                done.unrepaired.append(Unrepaired(blob.digest, blob.nbytes, describe_os_error(error)))
+    finally:
+        reclaim.discard(context, staging)
+    return done
+
+
+def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
+    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
+    wanted: dict[str, Wanted] = {}
+    by_place: dict[tuple[str, int], set[str]] = {}
+    for found in damage:
+        if found.blob:
+            by_place.setdefault((found.run, found.step), set()).add(found.blob)
+    for (run, step), digests in by_place.items():
+        try:
+            with CheckpointDirectory.at(context.layout.checkpoint(run, step)) as directory:
+                for blob in directory.manifest.blobs:
+                    if blob.digest in digests:
+                        wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
+                add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):  # gone, or going
+            continue
+    return wanted
+
+
+def _size_of_right(context: Context, digest: str) -> int | None:
+    for path in names_of(context.layout, digest):
+        try:
+            nbytes = peek.status(path).st_size
+        except FileNotFoundError:
+            continue
+        if is_right(path, Wanted(digest, nbytes)):
+            return nbytes
+    return None
+
+
+def _repair_blob(
+    context: Context,
+    staging: Staging,
+    copies: Copies,
+    wanted: Wanted,
+    done: Repaired,
+    *,
+    right_elsewhere: Container[tuple[int, int]],
+) -> None:
+    digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
+    right = copies.whole(wanted) or copies.assembled(wanted)
+    names = list(names_of(context.layout, digest))
+    bad = [path for path in names if not is_right(path, wanted)]
+    spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
+    # What is right under another name is no damaged blob; a canonical name that stays wrong goes all the same.
+    aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    done.put_aside(context, digest, aside)
+    if right is None:
+        done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
+        return
+    _stage(staging, digest, right)
+    count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
+    done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
+
+
+def _stage(staging: Staging, digest: str, right: Right) -> None:
+    if right.path is not None:
+        staging.take(digest, right.path)
+    elif right.data is not None:
+        staging.write(digest, memoryview(right.data))
+
+
+def _inode(path: Inside) -> tuple[int, int]:
+    status = peek.status(path)
+    return status.st_dev, status.st_ino
+
+
+def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done: Repaired) -> None:
+    """Give a checkpoint its manifest back, if there is one with the id that it had."""
+    path = context.layout.checkpoint(run, step)
+    try:
+        with CheckpointDirectory.at(path):
+            return  # the manifest is right: something else is wrong with the directory
+    except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
+        pass
+    why = "no right manifest was found"
+    for manifest_id in _ids_of(context, run, step, path):
+        found = copies.manifest(run, step, manifest_id)
+        if found is None:
+            continue
+        data, source = found
+        try:
+            with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
+                _write_manifest(lock, data)
+            done.repaired.append(Repair(manifest_id, len(data), source, 1))
+        except (OSError, InUse) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+        else:
+            return
+    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {why}"))
+
+
+def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
+    """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
+    ids: list[str] = []
+    try:
+        ids += [info.id for info in context.catalog.infos(run) if info.step == step]
+    except CatalogUnavailable:  # then the file itself may say it
+        ids = []
+    try:
+        head = id_at(path)
+    except (OSError, CkstoreError):
+        head = None
+    return list(dict.fromkeys([*ids, *([head] if head else [])]))
+
+
+def _write_manifest(lock: locks.DirectoryLock, data: bytes) -> None:
+    if _FRESH_MANIFEST in os.listdir(lock.fd):  # of a repair that was killed
+        links.unlink(_FRESH_MANIFEST, dir_fd=lock.fd)
+    files.create_file(_FRESH_MANIFEST, data, mode=0o444, dir_fd=lock.fd)
+    links.rename(_FRESH_MANIFEST, MANIFEST, dir_fd=lock.fd)
+    files.sync_open_directory(lock.fd)

@@ -1,0 +1,191 @@
+"""Look at a store as a whole without reading blobs: times, links, names, what nobody uses, the catalog, small files.
+
+What can be set right without data is: canonical names that were lost get back, the catalog is made equal to the
+directories.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, peek
+from ckstore.model.digest import fan_out, is_digest
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.model.reports.verify_report import Finding, Mode
+from ckstore.objects.canonical_link import restore_name
+from ckstore.objects.layout import Layout
+from ckstore.ops.index.scan_blobs import list_blobs
+from ckstore.ops.refs.listing import misplaced, order_problem
+from ckstore.ops.verify.survey_files import catalog_findings, file_findings
+
+if TYPE_CHECKING:
+    import os
+
+    from ckstore.fs.inside import Inside
+    from ckstore.ops.check.verifier import Checker
+    from ckstore.ops.context import Context
+
+_LOOKS = 3
+_CATALOG_TIMEOUT_S = 10.0
+Inode = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Names:
+    """The names that the store has for its blobs.
+
+    Attributes:
+        counts: Inode -> number of names, and the first of them.
+        canonical: Digest -> status of what is at the canonical name.
+        used: Digest -> a name in a checkpoint for each inode.
+        too_deep: Directories that were not looked into.
+    """
+
+    counts: dict[Inode, tuple[int, Inside]] = field(default_factory=dict)
+    canonical: dict[str, os.stat_result] = field(default_factory=dict)
+    used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
+    too_deep: list[Inside] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, layout: Layout) -> Names:
+        """List every directory that can have names of blobs."""
+        made = cls()
+        for folder in (layout.blobs, layout.checkpoints, layout.staging, layout.trash, layout.quarantine):
+            for path, status in peek.walk(folder, made.too_deep):
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                inode, name = (status.st_dev, status.st_ino), path.name
+                count, first = made.counts.get(inode, (0, path))
+                made.counts[inode] = (count + 1, first)
+                if not is_digest(name):
+                    continue
+                if folder is layout.blobs and path.parts[1:] == (fan_out(name), name):
+                    made.canonical[name] = status
+                elif folder is layout.checkpoints:
+                    made.used.setdefault(name, {}).setdefault(inode, path)
+        return made
+
+
+def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
+    """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
+
+    What is only at a canonical name is read in a full verification: the next save of those bytes would link it.
+    """
+    names = Names.of(context.layout)
+    may_write = not context.readonly and not context.broken
+    if mode == "quick":
+        yield from _touched(names)
+    yield from _links(context.layout, names)
+    yield from _lost_names(context.layout, names, checker, may_write=may_write)
+    yield from _wrong_names(context.layout, names, checker, mode)
+    yield from _unused(context, names, may_write=may_write)
+    for path in names.too_deep:
+        what = f"{path.inner} is nested deeper than any directory of a store, and was not looked into"
+        yield Finding("deep", what, path.inner)
+    for info in misplaced(context):
+        yield Finding("order", context.problems[order_problem(info)], info.name, harmful=True)
+    yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
+    yield from file_findings(context)
+
+
+def _touched(names: Names) -> Iterator[Finding]:
+    """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
+    for digest, paths in sorted(names.used.items()):
+        for path in paths.values():
+            status = peek.find(path)
+            if status is not None and status.st_mtime_ns != files.BLOB_MTIME_NS:
+                what = f"somebody wrote into blob {digest}, or copied it without its time; a full verification reads it"
+                yield Finding("touched", what, digest, harmful=True)
+
+
+def _links(layout: Layout, names: Names) -> Iterator[Finding]:
+    """Link counts against names. Others may be saving: only what stays so when looked at again counts."""
+    for inode, (count, path) in names.counts.items():
+        digest = path.name.partition(".")[0]
+        status = peek.find(path)
+        if not is_digest(digest) or status is None or status.st_nlink == count:
+            continue
+        found = _count_again(layout, path, inode)
+        if found is None:
+            continue
+        link_count, name_count = found
+        if link_count > name_count:
+            more = link_count - name_count
+            what = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
+            yield Finding("outside", f"{what}; whoever writes there damages it", digest)
+        else:
+            what = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
+            yield Finding("links", f"{what}: check the filesystem", digest, harmful=True)
+
+
+def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] | None:
+    """Return link count and number of names of an inode if they differ and stay; None if not, or if it is gone."""
+    for _ in range(_LOOKS):
+        before = peek.find(path)
+        if before is None or (before.st_dev, before.st_ino) != inode:
+            return None
+        count, _ = Names.of(layout).counts.get(inode, (0, path))
+        if count == before.st_nlink:
+            return None
+        after = peek.find(path)
+        if after is not None and after.st_nlink == before.st_nlink:
+            return before.st_nlink, count
+    return None
+
+
+def _lost_names(layout: Layout, names: Names, checker: Checker, *, may_write: bool) -> Iterator[Finding]:
+    """Canonical names that are lost are given back, unless no copy can be relied on."""
+    for digest, paths in sorted(names.used.items()):
+        if digest in names.canonical:
+            continue
+        good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
+        if good:
+            what = f"blob {digest} had lost its canonical name, which only new saves need"
+            yield Finding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
+
+
+def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
+    for name in names:
+        status = peek.find(name)
+        if status is not None and restore_name(layout, name.parent.parent, digest, status.st_size):
+            return True
+    return False
+
+
+def _wrong_names(layout: Layout, names: Names, checker: Checker, mode: Mode) -> Iterator[Finding]:
+    """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
+    for digest, status in sorted(names.canonical.items()):
+        used = names.used.get(digest, {})
+        if (status.st_dev, status.st_ino) in used:
+            continue
+        path = layout.blob(digest)
+        what = ""
+        if status.st_size > BLOB_MAX_BYTES:
+            what = f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
+        elif mode == "full":
+            what = checker.file(path, digest, status.st_size) or ""
+        elif used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
+            sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}
+            if status.st_size not in sizes:
+                what = f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
+        if what:
+            yield Finding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+
+
+def _unused(context: Context, names: Names, *, may_write: bool) -> Iterator[Finding]:
+    sizes = [status.st_size for digest, status in names.canonical.items() if digest not in names.used]
+    if not sizes:
+        return
+    listed = False
+    if may_write:
+        try:
+            list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
+            listed = True
+        except CkstoreError:  # gc lists them when the catalog is well again
+            listed = False
+    what = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
+    yield Finding("unused", f"{what} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)

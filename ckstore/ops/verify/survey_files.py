@@ -1,0 +1,160 @@
+"""Look at the catalog and at the small files of a store: settings, tags, pins, annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CkstoreError, InUse, NewerFormat
+from ckstore.fs import files
+from ckstore.model.checkpoint.annotations import parse_annotations
+from ckstore.model.checkpoint.pins import parse_pin, pin_name
+from ckstore.model.reports.verify_report import Finding, FindingKind
+from ckstore.model.seal import check_seal
+from ckstore.model.settings.settings import parse_config, parse_settings
+from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.trash import names_in
+from ckstore.ops.config import retention_of
+from ckstore.ops.index.catch_up import catch_up
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.checkpoint.published import Published
+    from ckstore.ops.check.verifier import Checker
+    from ckstore.ops.context import Context
+
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 16 * 2**20
+Key = tuple[str, int]
+
+
+def catalog_findings(context: Context, checker: Checker, *, may_write: bool, thorough: bool) -> Iterator[Finding]:
+    """Compare the catalog with the directories that `checker` has looked at, and make it equal to them.
+
+    Args:
+        context: The store.
+        checker: Has looked at every checkpoint.
+        may_write: Whether to mend it.
+        thorough: Look for damage in the file, too.
+    """
+    try:
+        context.catalog.listing()  # raises here if it cannot be used at all
+        problems = context.catalog.check() if thorough else []
+        # It is looked at again before it is set aside: an error of the disk that passed is no damage.
+        if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
+            catch_up(context)
+            yield Finding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
+        elif problems:
+            yield Finding("catalog", f"the catalog is damaged: {problems[0]}")
+        if may_write:
+            catch_up(context)  # what others have published and not entered yet is no error
+        stale = _differing(context, checker)
+        if stale and may_write:
+            _write_anew(context, stale)
+        for run, step in stale:
+            yield Finding("catalog", f"the catalog says something else about {run}@{step}", mended=may_write)
+    except (CatalogUnavailable, InUse, NewerFormat) as error:
+        yield Finding("catalog", f"the catalog cannot be compared: {error.message}")
+
+
+def _differing(context: Context, checker: Checker) -> list[Key]:
+    """Return the whole checkpoints of which the catalog says something else than the manifest."""
+    listing = context.catalog.listing()
+    rows = {(info.run, info.step): replace(info, tags=()) for info in context.catalog.infos()}
+    found = []
+    for (run, step), (info, used) in sorted(checker.infos.items()):
+        seen = look(context.layout, run, step).published
+        if seen is None or seen.manifest_id != info.id:  # not whole, or another one by now
+            continue
+        same = rows.get((run, step)) == info and listing.get((run, step)) == seen.stamp
+        if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
+            found.append((run, step))
+    return found
+
+
+def _write_anew(context: Context, keys: list[Key]) -> None:
+    def nothing(_run: str, _step: int) -> None:
+        return None
+
+    def there(run: str, step: int) -> Published | None:
+        return look(context.layout, run, step).published
+
+    # Rows with the right id are taken for right, so they go first. Between the two the links protect the blobs.
+    context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
+    context.catalog.reconcile(keys, there, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
+
+
+def file_findings(context: Context) -> Iterator[Finding]:
+    """Say which of the small files cannot be read, are not as they were written, or point to nothing."""
+    layout = context.layout
+    for path in (layout.settings, layout.config):
+        yield from _file(context, "settings", path)
+    if _read(layout.config) is not None:
+        try:
+            retention_of(context)
+        except (CkstoreError, OSError) as error:
+            yield Finding("settings", str(error), layout.config.name, harmful=True)
+    yield from _tags(context)
+    yield from _pins(context)
+    for run, step, _ in sorted(layout.published()):
+        yield from _file(context, "notes", layout.checkpoint(run, step) / ANNOTATIONS)
+
+
+def _read(path: Inside) -> bytes | None:
+    try:
+        return files.read_file(path, most_bytes=_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[Finding]:
+    """Read one file as whoever uses it does; a file that may be missing says nothing."""
+    subject = path.inner
+    try:
+        data = _read(path)
+        if data is None:
+            if path == context.layout.settings:
+                yield Finding(kind, f"{path} is missing", subject, harmful=True)
+            return
+        _PARSERS[path.name if kind != "pin" else "pin"](data, str(path))
+        if not check_seal(data, str(path)):
+            what = f"{subject} has no digest of itself: it is of an older ckstore, or was written by hand"
+            yield Finding(kind, what, subject)
+    except (CkstoreError, OSError) as error:
+        yield Finding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
+
+
+_PARSERS: dict[str, Callable[[bytes, str], object]] = {
+    "store.json": parse_settings,
+    "config.json": parse_config,
+    ANNOTATIONS: parse_annotations,
+    "pin": lambda data, where: parse_pin(data, "a", where),
+}
+
+
+def _tags(context: Context) -> Iterator[Finding]:
+    """Everything in ``refs/`` is a tag that points to a checkpoint; writers begin their temporary names with a dot."""
+    layout = context.layout
+    targets = layout.tags()
+    for name in names_in(layout.refs):
+        if name.startswith("."):
+            continue
+        if name not in targets:
+            what = f"refs/{name} is no tag: wanted a relative symlink to a checkpoint"
+            yield Finding("tag", what, f"refs/{name}", harmful=True)
+        elif layout.inode(*targets[name]) is None:
+            run, step = targets[name]
+            what = f"the tag {name} points to {run}@{step}, which is not there"
+            yield Finding("tag", what, f"refs/{name}", harmful=True)
+
+
+def _pins(context: Context) -> Iterator[Finding]:
+    layout = context.layout
+    for entry in names_in(layout.pins):
+        if pin_name(entry) is not None:
+            yield from _file(context, "pin", layout.pins / entry)
+        elif not entry.startswith("."):
+            yield Finding("pin", f"pins/{entry} is no pin by its name", f"pins/{entry}", harmful=True)

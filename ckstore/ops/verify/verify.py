@@ -1,0 +1,331 @@
+"""Verify: look at everything, or read everything, or what was read longest ago; say what is damaged, and repair it."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.fs import peek
+from ckstore.model.digest import is_digest
+from ckstore.model.reports.verify_report import Damage, Finding, Mode, VerifyReport
+from ckstore.model.times import text_of_time
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.verify_times import read_checked, remember_checked
+from ckstore.ops.check.verifier import Checker, Place, Unit
+from ckstore.ops.pace import Budget, Rate
+from ckstore.ops.refs.find import find
+from ckstore.ops.verify.last_readings import record_readings
+
+if TYPE_CHECKING:
+    from ckstore.model.checkpoint.verify_times import CheckedTimes, Copy
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+    from ckstore.ops.verify.repair import Repaired
+
+Progress = Callable[[int, int], None]
+"""Called in the caller's thread with the bytes that are checked and those that are to be checked."""
+
+_ROUND_BYTES = 256 * 2**20
+_FLUSH_S = 60.0
+Key = tuple[str, int]
+"""Run and step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to verify.
+
+    Attributes:
+        sample: The part of the blobs to read, above 0, those read longest ago first; None: all.
+        budget_s: Begin nothing that would end later; None: no limit. Those read longest ago come first.
+        rate_bytes_s: Read at most so fast; None: as fast as the disk.
+        quick: Read no data.
+        repair: Put damaged blobs aside and right copies in their place.
+        repair_from: Other stores and directories to take right bytes from.
+        progress: Called now and then.
+
+    Raises:
+        BadInput: Some of them do not go together, or are out of range.
+    """
+
+    sample: float | None = None
+    budget_s: float | None = None
+    rate_bytes_s: float | None = None
+    quick: bool = False
+    repair: bool = False
+    repair_from: tuple[Path, ...] = ()
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and not 0 < self.sample <= 1:
+            msg = f"sample is the part of the blobs to read, above 0 and at most 1, got {self.sample!r}"
+            raise BadInput(msg)
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise BadInput(f"budget_s is a number of seconds above 0, got {self.budget_s!r}")
+        reading = (self.sample, self.budget_s, self.rate_bytes_s)
+        if self.quick and any(option is not None for option in reading):
+            raise BadInput("a quick verification reads no data: it goes without sample, budget_s and rate_bytes_s")
+
+    @property
+    def mode(self) -> Mode:
+        """What kind of verification that is."""
+        if self.quick:
+            return "quick"
+        return "sampled" if self.budget_s is not None or (self.sample or 1) < 1 else "full"
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The blobs in the directories of some checkpoints; nothing of them was read.
+
+    Attributes:
+        sizes: Copy of a blob -> its size.
+        first: Copy of a blob -> index of the first checkpoint that has it.
+    """
+
+    sizes: dict[Unit, int] = field(default_factory=dict)
+    first: dict[Unit, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: Context, places: Sequence[Key]) -> Inventory:
+        """List the directories of checkpoints."""
+        made = cls()
+        for index, (run, step) in enumerate(places):
+            try:
+                with peek.entries(context.layout.checkpoint(run, step) / BLOBS) as entries:
+                    for entry in entries:
+                        if is_digest(entry.name) and entry.is_file(follow_symlinks=False):
+                            status = entry.stat(follow_symlinks=False)
+                            unit = (status.st_dev, status.st_ino, entry.name)
+                            made.sizes[unit] = status.st_size
+                            made.first.setdefault(unit, index)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        return made
+
+
+class Verification:
+    """One run of `verify`."""
+
+    def __init__(self, context: Context, places: Sequence[Key], options: Options, *, everything: bool) -> None:
+        self._context = context
+        self._places = places
+        self._options = options
+        self._everything = everything
+        self._may_write = not context.readonly and not context.broken
+        self._budget = Budget(options.budget_s)
+        self._inventory = Inventory.of(context, places)
+        self._times: CheckedTimes = read_checked(context.layout)
+        self._now_s = int(time.time())
+        self._order: dict[Key, Place] = {}
+        self._found: dict[Key, list[Damage]] = {}
+        self._remembered = False
+        self._flushed_s = time.monotonic()
+
+    def run(self) -> VerifyReport:
+        """Verify, and repair if asked to."""
+        from ckstore.ops.verify.repair import Repaired, repair
+
+        options = self._options
+        rate = None if options.rate_bytes_s is None else Rate(options.rate_bytes_s).wait
+        chosen = self._chosen()
+        with Checker(
+            self._context, self._reporter(chosen), pace=rate, budget=self._budget, quick=options.quick
+        ) as checker:
+            try:
+                self._read(checker, chosen)
+                findings = self._survey(checker)
+            finally:
+                self._remember(checker)
+            done = Repaired()
+            if options.repair:
+                wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
+                done = repair(
+                    self._context,
+                    self._damage(),
+                    options.repair_from,
+                    canonical=wrong,
+                    right={unit[:2] for unit in checker.good},
+                )
+                self._look_again(checker, done)
+                if done.repaired or done.quarantined:
+                    findings = self._survey(checker)
+        damage = self._damage()
+        unread, oldest = self._age(checker)
+        hurt = {(found.run, found.step) for found in damage if found.affects}
+        return VerifyReport(
+            checkpoint_count=len(self._order),
+            checked_bytes=checker.checked_bytes,
+            damage=tuple(damage),
+            sample=1.0 if options.sample is None else float(options.sample),
+            mode=options.mode,
+            whole=tuple(f"{run}@{step}" for run, step in self._in_order() if (run, step) not in hurt),
+            findings=tuple(findings),
+            blob_count=len(self._inventory.sizes),
+            read_count=len(checker.good | checker.bad),
+            unread_count=unread,
+            oldest_check=oldest,
+            in_time=not self._budget.ended,
+            remembered=self._remembered,
+            repaired=tuple(done.repaired),
+            unrepaired=tuple(done.unrepaired),
+            quarantined=tuple(done.quarantined),
+        )
+
+    # ------------------------------------------------------------------------------------- what is read
+
+    def _chosen(self) -> list[Unit] | None:
+        """Return the copies to read, those that were read longest ago first; None: all, in any order."""
+        options, units = self._options, self._inventory.sizes
+        if options.quick:
+            return []
+        if options.mode == "full":
+            return None
+        when = self._times.when
+        drawn = random.SystemRandom().random  # where nothing can be remembered, a sample is another one each time
+        ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
+        return ordered[: math.ceil((options.sample or 1) * len(ordered))]
+
+    def _read(self, checker: Checker, chosen: list[Unit] | None) -> None:
+        if chosen is None or self._options.budget_s is None:
+            only = None if chosen is None else set(chosen)
+            for key in self._places:
+                self._visit(checker, key, only)
+            return
+        for batch in self._rounds(chosen):
+            by_place: dict[int, dict[Unit, int]] = {}
+            for rank, unit in enumerate(batch):
+                by_place.setdefault(self._inventory.first[unit], {})[unit] = rank
+            for index, units in by_place.items():
+                self._visit(checker, self._places[index], units)
+            if self._budget.ended:
+                break
+        # Manifests, what is missing or has another size, and whoever else has what turned out to be damaged.
+        checker.lift_budget()
+        for key in self._places:
+            self._visit(checker, key, checker.bad)
+
+    def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
+        """Cut the list into parts that are done one after another, so that the oldest come first."""
+        rounds: list[list[Unit]] = [[]]
+        nbytes = 0
+        for unit in chosen:
+            if nbytes >= _ROUND_BYTES:
+                rounds.append([])
+                nbytes = 0
+            rounds[-1].append(unit)
+            nbytes += self._inventory.sizes[unit]
+        return rounds
+
+    def _visit(self, checker: Checker, key: Key, only: Container[Unit] | None) -> None:
+        seen = checker.checkpoint(*key, only)
+        if seen is None:
+            return
+        place, damage = seen
+        self._order[key] = place
+        self._found[key] = damage
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self._remember(checker)
+
+    def _reporter(self, chosen: list[Unit] | None) -> Callable[[int], None] | None:
+        progress = self._options.progress
+        if progress is None:
+            return None
+        sizes = {unit[:2]: size for unit, size in self._inventory.sizes.items()}
+        if chosen is not None:
+            wanted = {unit[:2] for unit in chosen}
+            sizes = {inode: size for inode, size in sizes.items() if inode in wanted}
+        total_bytes = sum(sizes.values())
+
+        def report(done_bytes: int) -> None:
+            progress(done_bytes, max(total_bytes, done_bytes))
+
+        return report
+
+    # ------------------------------------------------------------------------------------ what is known
+
+    def _in_order(self) -> list[Key]:
+        return sorted(self._order, key=lambda key: self._order[key])
+
+    def _damage(self) -> list[Damage]:
+        return [found for key in self._in_order() for found in self._found[key]]
+
+    def _remember(self, checker: Checker) -> None:
+        """Keep what was read when, for the next sample or budget."""
+        self._flushed_s = time.monotonic()
+        if not self._may_write or not (checker.good or checker.bad):
+            return
+        # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
+        read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
+        there = {(unit[2], unit[1]) for unit in self._inventory.sizes}
+        everything = self._everything
+
+        def keep(copy: Copy) -> bool:
+            return copy in there or not everything
+
+        self._remembered = remember_checked(self._context.layout, read, keep)
+        right = {unit[2] for unit in checker.good} - {unit[2] for unit in checker.bad}
+        record_readings(self._context, right, self._now_s * 10**9)
+
+    def _age(self, checker: Checker) -> tuple[int, str]:
+        """Return how many copies no verification has read, and when the one was read that was read longest ago."""
+        units = self._inventory.sizes
+        read = checker.good | checker.bad
+        times = [self._now_s if unit in read else self._times.when((unit[2], unit[1]), self._now_s) for unit in units]
+        unread = times.count(0)
+        if unread or not times:
+            return unread, ""
+        return 0, text_of_time(datetime.fromtimestamp(min(times), UTC))
+
+    # ------------------------------------------------------------------------------------- after a repair
+
+    def _survey(self, checker: Checker) -> list[Finding]:
+        from ckstore.ops.verify.survey import survey
+
+        if not self._everything:
+            for error in checker.locked.values():
+                raise error
+            return []
+        locked = [
+            Finding("locked", f"{run}@{step} was not looked at: {error.message}", f"{run}@{step}", harmful=True)
+            for (run, step), error in sorted(checker.locked.items())
+        ]
+        return [*locked, *survey(self._context, checker, self._options.mode)]
+
+    def _look_again(self, checker: Checker, done: Repaired) -> None:
+        """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
+
+        After a full verification a mark goes when the whole checkpoint was found right.
+        """
+        checker.lift_budget()
+        healed = _CopiesOf({repair.digest for repair in done.repaired})
+        for key, damage in list(self._found.items()):
+            if damage:
+                self._visit(checker, key, None if self._options.mode == "full" else healed)
+
+
+class _CopiesOf(Container[Unit]):
+    """Every copy of some blobs."""
+
+    def __init__(self, digests: Container[str]) -> None:
+        self._digests = digests
+
+    def __contains__(self, unit: object) -> bool:
+        return isinstance(unit, tuple) and unit[2] in self._digests
+
+
+def verify(context: Context, ref: str | int | CheckpointInfo | None, options: Options) -> VerifyReport:
+    """Verify a checkpoint, or all; see `ckstore.Store.verify`."""
+    if ref is None:
+        places = sorted((run, step) for run, step, _ in context.layout.published())
+    else:
+        info = find(context, ref)
+        places = [(info.run, info.step)]
+    return Verification(context, places, options, everything=ref is None).run()
