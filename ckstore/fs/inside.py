@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-_OPEN_AT_ONCE = 16
+_OPEN_AT_ONCE = 32
 """Descriptors that are opened and closed together, which takes less."""
 
 

@@ -216,14 +216,13 @@ class OpenRuns:
     def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[tuple[str, int], Stamp | None]:
         folder = self._run(run)
         looked = {} if folder is None else folder.look_into(inodes, MANIFEST, ANNOTATIONS if annotated else "")
-        found: dict[tuple[str, int], Stamp | None] = {}
-        for step, inode in inodes.items():
-            manifest, has = looked.get(step, (None, False))
-            place = run, int(step)
-            found[place] = None if manifest is None else Stamp.of(inode, manifest)
-            if annotated:
-                self._annotated[place] = has
-        return found
+        nothing = None, False
+        if annotated:
+            self._annotated |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
+        return {
+            (run, int(step)): None if (manifest := looked.get(step, nothing)[0]) is None else Stamp.of(inode, manifest)
+            for step, inode in inodes.items()
+        }
 
     def _run(self, run: str) -> Held | None:
         if run not in self._open:

@@ -17,7 +17,6 @@ from ckstore.catalog import Catalog
 from ckstore.model.manifest.parse import parse_facts, parse_manifest
 from ckstore.ops.check import validity
 from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
-from ckstore.ops.index import facts
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
@@ -128,7 +127,7 @@ def test_a_save_with_a_policy_reads_each_manifest_once(store: Store, monkeypatch
 
         return parsing
 
-    monkeypatch.setattr(facts, "parse_facts", watched(parse_facts))
+    monkeypatch.setattr("ckstore.model.manifest.parse.parse_facts", watched(parse_facts))
     monkeypatch.setattr(validity, "parse_manifest", watched(parse_manifest))
     with Store.open(store.path) as opened:
         opened.set_retention(RetentionPolicy(keep_last=2))

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
-from ckstore.objects.checkpoints import id_at
 from ckstore.ops.index import staleness, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
 from ckstore.ops.index.scan_blobs import BLOBS_LISTED, list_blobs_after_boot
+from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,11 +79,12 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 def _reconcile(context: Context, *, whole: bool) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
     runs = None if whole or context.shared else staleness.runs_in_doubt(context)
-    notes: list[str] = []
-    known = context.catalog.outline(BLOBS_LISTED, rows=runs is None or bool(runs))
-    if known.listing.wrong_count:  # of which checkpoints they were is not known
-        runs, notes = None, wrong_rows.remove(context)
-    stale = _differing(context, known.listing.stamps, runs)
+    with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
+        known = context.catalog.outline(BLOBS_LISTED, rows=runs is None or bool(runs))
+        if known.listing.wrong_count:  # of which checkpoints they were is not known
+            runs = None
+        stale = _differing(context, known.listing.stamps, runs)
+    notes = wrong_rows.remove(context) if known.listing.wrong_count else []
     if context.shared or (whole and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
@@ -106,5 +107,7 @@ def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] 
 
 def _replaced(context: Context) -> set[Place]:
     """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
+    from ckstore.objects.checkpoints import id_at
+
     known = {(info.run, info.step): info.id for info in context.catalog.infos()}
     return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}

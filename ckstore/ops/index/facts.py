@@ -6,15 +6,12 @@ manifest all the same, once a process, since a row can also be written by anothe
 
 from __future__ import annotations
 
-import pprint
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.model.manifest.parse import parse_facts
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
 from ckstore.ops.index.wrong_rows import write_again
@@ -58,6 +55,9 @@ def facts_at(context: Context, place: Place) -> CheckpointInfo:
         stamp = file_stamp(fd)
         facts = context.manifests_seen.recall_facts(stamp)
         if facts is None:
+            from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+            from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
+
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
@@ -112,4 +112,8 @@ def _same(one: CheckpointInfo, other: CheckpointInfo) -> bool:
 
 def _told(value: object) -> str:
     """Return a value as text: in it a metric that is not a number equals itself, and the order of names is nothing."""
-    return pprint.pformat(value, sort_dicts=True) if isinstance(value, dict) else repr(value)
+    if not isinstance(value, dict):
+        return repr(value)
+    import pprint
+
+    return pprint.pformat(value, sort_dicts=True)

@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ckstore.objects.checkpoints import Found, look
 from ckstore.ops.index.staleness import stamps
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.published import Published
+    from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
 
 Place = tuple[str, int]
-Seen = Callable[[str, int, Found], None]
+Seen = Callable[[str, int, "Found"], None]
 
 TIMEOUT_S = 30.0
 _BATCH_MOST = 256
@@ -37,6 +37,7 @@ def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -
         CatalogUnavailable, InUse: The catalog cannot be used now.
         NewerFormat: A newer ckstore wrote the catalog or a manifest.
     """
+    from ckstore.objects.checkpoints import look
 
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
@@ -59,6 +60,7 @@ def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
     """
     if not context.catalog_is_private and context.catalog.listing(places=[place]) == stamps(context, [place]):
         return
+    from ckstore.objects.checkpoints import look
 
     def look_at(run: str, step: int) -> Published | None:
         return look(context.layout, run, step).published
