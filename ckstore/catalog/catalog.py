@@ -218,7 +218,7 @@ class Catalog:
         """
         with reading(self.path) as connection:
             found = queries.infos(connection, run, places=places, durable=durable)
-        return self._each_once(found)
+        return self._each_once(found.infos)
 
     def current(
         self,
@@ -243,15 +243,17 @@ class Catalog:
             rows were met that are not as they were written.
         """
         with reading(self.path) as connection:
-            listing = queries.listing(connection, run, places=published if seek else None)
-            same = [place for place, known in listing.stamps.items() if published.get(place) == known]
-            wanted = set(same[-newest:] if newest else same)
-            most = not seek and 2 * len(wanted) > len(listing.stamps)  # then all rows at once cost less
-            places = None if most else wanted
-            found = queries.infos(connection, run, places=places, durable=durable) if wanted else []
-        infos = {place: info for info in self._each_once(found) if (place := (info.run, info.step)) in wanted}
-        missed = wanted - infos.keys()  # an index led to another row
-        return list(infos.values()), (published.keys() - set(same)) | missed, listing.wrong_count
+            unknown, places, wrong_count = set(published), [*published] if seek else None, 0
+            if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
+                listing = queries.listing(connection, run, places=places)  # first which they are: a third of a row
+                same = [place for place, known in listing.stamps.items() if published.get(place) == known]
+                places = same[-newest:] if newest else same
+                unknown -= set(same) - set(places)
+                wrong_count = listing.wrong_count
+            found = queries.infos(connection, run, places=places, published=published, durable=durable)
+        infos = self._each_once(found.infos)
+        unknown -= {(info.run, info.step) for info in infos}
+        return infos, unknown, max(wrong_count, found.wrong_count)
 
     def _each_once(self, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
         if len({(info.run, info.step) for info in found}) < len(found):  # SQLite goes by an index that knows one

@@ -11,15 +11,16 @@ from ckstore.catalog import forms
 from ckstore.catalog.checksum import IS_RIGHT
 from ckstore.catalog.forms import checked
 from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_parts
-from ckstore.catalog.values import Listing
+from ckstore.catalog.values import Described, Listing
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.model.checkpoint.published import Stamp
     from ckstore.model.settings.recheck import Reading
 
 _INFO_COLUMNS = (
@@ -118,25 +119,31 @@ def infos(
     run: str | None,
     *,
     places: Iterable[tuple[str, int]] | None = None,
+    published: Mapping[tuple[str, int], Stamp | None] | None = None,
     durable: bool = True,
-) -> list[CheckpointInfo]:
+) -> Described:
     """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order.
 
-    Rows that are not as they were written are left out.
+    Rows that are not as they were written are left out, as are, if `published` is given, those of directories that do
+    not have the stamp there.
     """
     connection.text_factory = decode_text
     tagged: dict[tuple[str, int], list[str]] = {}
     for name, target in sorted(tags(connection).items()):
         tagged.setdefault(target, []).append(name)
-    columns = f"SELECT {_INFO_COLUMNS}, {IS_RIGHT} FROM checkpoints"  # noqa: S608
+    columns = f"SELECT {_INFO_COLUMNS}, {STAMP}, {IS_RIGHT} FROM checkpoints"  # noqa: S608
     if places is None:
         rows = connection.execute(f"{columns} {_IN_ORDER}", (run,)).fetchall()
     else:
         rows = []
         for place in places:
             rows += connection.execute(f"{columns} WHERE run = ? AND step = ?", place).fetchall()
-    rows = checked([row for row in rows if row[-1]], *_INFO_FORMS, forms.anything)
-    return [
+    right = checked([row for row in rows if row[-1]], *_INFO_FORMS, *(forms.integers,) * 4, forms.anything)
+    wrong_count = len(rows) - len(right)
+    if published is not None and right:
+        stamps = decode_stamps(*[*zip(*right, strict=True)][-5:-1])
+        right = [row for row, stamp in zip(right, stamps, strict=True) if published.get((row[1], row[2])) == stamp]
+    found = [
         CheckpointInfo(
             id=manifest_id,
             run=of_run,
@@ -170,9 +177,10 @@ def infos(
             message,
             _,
             metadata,
-            _,
-        ), metrics in zip(rows, decode_metrics([row[_METRICS] for row in rows]), strict=True)
+            *_,
+        ), metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True)
     ]
+    return Described(found, wrong_count)
 
 
 def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import CheckpointInfo
 
 
 class Listing(NamedTuple):
@@ -21,6 +22,18 @@ class Listing(NamedTuple):
 
     stamps: dict[tuple[str, int], Stamp]
     sequences: dict[tuple[str, int], int]
+    wrong_count: int
+
+
+class Described(NamedTuple):
+    """What rows say of checkpoints.
+
+    Attributes:
+        infos: Of the rows that are as they were written.
+        wrong_count: How many are not.
+    """
+
+    infos: list[CheckpointInfo]
     wrong_count: int
 
 

@@ -39,9 +39,9 @@ DECIDING = [
     Mutant(
         "inode and times of the manifest that a row was made from",
         "rows-by-inode-of-the-directory",
-        "catalog/catalog.py",
-        "if published.get(place) == known]",
-        "if (stamp := published.get(place)) and stamp.dir_inode == known.dir_inode]",
+        "catalog/queries.py",
+        "if published.get((row[1], row[2])) == stamp]",
+        "if (there := published.get((row[1], row[2]))) and there.dir_inode == stamp.dir_inode]",
         f"{_WRONG}::test_a_directory_that_was_replaced_by_hand_is_seen_at_once",
         "assert",
     ),

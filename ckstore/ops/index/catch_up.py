@@ -97,10 +97,10 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
 
 def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] | None) -> set[Place]:
     """Return the places of these runs, or of all, of which the catalog does not say what is there."""
-    published: dict[Place, Stamp | None] = {}
-    for run in context.layout.runs():
-        if runs is None or run in runs:
-            published.update(context.layout.stamps(run))
+    if runs is None:
+        published = context.layout.stamps()
+    else:
+        published = {place: stamp for run in runs for place, stamp in context.layout.stamps(run).items()}
     known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place[0] in runs}
     return set() if known == published else {place for place, _ in known.items() ^ published.items()}
 
