@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckstore.errors import CkstoreError, CkstoreWarning
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
-    from ckstore.model.doctor.finding import DoctorReport, Finding
+    from ckstore.model.doctor.finding import DoctorFinding, DoctorReport
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportedFile, ExportReport
@@ -33,10 +33,10 @@ __all__ = [
     "CkstoreWarning",
     "Damage",
     "Diff",
+    "DoctorFinding",
     "DoctorReport",
     "ExportReport",
     "ExportedFile",
-    "Finding",
     "Incomplete",
     "LoadReport",
     "OpenCheckpoint",
@@ -65,7 +65,7 @@ _HOMES = {
     "DoctorReport": "ckstore.model.doctor.finding",
     "ExportReport": "ckstore.model.reports.export_report",
     "ExportedFile": "ckstore.model.reports.export_report",
-    "Finding": "ckstore.model.doctor.finding",
+    "DoctorFinding": "ckstore.model.doctor.finding",
     "Incomplete": "ckstore.model.reports.reindex_report",
     "LoadReport": "ckstore.ops.read.load",
     "OpenCheckpoint": "ckstore.ops.read.open_checkpoint",

@@ -935,8 +935,8 @@ class Store:
         return OpenCheckpoint(directory, info_of_open(directory))
 
     def _continues(self, run: str, manifest_id: str) -> None:
-        self._context.continued[run] = manifest_id
-        self._context.continued[""] = manifest_id
+        self._context.last_parents[run] = manifest_id
+        self._context.last_parents[""] = manifest_id
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:

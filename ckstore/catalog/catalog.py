@@ -16,6 +16,7 @@ from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
 from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.catalog.values import Listing, Outline
+from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 CATALOG_NAME = "catalog.db"
 EVENTS_KEPT = 10_000
 
-Tags = Mapping[str, tuple[str, int]]
+Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
 
 
@@ -54,7 +55,7 @@ class Catalog:
 
     def reconcile(
         self,
-        targets: Iterable[tuple[str, int]],
+        targets: Iterable[CheckpointKey],
         look: Look,
         *,
         timeout_s: float,
@@ -160,8 +161,8 @@ class Catalog:
             return queries.owner(connection)
 
     def listing(
-        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None
-    ) -> dict[tuple[str, int], Stamp]:
+        self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
+    ) -> dict[CheckpointKey, Stamp]:
         """Return (run, step) -> stamp of each checkpoint with rows, in the order of commits.
 
         Rows that are not as they were written are left out here and in every other answer.
@@ -173,7 +174,7 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
-    def orders(self, *, places: Iterable[tuple[str, int]] | None = None, beyond: int | None = None) -> Listing:
+    def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> Listing:
         """Return what the catalog says of the order of commits, in no order itself.
 
         Args:
@@ -207,7 +208,7 @@ class Catalog:
             return queries.chosen(connection, run, newest, off_every)
 
     def infos(
-        self, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None, durable: bool = True
+        self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None, durable: bool = True
     ) -> list[CheckpointInfo]:
         """Return the checkpoints of `run`, or of all runs, in the order of commits.
 
@@ -222,7 +223,7 @@ class Catalog:
 
     def current(
         self,
-        published: Mapping[tuple[str, int], Stamp | None],
+        published: Mapping[CheckpointKey, Stamp | None],
         run: str | None = None,
         *,
         newest: int | None = None,
@@ -290,7 +291,7 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.readings(connection, digests)
 
-    def oldest_reading(self, place: tuple[str, int] | None, *, now_ns: int) -> tuple[int, int, int | None]:
+    def oldest_reading(self, place: CheckpointKey | None, *, now_ns: int) -> tuple[int, int, int | None]:
         """Return how many blobs a checkpoint uses, of how many no reading is known, and when the oldest reading was.
 
         Args:
@@ -305,7 +306,7 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.blobs_of(connection, run, step)
 
-    def pack_uses(self) -> list[tuple[tuple[str, int], str, int, int]]:
+    def pack_uses(self) -> list[tuple[CheckpointKey, str, int, int]]:
         """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
         from ckstore.catalog import space
 
@@ -317,12 +318,12 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.unused(connection, limit)
 
-    def without_use(self, digests: Collection[str], *, without: Collection[tuple[str, int]] = ()) -> set[str]:
+    def without_use(self, digests: Collection[str], *, without: Collection[CheckpointKey] = ()) -> set[str]:
         """Return those of the blobs that no checkpoint uses; the checkpoints `without` (run, step) do not count."""
         with reading(self.path) as connection:
             return space.without_use(connection, digests, without)
 
-    def dead_pack_bytes(self, without: Collection[tuple[str, int]] = ()) -> int:
+    def dead_pack_bytes(self, without: Collection[CheckpointKey] = ()) -> int:
         """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
         with reading(self.path) as connection:
             return space.dead_pack_bytes(connection, without)

@@ -14,6 +14,7 @@ from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_
 from ckstore.catalog.values import Described, Listing
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
@@ -56,7 +57,7 @@ def owner(connection: sqlite3.Connection) -> str:
 
 
 def listing(
-    connection: sqlite3.Connection, run: str | None = None, *, places: Iterable[tuple[str, int]] | None = None
+    connection: sqlite3.Connection, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
 ) -> Listing:
     """Return what is known of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
@@ -108,7 +109,7 @@ def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int
     return _listing(list(dict.fromkeys(rows)))
 
 
-def tags(connection: sqlite3.Connection) -> dict[str, tuple[str, int]]:
+def tags(connection: sqlite3.Connection) -> dict[str, CheckpointKey]:
     """Return the tags: name -> (run, step)."""
     rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
     return {name: (run, step) for name, run, step in checked(rows, forms.tags, *_PLACE_FORMS)}
@@ -118,8 +119,8 @@ def infos(
     connection: sqlite3.Connection,
     run: str | None,
     *,
-    places: Iterable[tuple[str, int]] | None = None,
-    published: Mapping[tuple[str, int], Stamp | None] | None = None,
+    places: Iterable[CheckpointKey] | None = None,
+    published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
     """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order.
@@ -128,7 +129,7 @@ def infos(
     not have the stamp there.
     """
     connection.text_factory = decode_text
-    tagged: dict[tuple[str, int], list[str]] = {}
+    tagged: dict[CheckpointKey, list[str]] = {}
     for name, target in sorted(tags(connection).items()):
         tagged.setdefault(target, []).append(name)
     columns = f"SELECT {_INFO_COLUMNS}, {STAMP}, {IS_RIGHT} FROM checkpoints"  # noqa: S608
@@ -282,7 +283,7 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 
 
 def oldest_reading(
-    connection: sqlite3.Connection, place: tuple[str, int] | None, now_ns: int
+    connection: sqlite3.Connection, place: CheckpointKey | None, now_ns: int
 ) -> tuple[int, int, int | None]:
     """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
 

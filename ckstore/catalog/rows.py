@@ -17,6 +17,7 @@ from ckstore.catalog.checksum import CHECKSUM, IS_RIGHT
 from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
@@ -120,7 +121,7 @@ def row_count(manifest: Manifest) -> int:
     return len(manifest.leaves) + len(manifest.blobs) + extents
 
 
-def set_tags(connection: sqlite3.Connection, tags: Mapping[str, tuple[str, int]]) -> None:
+def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) -> None:
     """Make the rows of tags equal to `tags`."""
     old = queries.tags(connection)
     connection.executemany("DELETE FROM tags WHERE name = ?", [(n,) for n in old if n not in tags])

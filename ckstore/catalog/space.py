@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from ckstore.catalog import forms
 from ckstore.catalog.forms import checked
 from ckstore.catalog.text import in_parts
+from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection
 
 
-def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[tuple[str, int]] = ()) -> int:
+def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
     """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead.
 
     The checkpoints (run, step) in `without` count as dropped.
@@ -34,14 +35,14 @@ def _total(total: int | None) -> int:
     return total or 0
 
 
-def _numbers(connection: sqlite3.Connection, places: Collection[tuple[str, int]]) -> str:
+def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) -> str:
     """Return the row numbers of checkpoints as a list for SQL."""
     query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
     found = [row[0] for place in places for row in connection.execute(query, place).fetchall()]
     return ", ".join(str(int(number)) for number in found)
 
 
-def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str, int, int]]:
+def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, int, int]]:
     """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
     rows = connection.execute(
         "SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
@@ -52,7 +53,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[tuple[str, int], str
 
 
 def without_use(
-    connection: sqlite3.Connection, digests: Collection[str], without: Collection[tuple[str, int]]
+    connection: sqlite3.Connection, digests: Collection[str], without: Collection[CheckpointKey]
 ) -> set[str]:
     """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
     listed = _numbers(connection, without)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckstore.model.names import CheckpointKey
+
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.published import Stamp
     from ckstore.model.manifest.info import CheckpointInfo
@@ -20,8 +22,8 @@ class Listing(NamedTuple):
         wrong_count: How many rows are not as they were written: a bit has flipped in them.
     """
 
-    stamps: dict[tuple[str, int], Stamp]
-    sequences: dict[tuple[str, int], int]
+    stamps: dict[CheckpointKey, Stamp]
+    sequences: dict[CheckpointKey, int]
     wrong_count: int
 
 
@@ -47,7 +49,7 @@ class Outline(NamedTuple):
     """
 
     listing: Listing
-    tags: dict[str, tuple[str, int]]
+    tags: dict[str, CheckpointKey]
     event: dict[str, Any] | None
 
 

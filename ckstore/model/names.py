@@ -17,6 +17,9 @@ STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 MAX_STEP = 2**53
 
+CheckpointKey = tuple[str, int]
+"""Run and step: what a store keeps one checkpoint under."""
+
 
 def join_key(path: str, key: str) -> str:
     """Return the name of the value at string `key` of the dict named `path`."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, holders, lease, links, locks, peek
 from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import HeldBlob
 from ckstore.objects import trash
 from ckstore.objects.layout import BLOBS, Layout
@@ -159,7 +160,7 @@ class Collector:
                 _remove_if_empty(folder)
             _remove_if_empty(path)
 
-    def _enter(self, blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
+    def _enter(self, blobs: list[tuple[str, int]], place: CheckpointKey | None) -> None:
         """Tell the catalog; once it refused it is not asked again, since each time may take as long as its lock."""
         if self._refused is not None:
             raise self._refused

@@ -12,7 +12,7 @@ from ckstore.fs import peek
 from ckstore.fs.inside import Held, Inside
 from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.digest import fan_out
-from ckstore.model.names import MAX_STEP, STEP_PATTERN, is_run, is_tag
+from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -131,7 +131,7 @@ class Layout:
         with self.open_runs() as runs:
             return runs.stamp(run, step)
 
-    def stamps(self, run: str | None = None) -> dict[tuple[str, int], Stamp | None]:
+    def stamps(self, run: str | None = None) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `published` yields; None: its manifest is missing."""
         with self.open_runs() as runs:
             return runs.stamps(run)
@@ -151,7 +151,7 @@ class Layout:
             return None
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
-    def tags(self) -> dict[str, tuple[str, int]]:
+    def tags(self) -> dict[str, CheckpointKey]:
         """Return what every tag points to; symlinks of another form are left aside."""
         found = {}
         for name, _, is_directory in _listed(self.refs):
@@ -178,7 +178,7 @@ class OpenRuns:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
-        self._annotated: dict[tuple[str, int], bool] = {}
+        self._annotated: dict[CheckpointKey, bool] = {}
 
     def is_annotated(self, run: str, step: int) -> bool:
         """Whether something was added to a checkpoint.
@@ -200,7 +200,7 @@ class OpenRuns:
         inode = self._layout.inode(run, step)
         return self._stamps(run, {} if inode is None else {str(step): inode}, annotated=False).get((run, step))
 
-    def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[tuple[str, int], Stamp | None]:
+    def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
         With `annotated` it is looked at the same time for what `is_annotated` is going to be asked.
@@ -208,12 +208,12 @@ class OpenRuns:
         Raises:
             OSError: One cannot be looked at.
         """
-        found: dict[tuple[str, int], Stamp | None] = {}
+        found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
             found |= self._stamps(name, self._layout.steps(name), annotated=annotated)
         return found
 
-    def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[tuple[str, int], Stamp | None]:
+    def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
         looked = {} if folder is None else folder.look_into(inodes, MANIFEST, ANNOTATIONS if annotated else "")
         nothing = None, False

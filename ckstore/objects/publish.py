@@ -110,14 +110,14 @@ def _renamed(staging: Staging, target: Inside) -> bool:
 
 def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
     """Change places with the checkpoint that is there, unless that stays."""
-    stays = _that_stays(layout, manifest, if_exists)
+    stays = _existing_to_keep(layout, manifest, if_exists)
     if stays is not None:
         return Outcome(existing=stays)
     links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
     return Outcome(old=staging.path)
 
 
-def _that_stays(layout: Layout, manifest: Manifest, if_exists: Rule) -> Published | None:
+def _existing_to_keep(layout: Layout, manifest: Manifest, if_exists: Rule) -> Published | None:
     """Return the checkpoint that is there if it is to stay; None if it is to be replaced.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.names import is_run
+from ckstore.model.names import CheckpointKey, is_run
 from ckstore.objects.layout import step_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def name_in_trash(layout: Layout, name: str) -> Inside:
     return layout.trash / f"{name}.{uuid.uuid4().hex[:12]}"
 
 
-def former_place(name: str) -> tuple[str, int] | None:
+def former_place(name: str) -> CheckpointKey | None:
     """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was none.
 
     A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.

@@ -9,9 +9,11 @@ from ckstore.catalog import Catalog, CatalogUnavailable
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
+from ckstore.model.order import HighWaterMark
 from ckstore.objects.annotations import read_annotations
-from ckstore.ops.manifest_cache import DirectoriesSeen, ManifestsSeen
-from ckstore.ops.pace import Share
+from ckstore.ops.manifest_cache import DirectoryCache, ManifestCache
+from ckstore.ops.pace import DutyCycle
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -41,17 +43,17 @@ class Context:
             theirs, so this one catches up from all directories at each opening and before gc.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
-        greatest_sequence: Alone in its list: the greatest sequence number that this process gave or saw.
-        continued: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
+        greatest_sequence: The greatest sequence number that this process gave or saw.
+        last_parents: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
         problems: What the user should know: directories that look like checkpoints and are none, annotations that
             cannot be read, retention that failed.
-        manifests_seen: What is known of manifests that this process has read or written.
-        directories_seen: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
+        manifest_cache: What is known of manifests that this process has read or written.
+        directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
             any that is not unsure in it.
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
-        marks_share: How often saves look for marks of damage in all checkpoints.
-        broken: Why this process must not write to the store any more; empty if it may.
+        marks_duty: How often saves look for marks of damage in all checkpoints.
+        writes_disabled_because: Why this process must not write to the store any more; empty if it may.
     """
 
     layout: Layout
@@ -63,14 +65,14 @@ class Context:
     catalog_is_private: bool = False
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
-    greatest_sequence: list[int] = field(default_factory=lambda: [0])
-    continued: dict[str, str] = field(default_factory=dict)
-    broken: str = ""
+    greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
+    last_parents: dict[str, str] = field(default_factory=dict)
+    writes_disabled_because: str = ""
     problems: dict[str, str] = field(default_factory=dict)
-    manifests_seen: ManifestsSeen = field(default_factory=ManifestsSeen)
-    directories_seen: DirectoriesSeen = field(default_factory=DirectoriesSeen)
-    distrusted: dict[tuple[str, int], Stamp | None] = field(default_factory=dict)
-    marks_share: Share = field(default_factory=lambda: Share(_MARKS_SHARE, free_s=_MARKS_FREE_S))
+    manifest_cache: ManifestCache = field(default_factory=ManifestCache)
+    directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
+    distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
+    marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property
     def algorithm(self) -> Algorithm:
@@ -86,8 +88,8 @@ class Context:
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
             raise SaveFailed(msg, hint="open it with readonly=False, as a user who may write there")
-        if self.broken:
-            msg = f"{self.layout.root} takes no more writes from this process: {self.broken}"
+        if self.writes_disabled_because:
+            msg = f"{self.layout.root} takes no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store anew")
 
 
@@ -103,9 +105,9 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
 
 
-def tags_by_checkpoint(layout: Layout) -> dict[tuple[str, int], tuple[str, ...]]:
+def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
     """Return the sorted tags of every checkpoint that has some."""
-    by_checkpoint: dict[tuple[str, int], tuple[str, ...]] = {}
+    by_checkpoint: dict[CheckpointKey, tuple[str, ...]] = {}
     for tag, target in sorted(layout.tags().items()):
         by_checkpoint[target] = (*by_checkpoint.get(target, ()), tag)
     return by_checkpoint

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, step_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.objects.layout import Layout, RunChange, RunStamp
 
-    Place = tuple[str, int]
 
 _MOST_BLOBS = 200_000
 """Blobs that all remembered manifests name together at most; about 40 MB."""
@@ -44,7 +44,7 @@ def file_stamp(dir_fd: int) -> FileStamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class ManifestsSeen:
+class ManifestCache:
     """What manifests say, without their leaves; may be used from several threads."""
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class RunSeen:
 
     stamp: RunStamp | None = None
     names: dict[str, int] = field(default_factory=dict)
-    published: dict[Place, int] = field(default_factory=dict)
-    unsure: frozenset[Place] = frozenset()
+    published: dict[CheckpointKey, int] = field(default_factory=dict)
+    unsure: frozenset[CheckpointKey] = frozenset()
 
 
-class DirectoriesSeen:
+class DirectoryCache:
     """The directories of checkpoints: a run is listed when it has changed, and what is new in it is looked at.
 
     A directory that keeps its times and its link count has the names that it had, where links count subdirectories.
@@ -130,13 +130,13 @@ class DirectoriesSeen:
         self._runs = dict(runs)
         return runs
 
-    def judged(self, runs: Mapping[str, RunSeen], unsure: set[Place]) -> None:
+    def judged(self, runs: Mapping[str, RunSeen], unsure: set[CheckpointKey]) -> None:
         """Take note that of what `look` returned all but these are known in the order of commits."""
         for run, seen in runs.items():
             if self._runs.get(run) is seen:
                 self._runs[run] = replace(seen, unsure=frozenset(unsure & seen.published.keys()))
 
-    def changed(self, place: Place, inode: int | None, change: RunChange | None) -> None:
+    def changed(self, place: CheckpointKey, inode: int | None, change: RunChange | None) -> None:
         """Take note of the checkpoint with this inode number that was published here; None: that was dropped here.
 
         Args:
@@ -150,7 +150,7 @@ class DirectoriesSeen:
             self._runs = {}
 
 
-def _after_change(seen: RunSeen, place: Place, inode: int | None, change: RunChange | None) -> RunSeen:
+def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change: RunChange | None) -> RunSeen:
     names, published, name = dict(seen.names), dict(seen.published), str(place[1])
     if inode is None:
         published.pop(place, None)
@@ -187,7 +187,7 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
     return RunSeen(_trusted(stamp, published), names, published, frozenset(unsure))
 
 
-def _trusted(stamp: RunStamp | None, published: Collection[Place]) -> RunStamp | None:
+def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> RunStamp | None:
     """Return the stamp if by its link count the checkpoints are all that is there, and its times are fine enough."""
     if stamp is None or stamp.link_count != len(published) + 2 or stamp.ctime_ns % _SECOND_NS == 0:
         return None

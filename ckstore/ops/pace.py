@@ -14,7 +14,7 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
-class Rate:
+class RateLimiter:
     """Lets threads read at a rate together: each waits before it reads until what was read before is paid for."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Budget:
         return (self._begun_bytes - self._done_bytes + nbytes) * spent_s / self._done_bytes
 
 
-class Share:
+class DutyCycle:
     """Lets work that repeats take at most a share of the time: after it was done it rests, unless it took next to none.
 
     What counts is the processor's time, so that a busy machine does not make short work rest.

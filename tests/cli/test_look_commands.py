@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import DoctorReport, Finding, Store
+from ckstore import DoctorFinding, DoctorReport, Store
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
@@ -245,7 +245,7 @@ def test_doctor_names_who_has_a_deleted_file_open(run: Run, path: Path) -> None:
     assert shown.exit_code == 0
 
 
-def doctored(run: Run, path: Path, *findings: Finding) -> tuple[int, str, list[dict[str, Any]]]:
+def doctored(run: Run, path: Path, *findings: DoctorFinding) -> tuple[int, str, list[dict[str, Any]]]:
     """Return the exit status, the text and the documents of doctor; with `findings` those are what it finds."""
     with pytest.MonkeyPatch.context() as patch:
         if findings:
@@ -269,9 +269,9 @@ def test_doctor_says_of_each_thing_what_is_so_and_what_to_do(run: Run, path: Pat
 
 @pytest.mark.parametrize("level,status", [("ok", 0), ("note", 0), ("warning", 0), ("error", 1)])
 def test_doctor_exits_with_1_only_for_an_error(level: Any, status: int, run: Run, path: Path) -> None:
-    made = Finding(level, "links", "x\x1b[2J", "" if level == "ok" else "mend it")
+    made = DoctorFinding(level, "links", "x\x1b[2J", "" if level == "ok" else "mend it")
 
-    exit_code, text, documents = doctored(run, path, Finding("ok", "pins", "none"), made)
+    exit_code, text, documents = doctored(run, path, DoctorFinding("ok", "pins", "none"), made)
 
     assert exit_code == status
     assert documents[1]["level"] == level

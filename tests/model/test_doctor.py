@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.doctor import abilities, contents, owners, space
-from ckstore.model.doctor.finding import LEVELS, DoctorReport, Finding, Level, age_words, size_words
+from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words, size_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.model.reports.gc_report import DeletedFile, Holder
 
@@ -26,12 +26,12 @@ def levels_of_place(**facts: object) -> dict[str, str]:
 @given(level=st.sampled_from(LEVELS[1:]))
 def test_a_finding_that_is_not_ok_must_say_what_to_do(level: Level) -> None:
     with pytest.raises(ValueError, match="must say what to do"):
-        Finding(level, "x", "y")
+        DoctorFinding(level, "x", "y")
 
 
 @given(levels=st.lists(st.sampled_from(LEVELS)))
 def test_a_report_is_as_bad_as_its_worst_finding(levels: list[Level]) -> None:
-    report = DoctorReport(tuple(Finding(level, "x", "y", "z") for level in levels))
+    report = DoctorReport(tuple(DoctorFinding(level, "x", "y", "z") for level in levels))
 
     assert report.ok == ("error" not in levels)
     assert all(LEVELS.index(report.worst) >= LEVELS.index(level) for level in levels)

@@ -363,7 +363,7 @@ SHARING = [
         "no more writes after a directory could not be made durable",
         "goes-on-after-a-doubt",
         "ops/save/save.py",
-        "                context.broken = error.message\n",
+        "                context.writes_disabled_because = error.message\n",
         "                pass\n",
         "tests/ops/test_durability.py::test_a_process_in_doubt_writes_no_more",
         "DID NOT RAISE",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.ops.pace import Budget, Rate, Share
+from ckstore.ops.pace import Budget, DutyCycle, RateLimiter
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=1), bytes_s=st.integers(1, 10**9), work_s=st.floats(0, 10))
 def test_no_more_is_read_than_the_rate_allows(sizes: list[int], bytes_s: int, work_s: float) -> None:
     clock = Clock()
-    rate = Rate(bytes_s, clock=clock, sleep=clock.sleep)
+    rate = RateLimiter(bytes_s, clock=clock, sleep=clock.sleep)
     read_bytes = 0
     for size in sizes:
         rate.wait(size)
@@ -41,7 +41,7 @@ def test_no_more_is_read_than_the_rate_allows(sizes: list[int], bytes_s: int, wo
 
 def test_a_disk_that_is_slower_than_the_rate_is_not_waited_for() -> None:
     clock = Clock()
-    rate = Rate(1000, clock=clock, sleep=lambda _: pytest.fail("it slept"))
+    rate = RateLimiter(1000, clock=clock, sleep=lambda _: pytest.fail("it slept"))
     for _ in range(5):
         rate.wait(1000)
         clock.now_s += 2
@@ -50,7 +50,7 @@ def test_a_disk_that_is_slower_than_the_rate_is_not_waited_for() -> None:
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     with pytest.raises(BadInput, match="above 0"):
-        Rate(rate)
+        RateLimiter(rate)
 
 
 @pytest.mark.property
@@ -99,7 +99,7 @@ def test_without_a_budget_everything_is_read() -> None:
 @given(works_s=st.lists(st.floats(0.011, 2), min_size=1), pauses_s=st.lists(st.floats(0, 30), min_size=1))
 def test_what_repeats_takes_no_more_than_its_share(works_s: list[float], pauses_s: list[float]) -> None:
     clock = Clock()
-    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+    share = DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock)
     done_s = [0.0]
     for work_s, pause_s in zip(works_s, pauses_s, strict=False):
 
@@ -117,7 +117,7 @@ def test_what_repeats_takes_no_more_than_its_share(works_s: list[float], pauses_
 def test_short_work_is_done_each_time_and_long_work_when_it_was_woken() -> None:
     clock = Clock()
     done_s: list[float] = []
-    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+    share = DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock)
 
     def work() -> None:
         done_s.append(0.005 if len(done_s) < 2 else 1.0)
@@ -137,7 +137,7 @@ def test_short_work_is_done_each_time_and_long_work_when_it_was_woken() -> None:
 
 def test_what_wakes_it_while_it_is_done_is_not_forgotten() -> None:
     clock = Clock()
-    share = Share(1 / 10, free_s=0.01, clock=clock, used=clock)
+    share = DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock)
 
     def work(woken: bool) -> str:
         clock.sleep(1.0)

@@ -39,7 +39,7 @@ def test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacem
 ) -> None:
     store.save(state(0), step=1)
     alone: list[bool] = []
-    judge, exchange = publish._that_stays, links.exchange
+    judge, exchange = publish._existing_to_keep, links.exchange
 
     def judging(*args: Any) -> Any:
         alone.append(is_alone(store))
@@ -49,7 +49,7 @@ def test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacem
         alone.append(is_alone(store))
         exchange(one, other)
 
-    monkeypatch.setattr(publish, "_that_stays", judging)
+    monkeypatch.setattr(publish, "_existing_to_keep", judging)
     monkeypatch.setattr(links, "exchange", exchanging)
     store.save(state(1), step=1, if_exists="replace")
 
@@ -99,7 +99,7 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
             blob.unlink()
         (go, tell), (told, done) = os.pipe(), os.pipe()
         other = repair_when_told(store.path, at, go, done)
-        judge = publish._that_stays
+        judge = publish._existing_to_keep
 
         def judging(
             *args: Any, judge: Any = judge, tell: int = tell, told: int = told, done: int = done, at: int = at
@@ -108,12 +108,12 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
             os.write(tell, b"!")
             said = os.read(told, 1)
             os.write(done, said)  # for the parent
-            publish._that_stays = judge
+            publish._existing_to_keep = judge
             crashing.arm(at, before=True)
             return found
 
         def repair(judging: Any = judging, step: int = at) -> None:
-            publish._that_stays = judging
+            publish._existing_to_keep = judging
             Store.open(store.path).save(state(1), step=step)
 
         died = crashing.run_and_kill(repair, at=_NEVER, before=True)

@@ -17,7 +17,7 @@ import pytest
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import direct
-from ckstore.model.doctor.finding import Finding
+from ckstore.model.doctor.finding import DoctorFinding
 from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
 from ckstore.model.times import text_of_time
 from ckstore.objects import marks
@@ -310,7 +310,7 @@ def test_a_verification_of_rot_does_not_count_as_a_reading(store: Store) -> None
 
 
 def test_doctor_says_how_old_the_oldest_reading_is(store: Store) -> None:
-    def found() -> Finding:
+    def found() -> DoctorFinding:
         return next(finding for finding in store.doctor().findings if finding.what == "last readings")
 
     assert found().found == "no checkpoint has a blob"

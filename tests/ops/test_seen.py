@@ -80,7 +80,7 @@ def test_memory_is_bounded_by_the_number_of_blobs(store: Store, monkeypatch: pyt
     monkeypatch.setattr(manifest_cache, "_MOST_BLOBS", 3 * (manifest_cache._AS_BLOBS + 1))
     infos = [store.save({"w": np.arange(10 + step)}, step) for step in range(6)]
 
-    known = store._context.manifests_seen._known
+    known = store._context.manifest_cache._known
 
     assert len(known) == 3
     assert [why_not_valid(store._context, info) for info in infos] == [""] * 6
@@ -109,7 +109,7 @@ HERE = ("published here", "dropped here")
 
 
 def change_here(
-    directories: manifest_cache.DirectoriesSeen, layout: Layout, place: tuple[str, int], what: str
+    directories: manifest_cache.DirectoryCache, layout: Layout, place: tuple[str, int], what: str
 ) -> int | None:
     """Do it as a save or a drop of this process does; return the inode number of what was published."""
     path = layout.checkpoint(*place).path
@@ -142,7 +142,7 @@ def test_what_is_listed_is_published(
     monkeypatch.setattr(manifest_cache, "_TICK_NS", 10_000_000)
     layout = Layout(tmp_path_factory.mktemp("listed"))
     layout.checkpoints.path.mkdir()
-    directories = manifest_cache.DirectoriesSeen()
+    directories = manifest_cache.DirectoryCache()
     ours = set()
     for run, name, what in changes:
         step = step_of(name)
@@ -189,7 +189,7 @@ def test_what_this_process_changes_is_not_listed(
     assert listed
 
 
-def published(directories: manifest_cache.DirectoriesSeen, layout: Layout) -> dict[tuple[str, int], int]:
+def published(directories: manifest_cache.DirectoryCache, layout: Layout) -> dict[tuple[str, int], int]:
     """Return what was seen, of all runs."""
     return {place: inode for run in directories.look(layout).values() for place, inode in run.published.items()}
 
@@ -197,7 +197,7 @@ def published(directories: manifest_cache.DirectoriesSeen, layout: Layout) -> di
 def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10):
         store.save({"w": np.arange(step)}, step)
-    directories = manifest_cache.DirectoriesSeen()
+    directories = manifest_cache.DirectoryCache()
     assert len(published(directories, store._context.layout)) == 10
     looked_at: list[int] = []
     inode = Layout.inode
@@ -217,7 +217,7 @@ def test_only_new_names_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
 def test_marks_are_looked_for_again_after_this_process_found_damage(store: Store) -> None:
     state = {"w": np.arange(10)}
     store.save(state, 1)
-    store._context.marks_share._rests_until_s = math.inf  # as after a look at very many
+    store._context.marks_duty._rests_until_s = math.inf  # as after a look at very many
     blob = next((store.directory_of(1) / "blobs").iterdir())
     blob.unlink()
     assert not store.verify(1).ok

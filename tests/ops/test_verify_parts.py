@@ -16,7 +16,7 @@ import pytest
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput
 from ckstore.fs import direct
-from ckstore.model.reports.verify_report import Finding, VerifyReport
+from ckstore.model.reports.verify_report import StoreFinding, VerifyReport
 from ckstore.ops import pace
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import disk_bytes
@@ -36,7 +36,7 @@ def kinds(report: VerifyReport) -> list[tuple[str, bool, bool]]:
     return [(found.kind, found.harmful, found.mended) for found in report.findings]
 
 
-def only(report: VerifyReport, kind: str) -> Finding:
+def only(report: VerifyReport, kind: str) -> StoreFinding:
     (found,) = [found for found in report.findings if found.kind == kind]
     return found
 
@@ -272,7 +272,7 @@ def test_what_is_gone_is_forgotten_and_a_memory_that_is_damaged_is_none(harmed: 
 
 def test_a_rate_is_kept_by_all_threads_together(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
-    monkeypatch.setattr(pace.Rate.__init__, "__kwdefaults__", {"clock": lambda: 0.0, "sleep": slept_s.append})
+    monkeypatch.setattr(pace.RateLimiter.__init__, "__kwdefaults__", {"clock": lambda: 0.0, "sleep": slept_s.append})
     store.save(chunks(1, 4), step=1)
 
     assert store.verify(rate_bytes_s=MIB).checked_bytes == 4 * MIB

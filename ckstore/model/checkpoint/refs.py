@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.digest import short_id
-from ckstore.model.names import MAX_STEP, STEP_PATTERN, check_run, check_tag
+from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -99,7 +99,7 @@ def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
 
-def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
+def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
     """Return the checkpoint that `ref` names.
 
     Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at
@@ -167,7 +167,7 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
     return found[0] if found else None
 
 
-def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, tuple[str, int]]) -> CheckpointInfo:
+def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
     if ref.value not in tags:
         near = _near(ref.value, tags)
         there = f"there is {_some(near)}" if near else "the store has no tags"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import Finding, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, ok, size_words
 
 _LEAST_READ_AHEAD_KIB = 128
 _LEAST_FILES = 1024
@@ -41,32 +41,32 @@ class AbilityFacts:
     sqlite: tuple[int, int, int] = _SQLITE_MENDED
 
 
-def check_links(facts: AbilityFacts) -> Finding:
+def check_links(facts: AbilityFacts) -> DoctorFinding:
     """Return whether names can be made and moved as a store needs it."""
     if facts.links is None:
         do = "run doctor as a user who may write to the store"
-        return Finding("note", "links", "hardlinks and renames were not tried: nothing may be written here", do)
+        return DoctorFinding("note", "links", "hardlinks and renames were not tried: nothing may be written here", do)
     if facts.links:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
-        return Finding("error", "links", facts.links, do)
+        return DoctorFinding("error", "links", facts.links, do)
     return ok("links", "hardlinks, renames between directories and the exchange of two names work")
 
 
-def check_headroom(facts: AbilityFacts) -> Finding:
+def check_headroom(facts: AbilityFacts) -> DoctorFinding:
     """Return how far the blob with the most names is from the limit."""
     if not facts.link_limit:
         return ok("link limit", f"not known; the blob with the most names has {facts.link_most}")
     found = f"the blob with the most names has {facts.link_most} of {facts.link_limit}"
     if facts.link_most > 0.9 * facts.link_limit:
         do = "nothing has to be done: at the limit a save stores that blob once more; fewer checkpoints avoid it"
-        return Finding("note", "link limit", found, do)
+        return DoctorFinding("note", "link limit", found, do)
     return ok("link limit", found)
 
 
-def check_lease(facts: AbilityFacts) -> Finding:
+def check_lease(facts: AbilityFacts) -> DoctorFinding:
     """Return whether the kernel can be asked who has a file open."""
     if facts.lease == "shared":
-        return Finding(
+        return DoctorFinding(
             "note",
             "leases",
             "the kernel does not tell whether another host has a blob open, so only an exclusive gc frees anything",
@@ -77,7 +77,7 @@ def check_lease(facts: AbilityFacts) -> Finding:
             "leases", "gc of each user asks the kernel about that user's blobs, and leaves those of others to them"
         )
     if facts.lease == "no":
-        return Finding(
+        return DoctorFinding(
             "warning",
             "leases",
             "the kernel cannot be asked who has a blob open, so gc frees nothing that it is not sure of",
@@ -86,56 +86,56 @@ def check_lease(facts: AbilityFacts) -> Finding:
     return ok("leases", "the kernel tells gc whether a blob is open somewhere")
 
 
-def check_reflink(facts: AbilityFacts) -> Finding:
+def check_reflink(facts: AbilityFacts) -> DoctorFinding:
     """Return whether checkout can share blocks with the store."""
     if facts.reflink is None:
         do = "run doctor as a user who may write to the store"
-        return Finding("note", "reflink", "sharing of blocks was not tried: nothing may be written here", do)
+        return DoctorFinding("note", "reflink", "sharing of blocks was not tried: nothing may be written here", do)
     if facts.reflink:
         return ok("reflink", "checkout shares blocks with the store")
     do = "nothing, if the space of copies does not matter; XFS and btrfs can share"
-    return Finding("note", "reflink", "files cannot share blocks here, so checkout copies", do)
+    return DoctorFinding("note", "reflink", "files cannot share blocks here, so checkout copies", do)
 
 
-def check_direct_io(facts: AbilityFacts) -> Finding:
+def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
     """Return what direct I/O needs."""
     if facts.direct_io_bytes is None:
         return ok("direct I/O", "the kernel does not tell the alignment (Linux 6.1 and later do, where the device can)")
     if facts.direct_io_bytes == 0:
-        return Finding(
+        return DoctorFinding(
             "note", "direct I/O", "not possible on this filesystem", "nothing: everything goes through the page cache"
         )
     return ok("direct I/O", f"aligned to {facts.direct_io_bytes} bytes")
 
 
-def check_read_ahead(facts: AbilityFacts) -> Finding:
+def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
     """Return how far the kernel reads ahead."""
     if facts.read_ahead_kib is None:
         return ok("read-ahead", "there is no device that could be asked")
     found = f"{size_words(facts.read_ahead_kib * 1024)} on this device"
     if facts.read_ahead_kib < _LEAST_READ_AHEAD_KIB:
         do = f"as root: blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loading reads large files in order"
-        return Finding("note", "read-ahead", found, do)
+        return DoctorFinding("note", "read-ahead", found, do)
     return ok("read-ahead", found)
 
 
-def check_open_files(facts: AbilityFacts) -> Finding:
+def check_open_files(facts: AbilityFacts) -> DoctorFinding:
     """Return how many files a process may have open."""
     if facts.open_files < _LEAST_FILES:
         do = f"raise it before training: ulimit -n {_LEAST_FILES}"
-        return Finding("warning", "open files", f"a process may have {facts.open_files} open", do)
+        return DoctorFinding("warning", "open files", f"a process may have {facts.open_files} open", do)
     return ok("open files", f"a process may have {facts.open_files} open")
 
 
-def check_sqlite(facts: AbilityFacts) -> Finding:
+def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
     """Return whether the SQLite in use can hold the catalog, and which of its known bugs it has."""
     version = ".".join(map(str, facts.sqlite))
     if facts.sqlite < _SQLITE_LEAST:
         wanted = ".".join(map(str, _SQLITE_LEAST))
         do = f"use a Python whose SQLite is {wanted} or later; checkpoints are saved all the same, without a catalog"
-        return Finding("error", "SQLite", f"{version} is too old for the catalog", do)
+        return DoctorFinding("error", "SQLite", f"{version} is too old for the catalog", do)
     if has_wal_reset_bug(facts.sqlite):
-        return Finding(
+        return DoctorFinding(
             "note",
             "SQLite",
             f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it cannot strike, since ckstore "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import Finding, age_words, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, age_words, ok, size_words
 from ckstore.model.reports.gc_report import DeletedFile
 
 _OLD_S = 86400.0
@@ -46,7 +46,7 @@ def _told(found: Leftover) -> str:
     return f"{found.name} (untouched for {age_words(found.age_s)}, of {found.owner or 'nobody known'})"
 
 
-def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Finding:
+def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
     """Return what is to be said of saves that are under way, or died; `shared`: other hosts may be at work."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
@@ -59,15 +59,15 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Find
         do = "ckstore gc, or any save of that user, frees it; what the store needs is not among it"
         if shared:
             do = f"{_GC_ALONE} frees what died; what the store needs is not among it"
-        return Finding("note", "staging", told, do)
+        return DoctorFinding("note", "staging", told, do)
     if stuck:
         told = f"{_count(len(stuck), 'save')} under way for long: {_listed([_told(found) for found in stuck])}"
         do = "see whether its process still works or hangs on the disk; it keeps its space until it ends"
-        return Finding("warning", "staging", told, do)
+        return DoctorFinding("warning", "staging", told, do)
     return ok("staging", f"{_count(len(stagings), 'save')} under way" if stagings else "no save is under way")
 
 
-def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> Finding:
+def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
     """Return what is to be said of what is on its way out; `shared`: other hosts may be at work."""
     if not trash:
         return ok("trash", "empty")
@@ -75,10 +75,10 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> Finding:
     oldest = max(trash, key=lambda found: found.age_s)
     told = f"{_count(len(trash), 'entry', 'entries')} with {size_words(kept_bytes)}; the oldest: {_told(oldest)}"
     if shared:
-        return Finding("note", "trash", told, f"{_GC_ALONE} frees it")
+        return DoctorFinding("note", "trash", told, f"{_GC_ALONE} frees it")
     if oldest.age_s > _OLD_S:
-        return Finding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
-    return Finding("note", "trash", told, "ckstore gc frees it")
+        return DoctorFinding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
+    return DoctorFinding("note", "trash", told, "ckstore gc frees it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +98,33 @@ class PinFacts:
     problem: str = ""
 
 
-def check_pins(facts: PinFacts) -> Finding:
+def check_pins(facts: PinFacts) -> DoctorFinding:
     """Return what is to be said of the pins."""
     if facts.problem:
         do = "remove that pin with ckstore unpin, and pin anew: until then nothing is dropped at all"
-        return Finding("warning", "pins", facts.problem, do)
+        return DoctorFinding("warning", "pins", facts.problem, do)
     if facts.expired:
         told = f"expired, so that nothing is protected by it any more: {_listed(facts.expired)}"
-        return Finding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin anew for longer")
+        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin anew for longer")
     if facts.dangling:
         told = f"of a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
-        return Finding("note", "pins", told, f"ckstore unpin {facts.dangling[0]}")
+        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.dangling[0]}")
     return ok("pins", _count(facts.count, "pin"))
 
 
-def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> Finding:
+def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints that were found damaged, and of blobs that were put aside."""
     if marked:
         told = f"{_count(len(marked), 'checkpoint')} marked as damaged: {_listed(marked)}"
         do = "ckstore verify says what is damaged; saving the same content again heals it"
-        return Finding("warning", "damage", told, do)
+        return DoctorFinding("warning", "damage", told, do)
     if quarantined:
         told = f"{_count(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
-        return Finding("note", "damage", told, "when all checkpoints verify they may be removed from quarantine/")
+        return DoctorFinding("note", "damage", told, "when all checkpoints verify they may be removed from quarantine/")
     return ok("damage", "no checkpoint is marked as damaged")
 
 
-def check_readings(count: int, unread: int, oldest_s: float) -> Finding:
+def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     """Return what is to be said of the last readings of blobs.
 
     Args:
@@ -137,30 +137,30 @@ def check_readings(count: int, unread: int, oldest_s: float) -> Finding:
     do = "ckstore verify --budget 10m reads what was read longest ago; each save reads a share of what it relies on"
     if unread:
         told = f"of {unread} of {_count(count, 'blob')} it is not known when they were read"
-        return Finding("note", "last readings", told, do)
+        return DoctorFinding("note", "last readings", told, do)
     told = f"each of {_count(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
-    return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else Finding("note", "last readings", told, do)
+    return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
 
 
-def check_hashes(strangers: Sequence[str], hash_name: str) -> Finding:
+def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
     """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
     if strangers:
         count = _count(len(strangers), "checkpoint")
         told = f"{count} of a store with another hash than {hash_name}: {_listed(strangers)}"
         do = "move them away: this store leaves them out; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
-        return Finding("warning", "hash", told, do)
+        return DoctorFinding("warning", "hash", told, do)
     return ok("hash", f"every checkpoint has digests by {hash_name}")
 
 
-def check_order(problems: Sequence[str]) -> Finding:
+def check_order(problems: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints whose sequence numbers do not count."""
     if problems:
         do = "save what they hold again under another step, or delete them: ckstore rm RUN@STEP"
-        return Finding("warning", "order of commits", _listed(list(problems)), do)
+        return DoctorFinding("warning", "order of commits", _listed(list(problems)), do)
     return ok("order of commits", "every sequence number counts")
 
 
-def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> Finding:
+def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> DoctorFinding:
     """Return what is to be said of the catalog.
 
     Args:
@@ -170,15 +170,15 @@ def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[st
     """
     if problems:
         do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
-        return Finding("warning", "catalog", _listed(list(problems)), do)
+        return DoctorFinding("warning", "catalog", _listed(list(problems)), do)
     whole = f"whole; it is {where}, as others have theirs" if where else "whole"
     if damaged:
         told = f"{whole}; earlier ones were damaged, or not as ckstore leaves them, and set aside: {_listed(damaged)}"
-        return Finding("note", "catalog", told, "look at the disk if you did not expect that; these files may go")
+        return DoctorFinding("note", "catalog", told, "look at the disk if you did not expect that; these files may go")
     return ok("catalog", whole)
 
 
-def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:
+def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     """Return what is to be said of deleted files that still take space."""
     leaks = [leak for leak in leaks if leak.nbytes]
     if not leaks:
@@ -192,4 +192,4 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> Finding:
     total_bytes = sum(leak.nbytes for leak in leaks)
     told = f"{_count(len(leaks), 'deleted file')} with {size_words(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
-    return Finding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
+    return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)

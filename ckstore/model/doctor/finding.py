@@ -12,7 +12,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -41,7 +41,7 @@ class DoctorReport:
         findings: Everything that was looked at, in a fixed order.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
 
     @property
     def worst(self) -> Level:
@@ -54,9 +54,9 @@ class DoctorReport:
         return self.worst != "error"
 
 
-def ok(what: str, found: str) -> Finding:
+def ok(what: str, found: str) -> DoctorFinding:
     """Return the finding that all is well."""
-    return Finding("ok", what, found)
+    return DoctorFinding("ok", what, found)
 
 
 def age_words(age_s: float) -> str:

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import Finding, ok
+from ckstore.model.doctor.finding import DoctorFinding, ok
 
 _GROUP_WRITES = 0o020
 
@@ -37,48 +37,52 @@ class OwnerFacts:
     writable_blobs: int = 0
 
 
-def check_owner(facts: OwnerFacts) -> Finding:
+def check_owner(facts: OwnerFacts) -> DoctorFinding:
     """Return whether this process runs as the owner of the store, or as one of its group."""
     if facts.owner_id == facts.process_id:
         return ok("owner", f"{facts.path} belongs to this user, {facts.owner}")
     if facts.mode & _GROUP_WRITES and facts.process_id != 0:
         told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and its group may write to it"
         do = "nothing, if that is meant: each user frees what they saved; see docs/how-to/group.md"
-        return Finding("note", "owner", told, do)
+        return DoctorFinding("note", "owner", told, do)
     me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
     told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
     if facts.process_id == 0:
         told += ": what it writes will be root's, which its owner can neither link nor free"
     else:
         told += ": the kernel may refuse it links to that user's blobs, and does not tell it who has them open"
-    return Finding(
+    return DoctorFinding(
         "warning", "owner", told, f"work in it as its owner, or give it to this user: chown -R (as root) {facts.path}"
     )
 
 
-def check_permissions(facts: OwnerFacts) -> Finding:
+def check_permissions(facts: OwnerFacts) -> DoctorFinding:
     """Return who else may read or change the store."""
     open_ = [facts.path] if facts.mode & 0o002 else []
     open_ += facts.open_to_all
     if open_:
         more = f" and {len(open_) - 3} more" if len(open_) > 3 else ""
         told = f"anybody on this machine may change {', '.join(open_[:3])}{more}"
-        return Finding("error", "permissions", told, f"chmod -R o-w {facts.path}")
+        return DoctorFinding("error", "permissions", told, f"chmod -R o-w {facts.path}")
     if facts.writable_blobs:
         told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
-        return Finding("warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify")
+        return DoctorFinding(
+            "warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify"
+        )
     if facts.mode & _GROUP_WRITES:
         return _of_a_group(facts)
     if facts.foreign_count:
         told = f"files in {facts.path} of another user than {facts.owner}: {facts.foreign_count}"
-        return Finding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
+        return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
         told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: others may {_may(facts.mode)} it"
-        return Finding("note", "permissions", told, f"nothing, if that is meant; else: chmod -R go-rwx {facts.path}")
+        return DoctorFinding(
+            "note", "permissions", told, f"nothing, if that is meant; else: chmod -R go-rwx {facts.path}"
+        )
     return ok("permissions", f"{facts.path} is {facts.owner}'s alone")
 
 
-def _of_a_group(facts: OwnerFacts) -> Finding:
+def _of_a_group(facts: OwnerFacts) -> DoctorFinding:
     told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: its group may read and change it"
     if facts.foreign_count:
         told += f"; files of other users than {facts.owner}: {facts.foreign_count}"
@@ -87,16 +91,16 @@ def _of_a_group(facts: OwnerFacts) -> Finding:
     if not facts.mode & stat.S_ISGID:
         told += "; what is made in it does not get its group, so other users cannot use that"
         do = f"chmod -R g+s {facts.path}, and chgrp -R to the group; see docs/how-to/group.md; or chmod -R go-rwx"
-    return Finding("note", "permissions", told, do)
+    return DoctorFinding("note", "permissions", told, do)
 
 
 def _may(mode: int) -> str:
     return "read" if mode & 0o044 else "reach into"
 
 
-def check_layout(misplaced: Sequence[str]) -> Finding:
+def check_layout(misplaced: Sequence[str]) -> DoctorFinding:
     """Return whether the directories of the store are where they belong."""
     if misplaced:
         do = "move the content back into the store: all of it must be on one filesystem, without symlinks"
-        return Finding("error", "layout", "; ".join(misplaced), do)
+        return DoctorFinding("error", "layout", "; ".join(misplaced), do)
     return ok("layout", "every directory of the store is a directory of its own filesystem")

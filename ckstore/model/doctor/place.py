@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import Finding, ok
+from ckstore.model.doctor.finding import DoctorFinding, ok
 
 MEMORY = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset(
@@ -103,7 +103,7 @@ def why_unknown(facts: PlaceFacts) -> str:
     return f"power cuts are tried on ext4, XFS and btrfs, not on {kind}"
 
 
-def check_place(facts: PlaceFacts) -> Iterator[Finding]:
+def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     """Yield what is to be said of the filesystem."""
     yield _filesystem(facts)
     yield _journal(facts)
@@ -113,15 +113,15 @@ def check_place(facts: PlaceFacts) -> Iterator[Finding]:
         yield _striping(facts)
 
 
-def _filesystem(facts: PlaceFacts) -> Finding:
+def _filesystem(facts: PlaceFacts) -> DoctorFinding:
     path, kind = facts.path, facts.kind
     if not kind:
         do = "see what df -T says of it; ext4 and XFS are what ckstore is tested on"
-        return Finding(
+        return DoctorFinding(
             "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo lacks it", do
         )
     if facts.shared:
-        return Finding(
+        return DoctorFinding(
             "warning",
             "filesystem",
             f"{path} is on {kind}, a shared filesystem: hosts do not see each other's locks and open files, so each "
@@ -130,7 +130,7 @@ def _filesystem(facts: PlaceFacts) -> Finding:
             "in use; or keep the store on a local disk",
         )
     if kind == "overlay":
-        return Finding(
+        return DoctorFinding(
             "warning",
             "filesystem",
             f"{path} is on overlayfs: open files cannot always be seen; use a volume for the store",
@@ -140,41 +140,43 @@ def _filesystem(facts: PlaceFacts) -> Finding:
     if kind in TRIED:
         return ok("filesystem", where)
     do = "it may well keep every promise, but power cuts are tested on ext4 and XFS only; prefer those"
-    return Finding("note", "filesystem", where, do)
+    return DoctorFinding("note", "filesystem", where, do)
 
 
-def _journal(facts: PlaceFacts) -> Finding:
+def _journal(facts: PlaceFacts) -> DoctorFinding:
     if facts.kind not in JOURNALED:
         return ok("journal", "only ext4 and ext3 can be made without one")
     if facts.journal is None:
         do = "look yourself, as root: dumpe2fs -h DEVICE must list has_journal"
-        return Finding("note", "journal", f"whether {facts.source} has a journal cannot be seen from here", do)
+        return DoctorFinding("note", "journal", f"whether {facts.source} has a journal cannot be seen from here", do)
     found = f"{facts.source} has one" if facts.journal else f"{facts.source} has none"
     return ok("journal", found)
 
 
-def _options(facts: PlaceFacts) -> Finding:
+def _options(facts: PlaceFacts) -> DoctorFinding:
     if "ro" in facts.options:
         do = "nothing, if it is only to be read; else, as root: mount -o remount,rw, after a look at dmesg"
-        return Finding("note", "mount options", f"{facts.mount} is mounted read-only: nothing can be saved", do)
+        return DoctorFinding("note", "mount options", f"{facts.mount} is mounted read-only: nothing can be saved", do)
     slow = sorted(facts.options & {"sync", "dirsync"})
     if slow:
         do = f"remount without {', '.join(slow)}: ckstore itself makes durable what has to be"
-        return Finding("note", "mount options", f"{facts.mount} is mounted with {', '.join(slow)}: slow", do)
+        return DoctorFinding("note", "mount options", f"{facts.mount} is mounted with {', '.join(slow)}: slow", do)
     return ok("mount options", "nothing that weakens a promise")
 
 
-def _durability(facts: PlaceFacts) -> Finding:
+def _durability(facts: PlaceFacts) -> DoctorFinding:
     """Return whether `PlaceFacts.durable`, and why not."""
     if why := why_not_durable(facts):
-        return Finding("error", "durability", f"{facts.path} {why}", _mended(facts))
+        return DoctorFinding("error", "durability", f"{facts.path} {why}", _mended(facts))
     if why := why_unknown(facts):
         told = f"whether {facts.path} keeps acknowledged checkpoints through a power cut could not be determined: {why}"
-        return Finding("warning", "durability", told, f"if that matters, {_LOCAL}")
+        return DoctorFinding("warning", "durability", told, f"if that matters, {_LOCAL}")
     if facts.below is not None and not facts.below.durable:
         why = why_not_durable(facts.below) or f"is of unknown kind: {why_unknown(facts.below)}"
         told = f"{facts.mount} keeps what it is told, but its files are in {facts.below.path}, which {why}"
-        return Finding("note", "durability", told, "nothing, if that is meant; else put the store on a disk itself")
+        return DoctorFinding(
+            "note", "durability", told, "nothing, if that is meant; else put the store on a disk itself"
+        )
     return ok("durability", f"{facts.kind} keeps what was made durable through a power cut")
 
 
@@ -188,8 +190,8 @@ def _mended(facts: PlaceFacts) -> str:
     return _LOCAL
 
 
-def _striping(facts: PlaceFacts) -> Finding:
-    return Finding(
+def _striping(facts: PlaceFacts) -> DoctorFinding:
+    return DoctorFinding(
         "note",
         "striping",
         "on Lustre a file lies on one server unless its directory says otherwise",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import Finding, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, ok, size_words
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
@@ -46,37 +46,37 @@ class DirtyFacts:
     limit_bytes: int
 
 
-def check_bytes(facts: SpaceFacts) -> Finding:
+def check_bytes(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of free bytes."""
     found = f"{size_words(facts.free_bytes)} of {size_words(facts.total_bytes)} are free"
     if facts.free_bytes < facts.reserve_wanted_bytes:
-        return Finding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
+        return DoctorFinding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_bytes < facts.newest_bytes:
         found += f", less than the newest checkpoint has ({size_words(facts.newest_bytes)})"
-        return Finding("warning", "free space", found, _MAKE_ROOM)
+        return DoctorFinding("warning", "free space", found, _MAKE_ROOM)
     if facts.free_bytes < _LOW_PART * facts.total_bytes:
-        return Finding("warning", "free space", f"{found}, less than {_LOW_PART:.0%}", _MAKE_ROOM)
+        return DoctorFinding("warning", "free space", f"{found}, less than {_LOW_PART:.0%}", _MAKE_ROOM)
     return ok("free space", found)
 
 
-def check_inodes(facts: SpaceFacts) -> Finding:
+def check_inodes(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of free inodes."""
     if facts.total_inodes == 0:
         return ok("free inodes", "the filesystem makes them as it needs them")
     found = f"{facts.free_inodes} of {facts.total_inodes} are free"
     if facts.free_inodes < 16:
-        return Finding("error", "free inodes", f"{found}: nothing can be saved", _MAKE_ROOM)
+        return DoctorFinding("error", "free inodes", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_inodes < _LOW_INODES:
-        return Finding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files of others")
+        return DoctorFinding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files of others")
     return ok("free inodes", found)
 
 
-def check_reserve(facts: SpaceFacts) -> Finding:
+def check_reserve(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of the space that is kept back."""
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
         return ok("reserve", f"{size_words(facts.reserve_bytes)} are kept back for gc on a full disk")
     part = f"{size_words(facts.reserve_bytes)} of {size_words(facts.reserve_wanted_bytes)}"
-    return Finding(
+    return DoctorFinding(
         "note",
         "reserve",
         f"{part} are kept back for gc on a full disk",
@@ -84,7 +84,7 @@ def check_reserve(facts: SpaceFacts) -> Finding:
     )
 
 
-def check_dirty(facts: DirtyFacts) -> Finding:
+def check_dirty(facts: DirtyFacts) -> DoctorFinding:
     """Return what is to be said of what the kernel has not written yet."""
     waiting_bytes = facts.dirty_bytes + facts.writeback_bytes
     found = f"{size_words(facts.dirty_bytes)} dirty and {size_words(facts.writeback_bytes)} in write-back"
@@ -93,5 +93,5 @@ def check_dirty(facts: DirtyFacts) -> Finding:
     found += f", writers wait from {size_words(facts.limit_bytes)} on"
     if waiting_bytes > 0.8 * facts.limit_bytes:
         do = "wait until it is written, or find who writes (iotop); a smaller vm.dirty_bytes makes such waits shorter"
-        return Finding("warning", "dirty pages", found, do)
+        return DoctorFinding("warning", "dirty pages", found, do)
     return ok("dirty pages", found)

@@ -53,7 +53,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFinding:
     """Something about the store that is not the content of one checkpoint.
 
     Attributes:
@@ -131,7 +131,7 @@ class VerifyReport:
     sample: float = 1.0
     mode: Mode = "full"
     whole: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[StoreFinding, ...] = ()
     blob_count: int = 0
     read_count: int = 0
     unread_count: int = 0

@@ -62,7 +62,7 @@ def remember(
     With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
     them. An error here must not hide the damage, so none is raised.
     """
-    if context.readonly or context.broken:
+    if context.readonly or context.writes_disabled_because:
         return False
     entries = tuple(entries)
     found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -74,7 +74,7 @@ def remember(
         for entry in entries:
             if is_digest(entry.blob):
                 _withdraw(context.layout, entry.blob, lock)
-        context.marks_share.wake()  # the next save heals what it can
+        context.marks_duty.wake()  # the next save heals what it can
     except OSError:
         return False
     return True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
-    from ckstore.ops.manifest_cache import ManifestsSeen
+    from ckstore.ops.manifest_cache import ManifestCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def is_valid(context: Context, info: CheckpointInfo) -> bool:
 def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     """Return why a checkpoint is not valid, one sentence; empty if it is. As `is_valid`."""
     try:
-        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifests_seen)
+        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
     except (FileNotFoundError, NotADirectoryError):
         return "it is not there any more"
     if seen.problem:
@@ -70,7 +70,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     return ""
 
 
-def glance(path: Inside, run: str, step: int, seen: ManifestsSeen | None = None) -> Glance:
+def glance(path: Inside, run: str, step: int, seen: ManifestCache | None = None) -> Glance:
     """Look at the directory of a checkpoint without locking it and without reading data.
 
     With `seen`, a manifest that is the same file as before is not read again, and comes without its leaves.
@@ -97,7 +97,7 @@ def glance(path: Inside, run: str, step: int, seen: ManifestsSeen | None = None)
         return Glance(manifest, manifest_id, problem, touched)
 
 
-def _manifest_in(fd: int, path: Inside, seen: ManifestsSeen | None) -> tuple[Manifest, str]:
+def _manifest_in(fd: int, path: Inside, seen: ManifestCache | None) -> tuple[Manifest, str]:
     stamp = file_stamp(fd)
     known = None if seen is None else seen.recall(stamp)
     if known is not None:

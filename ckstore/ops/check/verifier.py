@@ -18,6 +18,7 @@ from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.parse import OtherHash
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs, marks
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 
 _WORKERS = 4
 _BATCH = 256
-Place = tuple[int, int, str, str]
+VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
 Unit = tuple[int, int, str]
 """A copy of a blob: device, inode number, digest."""
 
 
-class Checker:
+class Verifier:
     """Checks checkpoints and remembers which blobs it has read; a context manager.
 
     Args:
@@ -68,14 +69,14 @@ class Checker:
         self.checked_bytes = 0
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
-        self.infos: dict[tuple[str, int], tuple[CheckpointInfo, int]] = {}
-        self.locked: dict[tuple[str, int], InUse] = {}
+        self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
+        self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report
         self._pace = pace
         self._quick = quick
         self._budget = budget or Budget(None)
-        self._may_touch = not context.readonly and not context.broken
+        self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(_WORKERS)
         self._local = threading.local()
         self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
@@ -106,7 +107,9 @@ class Checker:
         (self.bad if checked.problem else self.good).add(unit)
         return checked.problem
 
-    def checkpoint(self, run: str, step: int, only: Container[Unit] | None = None) -> tuple[Place, list[Damage]] | None:
+    def checkpoint(
+        self, run: str, step: int, only: Container[Unit] | None = None
+    ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
         None: it is gone, or `locked`. With `only`, no other copies are read; what is missing or has another size is
@@ -122,7 +125,7 @@ class Checker:
             return None
         with lock:
             mark = marks.identity(lock.fd)
-            order: Place = (1, step, run, "")
+            order: VerifyOrder = (1, step, run, "")
             try:
                 directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
             except OtherHash as error:  # which is no mark of damage

@@ -11,6 +11,7 @@ from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import InUse
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
@@ -79,7 +80,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         run_lock.release()
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
-    context.directories_seen.changed(place, None, change)
+    context.directory_cache.changed(place, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 
@@ -121,13 +122,13 @@ def _check(context: Context, info: CheckpointInfo) -> None:
         raise InUse(msg, hint="unpin it first")
 
 
-def pins_by_checkpoint(context: Context, now: datetime) -> dict[tuple[str, int], tuple[Pin, ...]]:
+def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
     """Return the unexpired pins of every checkpoint that has some.
 
     Raises:
         CkstoreError: One cannot be read.
     """
-    found: dict[tuple[str, int], tuple[Pin, ...]] = {}
+    found: dict[CheckpointKey, tuple[Pin, ...]] = {}
     for pin in read_pins(context.layout):
         if not pin.expired(now):
             found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import LinkedBlob
 from ckstore.objects import trash
 from ckstore.objects.layout import BLOBS
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.ops.context import Context
 
-Place = tuple[str, int]
-
 _LOOKS = 5
 
 
 def linked_elsewhere(
-    context: Context, sizes: Mapping[str, int], dropping: Collection[Place] = ()
+    context: Context, sizes: Mapping[str, int], dropping: Collection[CheckpointKey] = ()
 ) -> tuple[LinkedBlob, ...]:
     """Return those of some blobs that no checkpoint uses and that have names outside the store.
 
@@ -53,7 +52,7 @@ def linked_elsewhere(
 class _Names:
     """The names that blobs have in the store, but for those in checkpoints that the catalog knows and that stay."""
 
-    def __init__(self, context: Context, dropping: Collection[Place]) -> None:
+    def __init__(self, context: Context, dropping: Collection[CheckpointKey]) -> None:
         layout = self._layout = context.layout
         known = context.catalog.listing()
         self.listing = (

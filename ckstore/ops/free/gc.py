@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcReport, explain
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
@@ -66,7 +67,7 @@ def gc(
     return collect(context, exclusive=exclusive)
 
 
-def _dry(context: Context, dropping: Collection[tuple[str, int]]) -> GcReport:
+def _dry(context: Context, dropping: Collection[CheckpointKey]) -> GcReport:
     return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.fs import holders, lease, locks, peek
 from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, HeldBlob, NextToFree, PlannedBlob, explain
 from ckstore.objects import trash
 from ckstore.objects.collector import why_unasked
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import tags_by_checkpoint
-from ckstore.ops.free.external_links import Place, linked_elsewhere
+from ckstore.ops.free.external_links import linked_elsewhere
 
 if TYPE_CHECKING:
     import os
@@ -46,7 +47,7 @@ class _Going:
         return digests
 
 
-def plan_gc(context: Context, dropping: Collection[Place] = ()) -> GcPlan:
+def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPlan:
     """Say what gc would free now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
 
     Raises:
@@ -136,7 +137,7 @@ def next_to_free(context: Context) -> NextToFree:
     return NextToFree()
 
 
-def freed_in_turn(context: Context, places: Iterable[Place]) -> list[list[tuple[str, int]]]:
+def freed_in_turn(context: Context, places: Iterable[CheckpointKey]) -> list[list[tuple[str, int]]]:
     """Return, for checkpoints that are dropped one after another, the blobs (digest, size) that go with each.
 
     The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.

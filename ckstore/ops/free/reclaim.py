@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import locks
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
 from ckstore.ops.index.reconcile import enter_one
@@ -80,7 +81,7 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
 def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
     """Return what a collector calls with the blobs that it is about to take a name from, and where they were."""
 
-    def enter(blobs: list[tuple[str, int]], place: tuple[str, int] | None) -> None:
+    def enter(blobs: list[tuple[str, int]], place: CheckpointKey | None) -> None:
         if place is not None:
             enter_one(context, place, timeout_s=timeout_s)
         if blobs:

@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
+from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import staleness, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
-from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
+from ckstore.ops.index.reconcile import TIMEOUT_S, enter
 from ckstore.ops.index.scan_blobs import BLOBS_LISTED, list_blobs_after_boot
 from ckstore.python_gc import python_gc_paused
 
@@ -95,7 +96,7 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
     return notes
 
 
-def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] | None) -> set[Place]:
+def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: set[str] | None) -> set[CheckpointKey]:
     """Return the places of these runs, or of all, of which the catalog does not say what is there."""
     if runs is None:
         published = context.layout.stamps()
@@ -105,7 +106,7 @@ def _differing(context: Context, listing: Mapping[Place, Stamp], runs: set[str] 
     return set() if known == published else {place for place, _ in known.items() ^ published.items()}
 
 
-def _replaced(context: Context) -> set[Place]:
+def _replaced(context: Context) -> set[CheckpointKey]:
     """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
     from ckstore.objects.checkpoints import id_at
 

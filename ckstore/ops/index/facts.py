@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
 from ckstore.ops.index.wrong_rows import write_again
@@ -20,7 +21,6 @@ from ckstore.ops.manifest_cache import file_stamp
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
 
-Place = tuple[str, int]
 
 _OF_MANIFEST = (
     "id",
@@ -38,7 +38,7 @@ _OF_MANIFEST = (
 )
 
 
-def facts_at(context: Context, place: Place) -> CheckpointInfo:
+def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     """Return what the manifest at a place (run, step) says.
 
     What was added to the checkpoint since, and its tags, are not in it.
@@ -53,7 +53,7 @@ def facts_at(context: Context, place: Place) -> CheckpointInfo:
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
         stamp = file_stamp(fd)
-        facts = context.manifests_seen.recall_facts(stamp)
+        facts = context.manifest_cache.recall_facts(stamp)
         if facts is None:
             from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
             from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
@@ -63,7 +63,7 @@ def facts_at(context: Context, place: Place) -> CheckpointInfo:
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
-            context.manifests_seen.remember_facts(stamp, facts)
+            context.manifest_cache.remember_facts(stamp, facts)
     if (facts.run, facts.step) != place:
         raise DamagedBlob(f"{where} says that it is {facts.name}")
     return facts

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete
 from ckstore.objects.canonical_link import restore_name
 from ckstore.ops.index.scan_blobs import canonical_blobs
@@ -14,7 +15,6 @@ from ckstore.ops.index.scan_blobs import canonical_blobs
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import Found
     from ckstore.objects.layout import Layout
-    from ckstore.ops.index.reconcile import Place
 
 
 @dataclass(slots=True)
@@ -23,11 +23,11 @@ class _Use:
 
     nbytes: int
     count: int
-    place: Place
+    place: CheckpointKey
 
 
 @dataclass
-class Census:
+class StoreInventory:
     """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once.
 
     Attributes:
@@ -38,7 +38,7 @@ class Census:
     """
 
     layout: Layout
-    places: set[Place] = field(default_factory=set)
+    places: set[CheckpointKey] = field(default_factory=set)
     incomplete: list[Incomplete] = field(default_factory=list)
     orphans: dict[str, int] = field(default_factory=dict)
     copy_count: int = 0

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ckstore.model.names import CheckpointKey
 from ckstore.ops.index.staleness import stamps
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
 
-Place = tuple[str, int]
 Seen = Callable[[str, int, "Found"], None]
 
 TIMEOUT_S = 30.0
@@ -22,7 +22,7 @@ _BATCH_MOST = 256
 _BATCH_S = 0.5
 
 
-def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -> None:
+def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
     """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
     A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. Whoever dies
@@ -52,7 +52,7 @@ def enter(context: Context, places: Iterable[Place], seen: Seen | None = None) -
         context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S, tags=context.layout.tags)
 
 
-def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
+def enter_one(context: Context, place: CheckpointKey, *, timeout_s: float) -> None:
     """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock.
 
     Raises:
@@ -68,7 +68,7 @@ def enter_one(context: Context, place: Place, *, timeout_s: float) -> None:
     context.catalog.reconcile([place], look_at, timeout_s=timeout_s)
 
 
-def _batch(waiting: deque[Place]) -> Iterator[Place]:
+def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
     deadline = time.monotonic() + _BATCH_S
     for _ in range(_BATCH_MOST):
         yield waiting.popleft()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import DamagedBlob, SaveFailed
+from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
-from ckstore.ops.index.facts import Place, facts_at
+from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.wrong_rows import write_again
 
 if TYPE_CHECKING:
@@ -26,19 +26,19 @@ def next_sequence(context: Context) -> int:
     Raises:
         SaveFailed: There is none left.
     """
-    runs = context.directories_seen.look(context.layout)
+    runs = context.directory_cache.look(context.layout)
     known = _Known(context)
-    known.look(*_asked(context, runs, context.greatest_sequence[0]))
+    known.look(*_asked(context, runs, context.greatest_sequence.value))
     greatest = known.greatest()
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    sequence = max(greatest, context.greatest_sequence[0]) + 1
+    sequence = max(greatest, context.greatest_sequence.value) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
-    heapq.heappushpop(context.greatest_sequence, sequence)  # keeps the greater, also when interrupted
+    context.greatest_sequence.raise_to(sequence)
     if known.looked:
-        context.directories_seen.judged(runs, known.torn)  # last: another thread may rely on it
+        context.directory_cache.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
 
 
@@ -53,10 +53,10 @@ def sequence_limit(context: Context) -> int:
 _MANY = 20
 """More are looked for by listing the runs."""
 
-Rows = dict[Place, "tuple[Stamp, int]"]
+Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
 
-def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Place], Rows]:
+def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
     published = {place for seen in runs.values() for place in seen.published}
     unsure = {place for seen in runs.values() for place in seen.unsure}
@@ -78,7 +78,7 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Pl
     return unsure | rows.keys(), rows
 
 
-def _rows(context: Context, places: Iterable[Place] | None) -> Rows:
+def _rows(context: Context, places: Iterable[CheckpointKey] | None) -> Rows:
     try:
         listing = context.catalog.orders(places=places)
     except CatalogUnavailable:
@@ -102,14 +102,14 @@ class _Known:
     """
 
     def __init__(self, context: Context) -> None:
-        self.sequences: dict[Place, int] = {}
-        self.torn: set[Place] = set()
+        self.sequences: dict[CheckpointKey, int] = {}
+        self.torn: set[CheckpointKey] = set()
         self.looked = False
         self._context = context
-        self._written: dict[Place, int] = {}
-        self._checked: set[Place] = set()
+        self._written: dict[CheckpointKey, int] = {}
+        self._checked: set[CheckpointKey] = set()
 
-    def look(self, places: set[Place], rows: Rows) -> None:
+    def look(self, places: set[CheckpointKey], rows: Rows) -> None:
         self.looked = self.looked or bool(places)
         layout = self._context.layout
         stamps = layout.stamps() if len(places) > _MANY else {place: layout.stamp(*place) for place in places}
@@ -136,7 +136,7 @@ class _Known:
             self.check(suspects)
         return 0
 
-    def check(self, places: Iterable[Place]) -> None:
+    def check(self, places: Iterable[CheckpointKey]) -> None:
         """Read manifests, and mend the rows that say something else."""
         for place in places:
             self._checked.add(place)

@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
+from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.model.checkpoint.published import Stamp
     from ckstore.ops.context import Context
-
-Place = tuple[str, int]
 
 
 def runs_in_doubt(context: Context) -> set[str]:
@@ -32,13 +31,13 @@ def runs_in_doubt(context: Context) -> set[str]:
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 
-def stamps(context: Context, places: Iterable[Place]) -> dict[Place, Stamp]:
+def stamps(context: Context, places: Iterable[CheckpointKey]) -> dict[CheckpointKey, Stamp]:
     """Return which checkpoint is at each place, where there is one."""
     found = ((place, context.layout.stamp(*place)) for place in places)
     return {place: stamp for place, stamp in found if stamp is not None}
 
 
-def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[Place, Stamp] | None:
+def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
     """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
 
     None: the catalog does not say it. What it says is at each place is there.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
+from ckstore.model.names import CheckpointKey
+from ckstore.ops.index.reconcile import TIMEOUT_S, enter
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def remove(context: Context) -> list[str]:
     return [_damaged(count)] if count else []
 
 
-def write_again(context: Context, places: Collection[Place], *, damaged_count: int = 0) -> None:
+def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
     """Write the rows of checkpoints again from their directories, and warn, once for an open store.
 
     What does not work now is left for the next opening.
@@ -47,7 +48,7 @@ def write_again(context: Context, places: Collection[Place], *, damaged_count: i
         warn(said)
     for place in () if damaged_count else places:
         context.distrusted[place] = context.layout.stamp(*place)
-    if context.readonly or context.broken:
+    if context.readonly or context.writes_disabled_because:
         return
     try:
         if damaged_count:
@@ -64,7 +65,7 @@ def _damaged(count: int) -> str:
     return f"{rows} damaged; the manifests are read instead"
 
 
-def _forged(places: Collection[Place]) -> str:
+def _forged(places: Collection[CheckpointKey]) -> str:
     named = ", ".join(f"{run}@{step}" for run, step in sorted(places)[:3])
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"the catalog and the manifest disagree about {named}{more}; the manifest counts"

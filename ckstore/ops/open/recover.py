@@ -72,7 +72,7 @@ def _make_store_durable(context: Context) -> None:
         files.sync_directory(context.layout.root)
         files.sync_name(context.layout.path)
     except OSError as error:
-        context.broken = f"{context.layout.root} could not be made durable: {error.strerror}"
+        context.writes_disabled_because = f"{context.layout.root} could not be made durable: {error.strerror}"
         raise
 
 

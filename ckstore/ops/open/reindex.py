@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import ReindexReport
 from ckstore.objects.annotations import read_annotations
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.pins import read_pins
-from ckstore.ops.index.inventory import Census
-from ckstore.ops.index.reconcile import TIMEOUT_S, Place, enter
+from ckstore.ops.index.inventory import StoreInventory
+from ckstore.ops.index.reconcile import TIMEOUT_S, enter
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
 from ckstore.ops.open.relink import relink as relink_all
@@ -47,7 +48,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     shown = _Shown(context, places, progress, relink=relink)
     relinked = relink_all(context, shown.blob_bytes) if relink else None
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
-    census = Census(layout)
+    census = StoreInventory(layout)
 
     def seen(run: str, step: int, found: Found) -> None:
         census.note(run, step, found)
@@ -88,9 +89,11 @@ def _check_space(context: Context) -> None:
 class _Shown:
     """Adds up what was read for whoever shows progress."""
 
-    def __init__(self, context: Context, places: list[Place], progress: Progress | None, *, relink: bool) -> None:
+    def __init__(
+        self, context: Context, places: list[CheckpointKey], progress: Progress | None, *, relink: bool
+    ) -> None:
         self._progress = progress
-        self._sizes: dict[Place, int] = {}
+        self._sizes: dict[CheckpointKey, int] = {}
         self._blob_bytes = self._manifest_bytes = self._all_bytes = 0
         if progress is None:
             return
@@ -121,7 +124,7 @@ def _size(path: Inside) -> int:
 
 
 def _report(
-    context: Context, census: Census, restored_count: int, old_catalog: str, relinked: RelinkReport | None
+    context: Context, census: StoreInventory, restored_count: int, old_catalog: str, relinked: RelinkReport | None
 ) -> ReindexReport:
     tags = context.layout.tags()
     problems = [
@@ -153,7 +156,7 @@ def _report(
     )
 
 
-def _bad_annotations(context: Context, places: set[Place]) -> list[str]:
+def _bad_annotations(context: Context, places: set[CheckpointKey]) -> list[str]:
     problems = []
     for run, step in sorted(places):
         try:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import DEFAULT_RUN, is_latest_valid, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.staleness import stamps
-from ckstore.ops.refs.listing import Place, infos, newest
+from ckstore.ops.refs.listing import infos, newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     return resolve(parsed, infos(context), tags)
 
 
-def _refuse_damaged(context: Context, place: Place) -> None:
+def _refuse_damaged(context: Context, place: CheckpointKey) -> None:
     """Raise if a directory with a manifest is there, and it is no whole checkpoint: another answer would mislead.
 
     Raises:
@@ -68,7 +69,7 @@ def _refuse_damaged(context: Context, place: Place) -> None:
         raise DamagedBlob(found.problem, hint=hint)
 
 
-def _place(context: Context, ref: Ref, tags: Mapping[str, Place]) -> Place | None:
+def _place(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> CheckpointKey | None:
     """Return the place that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
     if ref.kind == "tag":
         place = tags.get(ref.value)

@@ -14,7 +14,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance, judge_blobs
-from ckstore.ops.check.verifier import Checker
+from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.warn import warn
 
@@ -179,7 +179,7 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
     Raises:
         DamagedBlob: A tensor of the checkpoint is damaged.
     """
-    with Checker(context) as checker:
+    with Verifier(context) as checker:
         chosen = range(len(directory.manifest.blobs)) if indexes is None else indexes
         damage = [found for found in checker.blobs(directory, chosen) if found.affects]
     if damage:

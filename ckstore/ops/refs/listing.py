@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import DamagedBlob
-from ckstore.model.names import check_run
+from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable
 from ckstore.ops.index.facts import as_it_is, sure
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.layout import OpenRuns
 
-Place = tuple[str, int]
-"""Run and step."""
-
 
 def infos(
     context: Context,
@@ -32,7 +29,7 @@ def infos(
     *,
     newest: int | None = None,
     only: Callable[[int], bool] | None = None,
-    at: Mapping[Place, Stamp] | None = None,
+    at: Mapping[CheckpointKey, Stamp] | None = None,
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
 
@@ -68,7 +65,7 @@ def infos(
 def _infos(
     context: Context,
     runs: OpenRuns,
-    published: Mapping[Place, Stamp | None],
+    published: Mapping[CheckpointKey, Stamp | None],
     run: str | None = None,
     *,
     newest: int | None = None,
@@ -87,8 +84,13 @@ def _infos(
 
 
 def _from_catalog(
-    context: Context, published: Mapping[Place, Stamp | None], run: str | None, newest: int | None, *, seek: bool
-) -> tuple[list[CheckpointInfo], set[Place]]:
+    context: Context,
+    published: Mapping[CheckpointKey, Stamp | None],
+    run: str | None,
+    newest: int | None,
+    *,
+    seek: bool,
+) -> tuple[list[CheckpointInfo], set[CheckpointKey]]:
     """Return what the catalog knows of directories with these stamps, and those that have to be read."""
     doubted = {place for place, stamp in context.distrusted.items() if place in published and published[place] == stamp}
     asked = {place: published[place] for place in published.keys() - doubted} if doubted else published
@@ -173,7 +175,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
 
 def _written_last(
-    context: Context, published: Mapping[Place, Stamp | None], newest: CheckpointInfo
+    context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
 ) -> list[CheckpointInfo]:
     """Return the checkpoint whose manifest was written last; say if it cannot be read, and so is not the newest."""
     written = {place: stamp for place, stamp in published.items() if stamp is not None}

@@ -15,7 +15,7 @@ from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, mounts, place
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
-from ckstore.model.doctor.finding import DoctorReport, Finding, ok
+from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-Findings = Iterator[Finding]
+Findings = Iterator[DoctorFinding]
 
 
 def examine_all(context: Context) -> DoctorReport:
     """Look at everything; what cannot be looked at is a finding of its own."""
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     for what, look in _LOOKS:
         try:
             findings += look(context)
         except (CkstoreError, OSError) as error:
             found = describe_os_error(error) if isinstance(error, OSError) else error.message
             do = "run doctor as the owner of the store, or as root"
-            findings.append(Finding("warning", what, f"could not be looked at: {found}", do))
+            findings.append(DoctorFinding("warning", what, f"could not be looked at: {found}", do))
     return DoctorReport(tuple(findings))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, Usage, blob_uses
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
-_Place = tuple[str, int]
 _Inode = tuple[int, int]
 
 
@@ -36,7 +36,7 @@ class _File:
 
     nbytes: int
     link_count: int
-    holders: set[_Place] = field(default_factory=set)
+    holders: set[CheckpointKey] = field(default_factory=set)
     names_found: int = 0
 
     @property
@@ -50,8 +50,8 @@ def usage(context: Context) -> Usage:
     listed = infos(context)
     files = _files(context)
     packs = _PackUses(context, listed)
-    unique: dict[_Place, int] = defaultdict(int)
-    shared: dict[_Place, int] = defaultdict(int)
+    unique: dict[CheckpointKey, int] = defaultdict(int)
+    shared: dict[CheckpointKey, int] = defaultdict(int)
     for file in files:
         into = unique if file.is_unique else shared
         for place in file.holders:
@@ -113,7 +113,7 @@ class _PackUses:
     """How much of each pack each checkpoint uses."""
 
     def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
-        self._by_place: dict[_Place, list[str]] = defaultdict(list)
+        self._by_place: dict[CheckpointKey, list[str]] = defaultdict(list)
         self._nbytes: dict[str, int] = {}
         self._best: dict[str, int] = defaultdict(int)
         published = context.layout.stamps()
@@ -128,12 +128,12 @@ class _PackUses:
                 self._add(place, digest, nbytes, used_bytes)
         self._add_from_manifests(context, others)
 
-    def _add(self, place: _Place, digest: str, nbytes: int, used_bytes: int) -> None:
+    def _add(self, place: CheckpointKey, digest: str, nbytes: int, used_bytes: int) -> None:
         self._by_place[place].append(digest)
         self._nbytes[digest] = nbytes
         self._best[digest] = max(self._best[digest], used_bytes)
 
-    def _add_from_manifests(self, context: Context, places: list[_Place]) -> None:
+    def _add_from_manifests(self, context: Context, places: list[CheckpointKey]) -> None:
         for place in places:
             found = look(context.layout, *place).published
             if found is None:  # it went meanwhile
@@ -143,7 +143,7 @@ class _PackUses:
                 if uses[blob.digest].is_pack:
                     self._add(place, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 
-    def dead_bytes(self, place: _Place) -> int:
+    def dead_bytes(self, place: CheckpointKey) -> int:
         return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_place.get(place, ()))
 
     def total_dead_bytes(self) -> int:

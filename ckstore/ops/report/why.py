@@ -9,6 +9,7 @@ from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, No
 from ckstore.fs import files, peek
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import Use
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS, MANIFEST
@@ -60,11 +61,11 @@ def _complete_pattern(context: Context, digest: str) -> str:
     return f"{match[1] or prefix}-{match[2]}"
 
 
-def _published(context: Context) -> list[tuple[str, int]]:
+def _published(context: Context) -> list[CheckpointKey]:
     return [(run, step) for run, step, _ in context.layout.published()]
 
 
-def _places(context: Context, digest: str) -> list[tuple[str, int]]:
+def _places(context: Context, digest: str) -> list[CheckpointKey]:
     """Return the checkpoints to look at: all, or those that have a link to a large blob; smaller ones can be pieces."""
     try:
         status = peek.status(context.layout.blob(digest))

@@ -233,11 +233,11 @@ class Recheck:
 
     def _mark_users(self, digest: str) -> list[str]:
         """Read the blob in every checkpoint that has it, and mark those that need the damaged bytes; return these."""
-        from ckstore.ops.check.verifier import Checker
+        from ckstore.ops.check.verifier import Verifier
 
         layout = self._context.layout
         hurt = []
-        with Checker(self._context) as checker:
+        with Verifier(self._context) as checker:
             for run, step, _ in sorted(layout.published()):
                 status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
                 if status is None:

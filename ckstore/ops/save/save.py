@@ -115,7 +115,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request, recheck)
         except BaseException as error:
             if isinstance(error, publishing.UnknownOutcome):
-                context.broken = error.message
+                context.writes_disabled_because = error.message
                 staging.lock.release()
             else:
                 reclaim.discard(context, staging)
@@ -126,7 +126,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
     else:
         mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
-        context.directories_seen.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+        context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     try:
         if outcome.existing is None:  # locked by its staging
             tags = _write_tags(context, manifest, request.tags, notes)
@@ -139,7 +139,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         staging.lock.release()
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
-    context.continued[manifest.run] = manifest_id
+    context.last_parents[manifest.run] = manifest_id
     info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
     notes += recheck.warnings()
     notes += after_save(context, manifest.run)
@@ -163,7 +163,7 @@ def _stage_and_publish(
 ) -> tuple[Manifest, str, Outcome]:
     # Files may come from somebody who chose their bytes so that digests collide.
     stored = store_sources(context, staging, captured.sources, recheck, compare=bool(captured.files))
-    staging.heal_marked(context.marks_share.do(lambda: [*marks.marked(context.layout)]) or ())
+    staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)]) or ())
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -181,7 +181,7 @@ def _stage_and_publish(
         if captured.files:  # what their containers say was chosen by others
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
         staging.seal(data)
-        context.manifests_seen.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
+        context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
             return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)
@@ -194,7 +194,7 @@ def _stage_and_publish(
 
 
 def _next_step(context: Context, run: str) -> int:
-    seen = context.directories_seen.look(context.layout).get(run)
+    seen = context.directory_cache.look(context.layout).get(run)
     return _step_after(max((step for _, step in seen.published), default=-1) if seen else -1, run)
 
 
@@ -221,7 +221,7 @@ def _draft(context: Context, captured: Captured, stored: Stored, request: Reques
     """Return the manifest but for its step and its place in the sequence."""
     about = request.about
     if about.parent is None:
-        parent = context.continued.get(request.run) or context.continued.get("")
+        parent = context.last_parents.get(request.run) or context.last_parents.get("")
         about = replace(about, parent=parent)
     return Manifest(
         run=request.run,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import CatalogUnavailable
 from ckstore.errors import CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks, peek
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects import marks
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
@@ -98,7 +99,7 @@ def repair(
 def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
     """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
     wanted: dict[str, Wanted] = {}
-    by_place: dict[tuple[str, int], set[str]] = {}
+    by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:
         if found.blob:
             by_place.setdefault((found.run, found.step), set()).add(found.blob)

@@ -15,7 +15,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
-from ckstore.model.reports.verify_report import Finding, Mode
+from ckstore.model.reports.verify_report import Mode, StoreFinding
 from ckstore.objects.canonical_link import restore_name
 from ckstore.objects.layout import Layout
 from ckstore.ops.index.scan_blobs import list_blobs
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import os
 
     from ckstore.fs.inside import Inside
-    from ckstore.ops.check.verifier import Checker
+    from ckstore.ops.check.verifier import Verifier
     from ckstore.ops.context import Context
 
 _LOOKS = 3
@@ -70,13 +70,13 @@ class Names:
         return made
 
 
-def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
+def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
 
     What is only at a canonical name is read in a full verification: the next save of those bytes would link it.
     """
     names = Names.of(context.layout)
-    may_write = not context.readonly and not context.broken
+    may_write = not context.readonly and not context.writes_disabled_because
     if mode == "quick":
         yield from _touched(names)
     yield from _links(context.layout, names)
@@ -85,24 +85,24 @@ def survey(context: Context, checker: Checker, mode: Mode) -> Iterator[Finding]:
     yield from _unused(context, names, may_write=may_write)
     for path in names.too_deep:
         what = f"{path.inner} is nested deeper than any directory of a store, and was not looked into"
-        yield Finding("deep", what, path.inner)
+        yield StoreFinding("deep", what, path.inner)
     for info in misplaced(context):
-        yield Finding("order", context.problems[order_problem(info)], info.name, harmful=True)
+        yield StoreFinding("order", context.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
 
 
-def _touched(names: Names) -> Iterator[Finding]:
+def _touched(names: Names) -> Iterator[StoreFinding]:
     """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
     for digest, paths in sorted(names.used.items()):
         for path in paths.values():
             status = peek.find(path)
             if status is not None and status.st_mtime_ns != files.BLOB_MTIME_NS:
                 what = f"somebody wrote into blob {digest}, or copied it without its time; a full verification reads it"
-                yield Finding("touched", what, digest, harmful=True)
+                yield StoreFinding("touched", what, digest, harmful=True)
 
 
-def _links(layout: Layout, names: Names) -> Iterator[Finding]:
+def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
     """Link counts against names. Others may be saving: only what stays so when looked at again counts."""
     for inode, (count, path) in names.counts.items():
         digest = path.name.partition(".")[0]
@@ -116,10 +116,10 @@ def _links(layout: Layout, names: Names) -> Iterator[Finding]:
         if link_count > name_count:
             more = link_count - name_count
             what = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
-            yield Finding("outside", f"{what}; whoever writes there damages it", digest)
+            yield StoreFinding("outside", f"{what}; whoever writes there damages it", digest)
         else:
             what = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
-            yield Finding("links", f"{what}: check the filesystem", digest, harmful=True)
+            yield StoreFinding("links", f"{what}: check the filesystem", digest, harmful=True)
 
 
 def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] | None:
@@ -137,7 +137,7 @@ def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] 
     return None
 
 
-def _lost_names(layout: Layout, names: Names, checker: Checker, *, may_write: bool) -> Iterator[Finding]:
+def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Canonical names that are lost are given back, unless no copy can be relied on."""
     for digest, paths in sorted(names.used.items()):
         if digest in names.canonical:
@@ -145,7 +145,7 @@ def _lost_names(layout: Layout, names: Names, checker: Checker, *, may_write: bo
         good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
         if good:
             what = f"blob {digest} had lost its canonical name, which only new saves need"
-            yield Finding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
+            yield StoreFinding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
 
 
 def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
@@ -156,7 +156,7 @@ def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
     return False
 
 
-def _wrong_names(layout: Layout, names: Names, checker: Checker, mode: Mode) -> Iterator[Finding]:
+def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
     for digest, status in sorted(names.canonical.items()):
         used = names.used.get(digest, {})
@@ -173,10 +173,10 @@ def _wrong_names(layout: Layout, names: Names, checker: Checker, mode: Mode) -> 
             if status.st_size not in sizes:
                 what = f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
         if what:
-            yield Finding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+            yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
 
 
-def _unused(context: Context, names: Names, *, may_write: bool) -> Iterator[Finding]:
+def _unused(context: Context, names: Names, *, may_write: bool) -> Iterator[StoreFinding]:
     sizes = [status.st_size for digest, status in names.canonical.items() if digest not in names.used]
     if not sizes:
         return
@@ -188,4 +188,4 @@ def _unused(context: Context, names: Names, *, may_write: bool) -> Iterator[Find
         except CkstoreError:  # gc lists them when the catalog is well again
             listed = False
     what = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
-    yield Finding("unused", f"{what} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)
+    yield StoreFinding("unused", f"{what} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)

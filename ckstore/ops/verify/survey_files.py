@@ -11,7 +11,8 @@ from ckstore.errors import CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name
-from ckstore.model.reports.verify_report import Finding, FindingKind
+from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.verify_report import FindingKind, StoreFinding
 from ckstore.model.seal import check_seal
 from ckstore.model.settings.settings import parse_config, parse_settings
 from ckstore.objects.checkpoints import look
@@ -23,15 +24,14 @@ from ckstore.ops.index.catch_up import catch_up
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.checkpoint.published import Published
-    from ckstore.ops.check.verifier import Checker
+    from ckstore.ops.check.verifier import Verifier
     from ckstore.ops.context import Context
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 16 * 2**20
-Key = tuple[str, int]
 
 
-def catalog_findings(context: Context, checker: Checker, *, may_write: bool, thorough: bool) -> Iterator[Finding]:
+def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, thorough: bool) -> Iterator[StoreFinding]:
     """Compare the catalog with the directories that `checker` has looked at, and make it equal to them.
 
     Args:
@@ -46,21 +46,21 @@ def catalog_findings(context: Context, checker: Checker, *, may_write: bool, tho
         # It is looked at again before it is set aside: an error of the disk that passed is no damage.
         if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
             catch_up(context)
-            yield Finding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
+            yield StoreFinding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
         elif problems:
-            yield Finding("catalog", f"the catalog is damaged: {problems[0]}")
+            yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
             catch_up(context)  # what others have published and not entered yet is no error
         stale = _differing(context, checker)
         if stale and may_write:
             _write_anew(context, stale)
         for run, step in stale:
-            yield Finding("catalog", f"the catalog says something else about {run}@{step}", mended=may_write)
+            yield StoreFinding("catalog", f"the catalog says something else about {run}@{step}", mended=may_write)
     except (CatalogUnavailable, InUse, NewerFormat) as error:
-        yield Finding("catalog", f"the catalog cannot be compared: {error.message}")
+        yield StoreFinding("catalog", f"the catalog cannot be compared: {error.message}")
 
 
-def _differing(context: Context, checker: Checker) -> list[Key]:
+def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     """Return the whole checkpoints of which the catalog says something else than the manifest."""
     listing = context.catalog.listing()
     rows = {(info.run, info.step): replace(info, tags=()) for info in context.catalog.infos()}
@@ -75,7 +75,7 @@ def _differing(context: Context, checker: Checker) -> list[Key]:
     return found
 
 
-def _write_anew(context: Context, keys: list[Key]) -> None:
+def _write_anew(context: Context, keys: list[CheckpointKey]) -> None:
     def nothing(_run: str, _step: int) -> None:
         return None
 
@@ -87,7 +87,7 @@ def _write_anew(context: Context, keys: list[Key]) -> None:
     context.catalog.reconcile(keys, there, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
 
 
-def file_findings(context: Context) -> Iterator[Finding]:
+def file_findings(context: Context) -> Iterator[StoreFinding]:
     """Say which of the small files cannot be read, are not as they were written, or point to nothing."""
     layout = context.layout
     for path in (layout.settings, layout.config):
@@ -96,7 +96,7 @@ def file_findings(context: Context) -> Iterator[Finding]:
         try:
             retention_of(context)
         except (CkstoreError, OSError) as error:
-            yield Finding("settings", str(error), layout.config.name, harmful=True)
+            yield StoreFinding("settings", str(error), layout.config.name, harmful=True)
     yield from _tags(context)
     yield from _pins(context)
     for run, step, _ in sorted(layout.published()):
@@ -110,21 +110,21 @@ def _read(path: Inside) -> bytes | None:
         return None
 
 
-def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[Finding]:
+def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[StoreFinding]:
     """Read one file as whoever uses it does; a file that may be missing says nothing."""
     subject = path.inner
     try:
         data = _read(path)
         if data is None:
             if path == context.layout.settings:
-                yield Finding(kind, f"{path} is missing", subject, harmful=True)
+                yield StoreFinding(kind, f"{path} is missing", subject, harmful=True)
             return
         _PARSERS[path.name if kind != "pin" else "pin"](data, str(path))
         if not check_seal(data, str(path)):
             what = f"{subject} has no digest of itself: it is of an older ckstore, or was written by hand"
-            yield Finding(kind, what, subject)
+            yield StoreFinding(kind, what, subject)
     except (CkstoreError, OSError) as error:
-        yield Finding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
+        yield StoreFinding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
 
 
 _PARSERS: dict[str, Callable[[bytes, str], object]] = {
@@ -135,7 +135,7 @@ _PARSERS: dict[str, Callable[[bytes, str], object]] = {
 }
 
 
-def _tags(context: Context) -> Iterator[Finding]:
+def _tags(context: Context) -> Iterator[StoreFinding]:
     """Everything in ``refs/`` is a tag that points to a checkpoint; writers begin their temporary names with a dot."""
     layout = context.layout
     targets = layout.tags()
@@ -144,17 +144,17 @@ def _tags(context: Context) -> Iterator[Finding]:
             continue
         if name not in targets:
             what = f"refs/{name} is no tag: wanted a relative symlink to a checkpoint"
-            yield Finding("tag", what, f"refs/{name}", harmful=True)
+            yield StoreFinding("tag", what, f"refs/{name}", harmful=True)
         elif layout.inode(*targets[name]) is None:
             run, step = targets[name]
             what = f"the tag {name} points to {run}@{step}, which is not there"
-            yield Finding("tag", what, f"refs/{name}", harmful=True)
+            yield StoreFinding("tag", what, f"refs/{name}", harmful=True)
 
 
-def _pins(context: Context) -> Iterator[Finding]:
+def _pins(context: Context) -> Iterator[StoreFinding]:
     layout = context.layout
     for entry in names_in(layout.pins):
         if pin_name(entry) is not None:
             yield from _file(context, "pin", layout.pins / entry)
         elif not entry.startswith("."):
-            yield Finding("pin", f"pins/{entry} is no pin by its name", f"pins/{entry}", harmful=True)
+            yield StoreFinding("pin", f"pins/{entry} is no pin by its name", f"pins/{entry}", harmful=True)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
-from ckstore.model.reports.verify_report import Damage, Finding, Mode, VerifyReport
+from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.verify_report import Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.verify_times import read_checked, remember_checked
-from ckstore.ops.check.verifier import Checker, Place, Unit
-from ckstore.ops.pace import Budget, Rate
+from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
+from ckstore.ops.pace import Budget, RateLimiter
 from ckstore.ops.refs.find import find
 from ckstore.ops.verify.last_readings import record_readings
 
@@ -34,7 +35,6 @@ Progress = Callable[[int, int], None]
 
 _ROUND_BYTES = 256 * 2**20
 _FLUSH_S = 60.0
-Key = tuple[str, int]
 """Run and step."""
 
 
@@ -94,7 +94,7 @@ class Inventory:
     first: dict[Unit, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, context: Context, places: Sequence[Key]) -> Inventory:
+    def of(cls, context: Context, places: Sequence[CheckpointKey]) -> Inventory:
         """List the directories of checkpoints."""
         made = cls()
         for index, (run, step) in enumerate(places):
@@ -114,18 +114,20 @@ class Inventory:
 class Verification:
     """One run of `verify`."""
 
-    def __init__(self, context: Context, places: Sequence[Key], options: Options, *, everything: bool) -> None:
+    def __init__(
+        self, context: Context, places: Sequence[CheckpointKey], options: Options, *, everything: bool
+    ) -> None:
         self._context = context
         self._places = places
         self._options = options
         self._everything = everything
-        self._may_write = not context.readonly and not context.broken
+        self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = Budget(options.budget_s)
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
-        self._order: dict[Key, Place] = {}
-        self._found: dict[Key, list[Damage]] = {}
+        self._order: dict[CheckpointKey, VerifyOrder] = {}
+        self._found: dict[CheckpointKey, list[Damage]] = {}
         self._remembered = False
         self._flushed_s = time.monotonic()
 
@@ -134,9 +136,9 @@ class Verification:
         from ckstore.ops.verify.repair import Repaired, repair
 
         options = self._options
-        rate = None if options.rate_bytes_s is None else Rate(options.rate_bytes_s).wait
+        rate = None if options.rate_bytes_s is None else RateLimiter(options.rate_bytes_s).wait
         chosen = self._chosen()
-        with Checker(
+        with Verifier(
             self._context, self._reporter(chosen), pace=rate, budget=self._budget, quick=options.quick
         ) as checker:
             try:
@@ -193,7 +195,7 @@ class Verification:
         ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
         return ordered[: math.ceil((options.sample or 1) * len(ordered))]
 
-    def _read(self, checker: Checker, chosen: list[Unit] | None) -> None:
+    def _read(self, checker: Verifier, chosen: list[Unit] | None) -> None:
         if chosen is None or self._options.budget_s is None:
             only = None if chosen is None else set(chosen)
             for key in self._places:
@@ -224,7 +226,7 @@ class Verification:
             nbytes += self._inventory.sizes[unit]
         return rounds
 
-    def _visit(self, checker: Checker, key: Key, only: Container[Unit] | None) -> None:
+    def _visit(self, checker: Verifier, key: CheckpointKey, only: Container[Unit] | None) -> None:
         seen = checker.checkpoint(*key, only)
         if seen is None:
             return
@@ -251,13 +253,13 @@ class Verification:
 
     # ------------------------------------------------------------------------------------ what is known
 
-    def _in_order(self) -> list[Key]:
+    def _in_order(self) -> list[CheckpointKey]:
         return sorted(self._order, key=lambda key: self._order[key])
 
     def _damage(self) -> list[Damage]:
         return [found for key in self._in_order() for found in self._found[key]]
 
-    def _remember(self, checker: Checker) -> None:
+    def _remember(self, checker: Verifier) -> None:
         """Keep what was read when, for the next sample or budget."""
         self._flushed_s = time.monotonic()
         if not self._may_write or not (checker.good or checker.bad):
@@ -274,7 +276,7 @@ class Verification:
         right = {unit[2] for unit in checker.good} - {unit[2] for unit in checker.bad}
         record_readings(self._context, right, self._now_s * 10**9)
 
-    def _age(self, checker: Checker) -> tuple[int, str]:
+    def _age(self, checker: Verifier) -> tuple[int, str]:
         """Return how many copies no verification has read, and when the one was read that was read longest ago."""
         units = self._inventory.sizes
         read = checker.good | checker.bad
@@ -286,7 +288,7 @@ class Verification:
 
     # ------------------------------------------------------------------------------------- after a repair
 
-    def _survey(self, checker: Checker) -> list[Finding]:
+    def _survey(self, checker: Verifier) -> list[StoreFinding]:
         from ckstore.ops.verify.survey import survey
 
         if not self._everything:
@@ -294,12 +296,12 @@ class Verification:
                 raise error
             return []
         locked = [
-            Finding("locked", f"{run}@{step} was not looked at: {error.message}", f"{run}@{step}", harmful=True)
+            StoreFinding("locked", f"{run}@{step} was not looked at: {error.message}", f"{run}@{step}", harmful=True)
             for (run, step), error in sorted(checker.locked.items())
         ]
         return [*locked, *survey(self._context, checker, self._options.mode)]
 
-    def _look_again(self, checker: Checker, done: Repaired) -> None:
+    def _look_again(self, checker: Verifier, done: Repaired) -> None:
         """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
 
         After a full verification a mark goes when the whole checkpoint was found right.

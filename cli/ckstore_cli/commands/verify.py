@@ -18,7 +18,7 @@ from ckstore_cli._refs import complete_ref
 from ckstore_cli._retention import checkpoints
 
 if TYPE_CHECKING:
-    from ckstore.model.reports.verify_report import Damage, Finding, VerifyReport
+    from ckstore.model.reports.verify_report import Damage, StoreFinding, VerifyReport
 
 _NAMES_SHOWN = 5
 
@@ -164,7 +164,7 @@ def _what(damage: Damage) -> str:
     return f"{listed}: {what}" if listed else what
 
 
-def _finding(found: Finding, out: Output) -> str:
+def _finding(found: StoreFinding, out: Output) -> str:
     if found.mended:
         return f"{out.style('mended', 'green')}  {printable(found.what)}"
     word, look = ("wrong", "red") if found.harmful else ("note", "yellow")
