@@ -10,44 +10,112 @@ from typing import TYPE_CHECKING
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from ckstore.errors import CkstoreError, CkstoreWarning
+    from ckstore.errors import (
+        AmbiguousRef,
+        BadInput,
+        CannotStore,
+        CatalogUnavailable,
+        CkstoreError,
+        CkstoreWarning,
+        DamagedBlob,
+        InsufficientSpace,
+        InUse,
+        NewerFormat,
+        NoSuchRef,
+        OtherHash,
+        SaveFailed,
+        StateChanged,
+        StepExists,
+        StoreNotFound,
+        UnknownOutcome,
+        UnsafePlace,
+    )
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorFinding, DoctorReport
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.diff import Diff
+    from ckstore.model.manifest.files import FileChange, FileSummary
+    from ckstore.model.manifest.info import CheckpointInfo, Note
+    from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
     from ckstore.model.reports.export_report import ExportedFile, ExportReport
+    from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport, HeldBlob, Holder, LinkedBlob, PlannedBlob
     from ckstore.model.reports.reindex_report import Incomplete, ReindexReport, RelinkReport
-    from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.reports.usage import Usage, Use
-    from ckstore.model.reports.verify_report import Damage, VerifyReport
-    from ckstore.model.settings.retention import Best, RetentionPlan, RetentionPolicy
-    from ckstore.ops.read.load import LoadReport
-    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
-    from ckstore.store import Store, open_checkpoint
+    from ckstore.model.reports.retention_report import RetentionReport, Skipped
+    from ckstore.model.reports.usage import CheckpointUsage, Usage, Use
+    from ckstore.model.reports.verify_report import Damage, Repair, StoreFinding, Unrepaired, VerifyReport
+    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
+    from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.load import LoadReport, Select
+    from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
+    from ckstore.store import RefLike, Store, open_checkpoint
 
 __all__ = [
+    "AmbiguousRef",
+    "BadInput",
     "Best",
+    "CannotStore",
+    "CatalogUnavailable",
+    "CheckoutReport",
     "CheckpointInfo",
+    "CheckpointUsage",
     "CkstoreError",
     "CkstoreWarning",
     "Damage",
+    "DamagedBlob",
+    "DeletedFile",
     "Diff",
+    "DiffLeaf",
+    "Difference",
     "DoctorFinding",
     "DoctorReport",
     "ExportReport",
     "ExportedFile",
+    "FileChange",
+    "FileSummary",
+    "GcPlan",
+    "GcReport",
+    "HeldBlob",
+    "Holder",
+    "IfExists",
+    "InUse",
     "Incomplete",
+    "InsufficientSpace",
+    "LeafChange",
+    "LeafSlice",
+    "LeafSummary",
+    "LinkMode",
+    "LinkedBlob",
     "LoadReport",
+    "NewerFormat",
+    "NoSuchRef",
+    "Note",
     "OpenCheckpoint",
+    "OtherHash",
     "Pin",
+    "PlainChange",
+    "PlanEntry",
+    "PlannedBlob",
+    "RefLike",
     "ReindexReport",
     "RelinkReport",
+    "Repair",
     "RetentionPlan",
     "RetentionPolicy",
     "RetentionReport",
+    "SaveFailed",
+    "Select",
+    "Skipped",
+    "StateChanged",
+    "StepExists",
     "Store",
+    "StoreFinding",
+    "StoreNotFound",
+    "StoreSettings",
     "Tag",
+    "UnknownOutcome",
+    "Unrepaired",
+    "UnsafePlace",
     "Usage",
     "Use",
     "VerifyReport",
@@ -56,38 +124,41 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Best": "ckstore.model.settings.retention",
-    "CheckpointInfo": "ckstore.model.manifest.info",
-    "CkstoreError": "ckstore.errors",
-    "CkstoreWarning": "ckstore.errors",
-    "Damage": "ckstore.model.reports.verify_report",
-    "Diff": "ckstore.model.reports.diff",
-    "DoctorReport": "ckstore.model.doctor.finding",
-    "ExportReport": "ckstore.model.reports.export_report",
-    "ExportedFile": "ckstore.model.reports.export_report",
-    "DoctorFinding": "ckstore.model.doctor.finding",
-    "Incomplete": "ckstore.model.reports.reindex_report",
-    "LoadReport": "ckstore.ops.read.load",
-    "OpenCheckpoint": "ckstore.ops.read.open_checkpoint",
-    "Pin": "ckstore.model.checkpoint.pins",
-    "ReindexReport": "ckstore.model.reports.reindex_report",
-    "RelinkReport": "ckstore.model.reports.reindex_report",
-    "RetentionPlan": "ckstore.model.settings.retention",
-    "RetentionPolicy": "ckstore.model.settings.retention",
-    "RetentionReport": "ckstore.model.reports.retention_report",
-    "Store": "ckstore.store",
-    "Tag": "ckstore.model.checkpoint.tag",
-    "Usage": "ckstore.model.reports.usage",
-    "Use": "ckstore.model.reports.usage",
-    "VerifyReport": "ckstore.model.reports.verify_report",
-    "open_checkpoint": "ckstore.store",
+    "ckstore.errors": "AmbiguousRef BadInput CannotStore CatalogUnavailable CkstoreError CkstoreWarning DamagedBlob "
+    "InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveFailed StateChanged StepExists "
+    "StoreNotFound UnknownOutcome UnsafePlace",
+    "ckstore.model.checkpoint.pins": "Pin",
+    "ckstore.model.checkpoint.tag": "Tag",
+    "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",
+    "ckstore.model.manifest.files": "FileChange FileSummary",
+    "ckstore.model.manifest.info": "CheckpointInfo Note",
+    "ckstore.model.reports.diff": "Diff DiffLeaf Difference LeafChange PlainChange",
+    "ckstore.model.reports.export_report": "ExportReport ExportedFile",
+    "ckstore.model.reports.gc_report": "DeletedFile GcPlan GcReport HeldBlob Holder LinkedBlob PlannedBlob",
+    "ckstore.model.reports.reindex_report": "Incomplete ReindexReport RelinkReport",
+    "ckstore.model.reports.retention_report": "RetentionReport Skipped",
+    "ckstore.model.reports.usage": "CheckpointUsage Usage Use",
+    "ckstore.model.reports.verify_report": "Damage Repair StoreFinding Unrepaired VerifyReport",
+    "ckstore.model.settings.retention": "Best PlanEntry RetentionPlan RetentionPolicy",
+    "ckstore.model.settings.settings": "StoreSettings",
+    "ckstore.objects.publish": "IfExists",
+    "ckstore.ops.read.checkout": "CheckoutReport LinkMode",
+    "ckstore.ops.read.load": "LoadReport Select",
+    "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",
+    "ckstore.store": "RefLike Store open_checkpoint",
 }
+"""Module -> the public names that it defines."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    import importlib
+    for module, names in _HOMES.items():
+        if name in names.split():
+            import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+            return getattr(importlib.import_module(module), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return __all__

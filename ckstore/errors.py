@@ -10,10 +10,10 @@
     ├── StateChanged             1   the state was changed while it was being saved
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
     │   ├── InsufficientSpace    6   not enough bytes or inodes
-    │   ├── SaveAbandoned        1   the saver was given up
-    │   ├── MissingRanks         1   some ranks did not deliver their part in time
-    │   └── RankMismatch         1   ranks disagree about what they save
+    │   └── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
     ├── DamagedBlob              3   bytes on disk are not what their name says
+    │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
+    ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     ├── InUse                    5   somebody holds what was to be taken apart
     ├── NewerFormat              1   written by a newer ckstore
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
@@ -24,7 +24,7 @@ pickling, since training code raises them across processes. Exit statuses: docs/
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 class CkstoreWarning(UserWarning):
@@ -130,16 +130,8 @@ class InsufficientSpace(SaveFailed):
     free_inodes: int | None = None
 
 
-class SaveAbandoned(SaveFailed):
-    """The saver of this save was given up and fenced off."""
-
-
-class MissingRanks(SaveFailed):
-    """Some ranks did not deliver their part in time."""
-
-
-class RankMismatch(SaveFailed):
-    """Ranks disagree about what they save."""
+class UnknownOutcome(SaveFailed):
+    """The checkpoint was published, but may not survive a power cut; open the store again before the next save."""
 
 
 class DamagedBlob(CkstoreError):
@@ -156,6 +148,27 @@ class DamagedBlob(CkstoreError):
         super().__init__(message, hint=hint)
         self.blob = blob
         self.names = names
+
+
+class OtherHash(DamagedBlob):
+    """The manifest is whole, and of a store that hashes with another algorithm; a store takes no such checkpoint."""
+
+
+CatalogProblem = Literal["missing", "behind", "newer", "damaged", "unreadable"]
+
+
+class CatalogUnavailable(CkstoreError):
+    """The catalog cannot be used now. It is an index: everything but gc goes on without it.
+
+    Attributes:
+        why: ``missing``, ``damaged``, ``behind`` (an older ckstore made it): the next opening for writing mends it.
+            ``newer``: a newer ckstore made it. ``unreadable``: the filesystem or the permissions refuse it, or the
+            disk is full.
+    """
+
+    def __init__(self, message: str, *, why: CatalogProblem, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.why: CatalogProblem = why
 
 
 class InUse(CkstoreError):

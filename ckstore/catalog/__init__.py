@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog.unavailable import CatalogUnavailable
-
 if TYPE_CHECKING:
     from ckstore.catalog.catalog import Catalog
 
-__all__ = ["Catalog", "CatalogUnavailable"]
+__all__ = ["Catalog"]
 
 
 def __getattr__(name: str) -> object:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
 from ckstore.catalog.text import encode_json
-from ckstore.catalog.unavailable import CatalogUnavailable
 from ckstore.catalog.values import Listing, Outline
+from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:

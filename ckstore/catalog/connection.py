@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import beside, checksum, journal
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
-from ckstore.catalog.unavailable import CatalogUnavailable, Why
-from ckstore.errors import InUse, NewerFormat
+from ckstore.errors import CatalogProblem, CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
@@ -194,7 +193,7 @@ def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
     raise NewerFormat(f"the catalog {path} {found}", hint="use the newer ckstore that wrote it")
 
 
-_HINTS: dict[Why, str] = {
+_HINTS: dict[CatalogProblem, str] = {
     "missing": "opening the store for writing makes it, or: ckstore reindex",
     "behind": "opening the store for writing brings it up to date",
     "newer": "use the newer ckstore that wrote it",
@@ -203,7 +202,7 @@ _HINTS: dict[Why, str] = {
 }
 
 
-def unavailable(path: Path, found: str, why: Why) -> CatalogUnavailable:
+def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
     """Return the error that says what was found at `path`."""
     return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
 

@@ -13,8 +13,7 @@ from typing import Literal
 from ckstore.catalog import connection as connections
 from ckstore.catalog.beside import SUFFIXES
 from ckstore.catalog.forms import check_tables
-from ckstore.catalog.unavailable import CatalogUnavailable
-from ckstore.errors import CkstoreError, NewerFormat
+from ckstore.errors import CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.descriptors import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.published import Published, Stamp
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
-from ckstore.model.manifest.parse import OtherHash, parse_manifest
+from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ckstore.errors import SaveFailed, StepExists
+from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Held, NotInStore
 from ckstore.objects import blobs, marks
@@ -28,10 +28,6 @@ Rule = IfExists | Literal["taken"]
 """As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
 _PUBLISH_TRIES = 20
 _RUN_TIMEOUT_S = 30.0
-
-
-class UnknownOutcome(SaveFailed):
-    """The checkpoint was published, but whether it survives a power cut is not known; the store must be opened anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import Catalog, CatalogUnavailable
-from ckstore.errors import CkstoreError, SaveFailed
+from ckstore.catalog import Catalog
+from ckstore.errors import CatalogUnavailable, CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from ckstore.catalog import Catalog, CatalogUnavailable, checksum, connection, journal
-from ckstore.errors import InUse, NewerFormat
+from ckstore.catalog import Catalog, checksum, connection, journal
+from ckstore.errors import CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
 from ckstore.model.checkpoint.published import Published
@@ -711,7 +711,7 @@ def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqli
     program = """
 import sys
 import ckstore.catalog
-from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable
 from ckstore.catalog.values import PieceLocation
 assert "sqlite3" not in sys.modules
 from pathlib import Path

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import Catalog, CatalogUnavailable, connection, journal
+from ckstore.catalog import Catalog, connection, journal
+from ckstore.errors import CatalogUnavailable
 from tests.catalog.manifests import SOON_S
 from tests.support.filling import prepare
 from tests.support.loopfs import Kind, loop_filesystem

@@ -49,6 +49,8 @@ def test_every_class_exits_with_a_status_of_the_table() -> None:
 def example_of(cls: type[CkstoreError]) -> CkstoreError:
     if cls is errors.CannotStore:
         return errors.CannotStore("model.x", "no", hint="do this")
+    if cls is errors.CatalogUnavailable:
+        return errors.CatalogUnavailable("it went wrong", why="damaged", hint="do this")
     return cls("it went wrong", hint="do this")
 
 

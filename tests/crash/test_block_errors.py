@@ -23,8 +23,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import CkstoreError
-from ckstore.objects.publish import UnknownOutcome
+from ckstore.errors import CkstoreError, UnknownOutcome
 from tests.faults.checker import check_store
 from tests.faults.harness import evenly
 from tests.faults.journal import Promised

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import Catalog, CatalogUnavailable, connection
-from ckstore.errors import CkstoreWarning
+from ckstore.catalog import Catalog, connection
+from ckstore.errors import CatalogUnavailable, CkstoreWarning
 from tests.support.requirements import require_root
 
 MAGIC = bytes.fromhex("d9d505f920a163d7")

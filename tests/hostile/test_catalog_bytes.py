@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ckstore.catalog import Catalog, CatalogUnavailable
+from ckstore.catalog import Catalog
+from ckstore.errors import CatalogUnavailable
 from tests.hostile.catalog_bytes import PAGE_BYTES, fill, spoil_catalog
 from tests.hostile.scene import Scene
 from tests.hostile.test_rows import questions

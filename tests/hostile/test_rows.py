@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import RetentionPolicy, Store
-from ckstore.catalog import Catalog, CatalogUnavailable, checksum, upkeep
+from ckstore.catalog import Catalog, checksum, upkeep
 from ckstore.catalog.forms import TABLES
-from ckstore.errors import BadInput, CkstoreWarning
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreWarning
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.layout import Layout
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ckstore import errors
-from ckstore.errors import CannotStore, CkstoreError
+from ckstore.errors import CannotStore, CatalogUnavailable, CkstoreError
 
 _ALL = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, CkstoreError)]
 
@@ -24,10 +24,10 @@ _TREE = {
     "StateChanged": ("CkstoreError", 1),
     "SaveFailed": ("CkstoreError", 1),
     "InsufficientSpace": ("SaveFailed", 6),
-    "SaveAbandoned": ("SaveFailed", 1),
-    "MissingRanks": ("SaveFailed", 1),
-    "RankMismatch": ("SaveFailed", 1),
+    "UnknownOutcome": ("SaveFailed", 1),
     "DamagedBlob": ("CkstoreError", 3),
+    "OtherHash": ("DamagedBlob", 3),
+    "CatalogUnavailable": ("CkstoreError", 1),
     "InUse": ("CkstoreError", 5),
     "NewerFormat": ("CkstoreError", 1),
     "UnsafePlace": ("CkstoreError", 1),
@@ -35,7 +35,9 @@ _TREE = {
 
 
 def _make(cls: type[CkstoreError]) -> CkstoreError:
-    return cls("model.w", "why", hint="do") if issubclass(cls, CannotStore) else cls("what", hint="do")
+    if issubclass(cls, CannotStore):
+        return cls("model.w", "why", hint="do")
+    return cls("what", why="damaged", hint="do") if issubclass(cls, CatalogUnavailable) else cls("what", hint="do")
 
 
 def test_the_tree_is_the_public_contract() -> None:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import RetentionPolicy, Store
-from ckstore.catalog import Catalog, CatalogUnavailable
-from ckstore.errors import CkstoreError
+from ckstore.catalog import Catalog
+from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.checkpoint.refs import parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.document import (
@@ -56,10 +56,6 @@ _HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
 _LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
 _SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-
-
-class OtherHash(DamagedBlob):
-    """The manifest is whole, and of a store that hashes with another algorithm; a store takes no such checkpoint."""
 
 
 def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[Manifest, str]:

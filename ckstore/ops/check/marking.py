@@ -6,11 +6,10 @@ import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import DamagedBlob, OtherHash
 from ckstore.fs import locks, peek
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
-from ckstore.model.manifest.parse import OtherHash
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS

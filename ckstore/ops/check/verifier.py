@@ -12,12 +12,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import DamagedBlob, InUse
+from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
-from ckstore.model.manifest.parse import OtherHash
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs, marks

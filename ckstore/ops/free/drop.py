@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import InUse
+from ckstore.errors import CatalogUnavailable, InUse
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey

@@ -19,8 +19,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcReport, explain

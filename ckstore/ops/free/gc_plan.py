@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable
 from ckstore.fs import holders, lease, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey

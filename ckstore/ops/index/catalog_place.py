@@ -11,8 +11,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import Catalog, CatalogUnavailable
-from ckstore.errors import BadInput, UnsafePlace
+from ckstore.catalog import Catalog
+from ckstore.errors import BadInput, CatalogUnavailable, UnsafePlace
 from ckstore.fs.host.mounts import examine
 
 if TYPE_CHECKING:

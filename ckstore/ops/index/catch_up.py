@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import staleness, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import DamagedBlob, SaveFailed
+from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from ckstore.ops.index.facts import facts_at

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:

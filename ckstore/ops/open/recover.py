@@ -6,8 +6,7 @@ import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError, InUse, NewerFormat
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import place
 from ckstore.objects import reserve, trash

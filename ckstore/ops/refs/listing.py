@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import DamagedBlob
+from ckstore.errors import CatalogUnavailable, DamagedBlob
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable

@@ -6,8 +6,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import InUse, NoSuchRef
+from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag
 from ckstore.model.names import check_tag

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
 from ckstore.catalog.values import PieceLocation
-from ckstore.errors import StateChanged
+from ckstore.errors import CatalogUnavailable, StateChanged
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.python_gc import python_gc_paused

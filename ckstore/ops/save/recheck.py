@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError
+from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord

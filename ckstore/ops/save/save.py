@@ -20,7 +20,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
+from ckstore.errors import (
+    BadInput,
+    CannotStore,
+    CkstoreError,
+    InsufficientSpace,
+    SaveFailed,
+    StepExists,
+    UnknownOutcome,
+)
 from ckstore.model.checkpoint.published import Published
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import (
@@ -114,7 +122,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             recheck = Recheck(context, staging, request.run, state_bytes, reading.recheck_share)
             manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request, recheck)
         except BaseException as error:
-            if isinstance(error, publishing.UnknownOutcome):
+            if isinstance(error, UnknownOutcome):
                 context.writes_disabled_because = error.message
                 staging.lock.release()
             else:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError
+from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.times import text_of_time
 
 if TYPE_CHECKING:

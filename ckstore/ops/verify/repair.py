@@ -11,8 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError, DamagedBlob, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired

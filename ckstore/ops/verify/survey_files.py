@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import CatalogUnavailable
-from ckstore.errors import CkstoreError, InUse, NewerFormat
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name

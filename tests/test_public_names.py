@@ -1,0 +1,79 @@
+"""Every class that a caller of ckstore can meet is a name of `ckstore`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import ckstore
+from ckstore import errors
+from tests.docs.test_reference import INSIDE
+
+MODULES = [importlib.import_module(module.name) for module in pkgutil.walk_packages(ckstore.__path__, "ckstore.")]
+"""The whole library: its annotations name what is imported under ``TYPE_CHECKING``."""
+NAMES: dict[str, Any] = {name: value for module in MODULES for name, value in vars(module).items()}
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and annotation.__module__.startswith("ckstore"):
+        yield annotation
+    for part in typing.get_args(annotation):
+        for inner in part if isinstance(part, list) else [part]:
+            yield from classes_in(inner)
+
+
+def hints(thing: Any) -> dict[str, Any]:
+    return typing.get_type_hints(thing, localns=vars(importlib.import_module(thing.__module__)) | NAMES)
+
+
+def functions_of(cls: type) -> Iterator[Any]:
+    for name, member in vars(cls).items():
+        if name not in INSIDE and (not name.startswith("_") or name == "__getitem__"):
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if inspect.isfunction(function):
+                yield inspect.unwrap(function)
+
+
+def met_through(*beginnings: Any) -> dict[type, str]:
+    """Return every class of ckstore that is met by what these take, return or have, and through what it was met."""
+    met: dict[type, str] = {}
+    todo: list[tuple[Any, str]] = [(thing, "the module") for thing in beginnings]
+    while todo:
+        thing, through = todo.pop()
+        if isinstance(thing, type):
+            if thing in met:
+                continue
+            met[thing] = through
+            todo += [(function, thing.__name__) for function in functions_of(thing)]
+        annotations = {name: hint for name, hint in hints(thing).items() if not name.startswith("_")}
+        todo += [(cls, f"{through}.{name}") for name, hint in annotations.items() for cls in classes_in(hint)]
+    return met
+
+
+def test_every_class_that_a_caller_can_meet_is_a_name_of_ckstore() -> None:
+    met = met_through(ckstore.Store, ckstore.OpenCheckpoint, ckstore.open_checkpoint)
+
+    assert len(met) > 40
+    assert {cls.__name__: through for cls, through in met.items() if cls.__name__ not in ckstore.__all__} == {}
+
+
+def test_every_error_is_a_name_of_ckstore_and_lives_in_one_tree() -> None:
+    found = [errors.CkstoreError]
+    for cls in found:
+        found += [sub for sub in cls.__subclasses__() if sub.__module__.startswith("ckstore.")]
+
+    assert len(found) > 15
+    assert {cls.__module__ for cls in found} == {"ckstore.errors"}
+    assert {cls.__name__ for cls in found} <= set(ckstore.__all__)
+
+
+def test_every_name_of_ckstore_is_what_its_home_defines() -> None:
+    for name in ckstore.__all__:
+        value = getattr(ckstore, name)
+        if name != "__version__" and hasattr(value, "__module__") and value.__module__.startswith("ckstore"):
+            assert value.__name__ == name
+    assert set(ckstore.__all__) <= set(dir(ckstore))
