@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Faults, Tally
+from tests.faults.harness import Faults, Tally, Whole
 from tests.support.coverage import covered
 from tests.support.memory import memory_folder
 
@@ -31,16 +31,16 @@ def faults() -> Iterator[Faults]:
 
 
 @pytest.fixture
-def whole(capfd: pytest.CaptureFixture[str]) -> Callable[[Tally], None]:
+def whole(capfd: pytest.CaptureFixture[str]) -> Whole:
     """Print the counts of a tally, also when the test passes, and fail if anything was violated."""
 
-    def check(tally: Tally) -> None:
+    def check(tally: Tally, seed: int | None) -> None:
         counts = {"points": tally.points, "killed": tally.killed, "refused": tally.refused, "survived": tally.survived}
         counts["alike"] = tally.alike
         lane = "kill points" if tally.killed else "single failures"
-        covered(lane, tally.what, violations=len(tally.violations), **counts)
+        covered(lane, tally.what, violations=len(tally.violations), seed=seed, **counts)
         with capfd.disabled():
-            print(f"\n{tally}", file=sys.stderr, flush=True)
+            print(f"\n{tally}" + ("" if seed is None else f", seed {seed}"), file=sys.stderr, flush=True)
         if tally.violations:
             pytest.fail("\n\n".join([str(tally), *tally.violations[:5]]), pytrace=False)
 

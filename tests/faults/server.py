@@ -81,13 +81,13 @@ class Server:
         """Import what children import, and compute what they compare with."""
         for name in NAMES:
             expected(name)
-        loaded: set[str] = set()
-        self._modules = loaded
         for name in _SCENARIOS:
+            loaded: set[str] = set()
+            self._modules = loaded
             self.case({"scenario": name, "mode": "count", "at": 0})
-        self._modules = None
-        for module in sorted(loaded - sys.modules.keys()):
-            importlib.import_module(module)
+            self._modules = None
+            for module in sorted(loaded - sys.modules.keys()):  # or each later child would import it again
+                importlib.import_module(module)
         gc.freeze()
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -213,12 +213,21 @@ def test_what_a_journal_promises_follows_its_lines(tmp_path: Path) -> None:
     assert read_journal(path).facts == {("tag", "best"): {None, "main@1"}}
 
 
-def test_a_sample_has_both_ends_and_more_of_what_is_not_the_catalog() -> None:
+def test_a_sample_is_spread_and_has_more_of_what_is_not_the_catalog() -> None:
     calls = [f"{n} 1 write catalog.db-wal" for n in range(1, 101)] + [f"{n} 1 write blobs/x" for n in range(101, 141)]
 
     assert evenly(range(1, 101), 4) == [1, 34, 67, 100]
-    chosen = sample(calls, 20)
+    chosen = sample(calls, 20, 3)
     assert len(chosen) == 20
-    assert {1, 100, 101, 140} <= set(chosen)
     assert sum(n > 100 for n in chosen) == 15
-    assert sample(calls, 1000) == list(range(1, 141))
+    assert all(sum(low < n <= low + 20 for n in chosen) == 1 for low in range(0, 100, 20))
+    assert sample(calls, 1000, 3) == list(range(1, 141))
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 10])
+def test_samples_of_many_seeds_have_every_call_in_them(wanted: int) -> None:
+    calls = [f"{n} 1 write catalog.db-wal" for n in range(1, 41)] + [f"{n} 1 write blobs/x" for n in range(41, 61)]
+    samples = [sample(calls, wanted, seed) for seed in range(2000)]
+
+    assert {len(chosen) for chosen in samples} == {wanted}
+    assert {n for chosen in samples for n in chosen} == set(range(1, 61))

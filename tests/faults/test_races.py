@@ -2,9 +2,9 @@
 
 ``CKSTORE_CRASH=full`` goes through every call of ckstore that changes, opens or locks something: at each the directory
 of the call is swapped, and the one above it or one of the other directories of a store in turn; half of them are
-swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample. An
-act may fail then, with an error of ckstore. What is compared is everything
-beside the store: bytes, modes, links and times (`neighbour.seen`).
+swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample,
+another one each day. An act may fail then, with an error of ckstore. What is compared is everything beside the store:
+bytes, modes, links and times (`neighbour.seen`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.acts import ACTS
-from tests.faults.harness import Faults, evenly, split
+from tests.faults.harness import Faults, split, spread
 from tests.faults.neighbour import ABOVE, HERE, PLACES, Neighbour
-from tests.support.coverage import covered, lane_seed
-from tests.support.requirements import CRASH_FULL
+from tests.support.coverage import covered, daily_seed, lane_seed
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
-_SAMPLE = 8
+_SAMPLE = 6
 _OTHERS = (ABOVE, *PLACES)
 
 
@@ -34,9 +33,10 @@ def test_a_directory_that_is_swapped_at_any_call_leads_nowhere(
 ) -> None:
     calls = faults.race(act, HERE, 0, back=False)["calls"]
     every, _ = split(calls)
-    seed, swapped, violations = lane_seed(), 0, []
+    daily, swapped, violations = daily_seed(), 0, []
+    seed = lane_seed() if daily is None else daily
 
-    for at in every if CRASH_FULL else evenly(every, _SAMPLE):
+    for at in every if daily is None else spread(every, _SAMPLE, seed):
         turn = at + seed
         for kind in (HERE, _OTHERS[turn % len(_OTHERS)]):
             answer = faults.race(act, kind, at, back=bool(turn % 2))

@@ -2,24 +2,23 @@
 
 ``CKSTORE_CRASH=full`` tries every call: with every error those that ckstore makes, with one of two errors in turn those
 of SQLite, which only tells a full disk from all else; and what fails from some call on, for good, at the calls of
-ckstore and one in four of SQLite, two of the four ways at every second of these. Else a sample of calls with the errors
-in turn. The counts are printed. What is looked at afterwards is in `server.py` (the process that met the error) and
-`checker.py` (the store that it left).
+ckstore and one in four of SQLite, two of the four ways at every second of these. Else a sample of calls, another one
+each day, with the errors in turn. The counts are printed. What is looked at afterwards is in `server.py` (the process
+that met the error) and `checker.py` (the store that it left).
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
 import pytest
 
-from tests.faults.harness import Faults, Tally, every_point, sample, split
+from tests.faults.harness import Faults, Tally, Whole, every_point, sample, split
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.shim import ALLOCATING, Family, Mode
-from tests.support.requirements import CRASH_FULL
+from tests.support.coverage import daily_seed
 
 pytestmark = pytest.mark.crash
 
@@ -48,14 +47,14 @@ _ONE_CATALOG_CALL_IN = 4
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EROFS, errno.ESTALE)
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, _ERRORS, 10),
-    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 3),
-    "short": Failing(Family.WRITE, (0,), 3, mode="short"),
-    "closing": Failing(Family.CLOSE, (errno.EIO,), 3),
-    "locking": Failing(Family.LOCK, (errno.ENOLCK,), 3),
-    "reading": Failing(Family.READ, (errno.EIO,), 3),
-    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 4, sticky=True),
-    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 4, sticky=True),
+    "changing": Failing(Family.MUTATING, _ERRORS, 8),
+    "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 2),
+    "short": Failing(Family.WRITE, (0,), 2, mode="short"),
+    "closing": Failing(Family.CLOSE, (errno.EIO,), 2),
+    "locking": Failing(Family.LOCK, (errno.ENOLCK,), 2),
+    "reading": Failing(Family.READ, (errno.EIO,), 2),
+    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 3, sticky=True),
+    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 3, sticky=True),
     "disk read-only": Failing(Family.MUTATING, (errno.EROFS,), 2, sticky=True, one_in=2),
     "server gone": Failing(Family.MUTATING | Family.READ | Family.OPEN, (errno.ESTALE,), 2, sticky=True, one_in=2),
 }
@@ -67,9 +66,7 @@ NOTHING_TO_HIT = {("checkout", "reading")}
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_call_that_fails_does_no_harm(
-    faults: Faults, whole: Callable[[Tally], None], scenario: str, way: str
-) -> None:
+def test_a_call_that_fails_does_no_harm(faults: Faults, whole: Whole, scenario: str, way: str) -> None:
     how = WAYS[way]
     calls = faults.calls(scenario, how.families)
     tally = Tally(f"{scenario} ({len(calls)} calls), {way}")
@@ -77,20 +74,21 @@ def test_a_call_that_fails_does_no_harm(
     def run(error: int, at: int) -> dict[str, object]:
         return faults.case(scenario, how.mode, at, error=error, sticky=how.sticky, families=how.families)
 
-    if CRASH_FULL and how.sticky:
+    seed = daily_seed()
+    if seed is None and how.sticky:
         own, of_catalog = split(calls)
         for at in sorted([*own, *of_catalog[::_ONE_CATALOG_CALL_IN]])[:: how.one_in]:
             tally.add(at, run(how.errors[0], at))
-    elif CRASH_FULL:
+    elif seed is None:
         in_turn = how.errors[:_TOLD_APART_BY_SQLITE]
         every_point(tally, lambda at: run(in_turn[at % len(in_turn)], at))
         for at, error in product(split(calls)[0], how.errors):
             if error != in_turn[at % len(in_turn)]:
                 tally.add(at, run(error, at))
     else:
-        for at in sample(calls, how.sampled):
-            tally.add(at, run(how.errors[at % len(how.errors)], at))
+        for at in sample(calls, how.sampled, seed + [*WAYS].index(way)):
+            tally.add(at, run(how.errors[(at + seed) % len(how.errors)], at))
 
-    whole(tally)
+    whole(tally, seed)
     assert tally.refused + tally.survived == tally.points
     assert tally.points > 0 or (scenario, way) in NOTHING_TO_HIT

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 
 from tests.support.requirements import CRASH_FULL
 
 REPORT = "CKSTORE_CRASH_REPORT"
 """Names a file to which every lane adds a line of JSON (`make crash` sets it, `tests/tools/reliability` reads it)."""
+_DAY_S = 86_400
 
 
 def lane_seed(*, short: int = 5) -> int:
@@ -17,6 +19,11 @@ def lane_seed(*, short: int = 5) -> int:
     if told := os.environ.get("CKSTORE_CRASH_SEED", ""):
         return int(told)
     return random.SystemRandom().randrange(2**32) if CRASH_FULL else short
+
+
+def daily_seed() -> int | None:
+    """Return the seed of a short run that tries other points each day: CKSTORE_CRASH_SEED, else the day; None: all."""
+    return None if CRASH_FULL else int(os.environ.get("CKSTORE_CRASH_SEED") or time.time() // _DAY_S)
 
 
 def covered(lane: str, what: str, *, violations: int = 0, seed: int | None = None, **counts: int) -> str:
