@@ -58,6 +58,11 @@ def is_run(name: str) -> bool:
     return RUN_PATTERN.match(name) is not None and name not in (".", "..")
 
 
+def step_of(name: str) -> int | None:
+    """Return the step whose directory has this name; None if no step can have it."""
+    return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
+
+
 def check_step(step: object) -> int:
     """Return `step`.
 

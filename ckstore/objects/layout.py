@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from ckstore.fs import peek
 from ckstore.fs.inside import Held, Inside
 from ckstore.model.checkpoint.published import Stamp
+from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, is_tag
 
@@ -152,20 +153,30 @@ class Layout:
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return what every tag points to; symlinks of another form are left aside."""
-        found = {}
-        for name, _, is_directory in _listed(self.refs):
-            if is_directory or not is_tag(name):
+        """Return what every tag points to; what is not a tag, or cannot be read as one, is left aside."""
+        return {
+            name: (found.run, found.step)
+            for name, text in self.tag_texts().items()
+            if is_tag(name) and text is not None and (found := parse_tag(text)) is not None
+        }
+
+    def tag_texts(self) -> dict[str, str | None]:
+        """Return the text of every symlink in ``refs/``; None: the entry is something else.
+
+        Names that start with a dot are temporary.
+        """
+        found: dict[str, str | None] = {}
+        for name, _, _ in _listed(self.refs):
+            if name.startswith("."):
                 continue
             try:
-                up, _, rest = peek.symlink_text(self.refs / name).partition("/checkpoints/")
+                found[name] = peek.symlink_text(self.refs / name)
+            except FileNotFoundError:  # it was taken away meanwhile
+                continue
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.EINVAL):  # it was taken away meanwhile, or is no symlink
-                    continue
-                raise
-            run, _, step = rest.partition("/")
-            if up == ".." and is_run(run) and STEP_PATTERN.match(step):
-                found[name] = (run, int(step))
+                if error.errno != errno.EINVAL:
+                    raise
+                found[name] = None
         return found
 
 
@@ -248,11 +259,6 @@ class OpenRuns:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def step_of(name: str) -> int | None:
-    """Return the step whose directory has this name; None if no step can have it."""
-    return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
 def _listed(directory: Inside) -> list[tuple[str, int, bool]]:

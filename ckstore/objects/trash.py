@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.names import CheckpointKey, is_run
-from ckstore.objects.layout import step_of
+from ckstore.model.names import CheckpointKey, is_run, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import CheckpointKey
-from ckstore.objects.layout import MANIFEST, step_of
+from ckstore.model.names import CheckpointKey, step_of
+from ckstore.objects.layout import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -6,6 +6,7 @@ Each broken law is told once, with the call that broke it. The tree is that of o
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Any
 
@@ -135,7 +136,8 @@ class Laws:
         if isinstance(node, Directory) and change.what in ("rename", "exchange"):
             self._move(change, node, source, target, call)
         if target[:2] == ("store", "refs") and len(target) > 2 and not target[-1].startswith("."):
-            self._locked(self._tree.lookup("store", *node.text.split("/")[1:]), f"what {where} names", "L2", call)
+            named = posixpath.normpath(node.text).split("/")[1:]  # its text goes there and back, and there again
+            self._locked(self._tree.lookup("store", *named), f"what {where} names", "L2", call)
         if target[:1] == ("store",) and change.what == "rename":
             if target[-1] in _SMALL or target[1:2] == ("pins",):
                 self._locked(self._tree.lookup("store"), "the store", "L3", call, kinds={"LOCK_EX"})

@@ -390,7 +390,9 @@ class Store:
         """Return tag -> (run, step)."""
         found = {}
         for tag in filter(is_tag, _names(self.path / "refs")):
-            match = re.fullmatch(r"\.\./checkpoints/([^/]+)/([^/]+)", os.readlink(self.path / "refs" / tag))
+            text = os.readlink(self.path / "refs" / tag)
+            once, twice = r"\.\./checkpoints/([^/]+)/([^/]+)", r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2"
+            match = re.fullmatch(twice, text) or re.fullmatch(once, text)
             check(match and is_run(match[1]) and is_step(match[2]), f"the tag {tag} leads elsewhere")
             if match:
                 found[tag] = (match[1], int(match[2]))

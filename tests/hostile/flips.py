@@ -242,14 +242,14 @@ def compared(facts: Facts, twin: Facts, of: Flip) -> list[str]:
     for step, info in facts.listed.items():
         known = twin.listed.get(step)
         said = [info, known]
-        if of.kind in ("annotations", "refs") and known is not None:  # they are left aside where they cannot be read
-            said = [replace(one, metrics={}, notes=(), tags=()) for one in said]
+        if of.kind == "annotations" and known is not None:  # they are left aside where they cannot be read
+            said = [replace(one, metrics={}, notes=()) for one in said]
+        if of.kind == "refs" and known is not None and not info.tags:  # so is a tag
+            said = [replace(one, tags=()) for one in said]
         if said[0] != said[1]:
             broken.append(f"listed other facts of step {step}")
     for what in ("planned", "dropped"):
         lost = getattr(facts, what) - getattr(twin, what)
-        if of.kind == "refs":  # which checkpoint a tag names is in its text alone
-            lost -= {TAGGED}
         if lost:
             broken.append(f"{what} {sorted(lost)}, which the twin keeps")
     return broken
@@ -274,8 +274,9 @@ class _Acts:
     def all(self, store: Store) -> Facts:
         whole = {step for step in range(STEPS) if self._loads(store, step)}
         listed = {info.step: info for info in self.tried("log", lambda: store.checkpoints("main")) or ()}
-        for ref in ("main@latest", "main@latest-valid", "main@good"):
+        for ref in ("main@latest", "main@latest-valid"):
             self._ref_loads(store, ref)
+        self._ref_loads(store, "main@good", TAGGED)
         plan = self.tried("plan", lambda: store.plan_retention(POLICY, run="main"))
         planned = frozenset(entry.info.step for entry in plan.dropped) if plan is not None else frozenset()
         for step in (STEPS, STEPS + 1):  # the state of the newest, then another one
@@ -303,7 +304,7 @@ class _Acts:
             self._broken.append(f"step {step} was loaded with other bytes")
         return True
 
-    def _ref_loads(self, store: Store, ref: str) -> None:
+    def _ref_loads(self, store: Store, ref: str, step: int | None = None) -> None:
         loaded = self.tried(f"load {ref}", lambda: store.load(ref))
-        if loaded is not None and not same(loaded, self._state(loaded["step"])):
+        if loaded is not None and not same(loaded, self._state(loaded["step"] if step is None else step)):
             self._broken.append(f"{ref} was loaded with other bytes")

@@ -8,7 +8,45 @@ _ROWS = "tests/ops/test_rows_decide_nothing.py"
 _ORDER = "tests/ops/test_out_of_order.py"
 _WRONG = "tests/ops/test_wrong_rows.py"
 
+_TAGS = "tests/ops/test_doubtful_tags.py"
+
 DECIDING = [
+    Mutant(
+        "the two names of a checkpoint in a tag agree",
+        "tags-by-their-first-name",
+        "model/checkpoint/tag.py",
+        r"/\.\./\1/([^/]+)/\.\./\2\Z",
+        r"/\.\./[^/]+/([^/]+)/\.\./[^/]+\Z",
+        "tests/model/test_tag.py::test_no_flipped_bit_makes_a_tag_name_another_checkpoint",
+        "assert",
+    ),
+    Mutant(
+        "while a tag cannot be read nothing is planned to be dropped",
+        "doubtful-tags-planned-over",
+        "ops/free/retain.py",
+        "    check_tags(context.layout)\n",
+        "",
+        f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "while a tag cannot be read nothing is dropped",
+        "doubtful-tags-dropped-over",
+        "ops/free/drop.py",
+        "    check_tags(context.layout)\n",
+        "",
+        f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a tag that names once a checkpoint that is not there is doubtful",
+        "dangling-tags-believed",
+        "ops/refs/doubtful.py",
+        "    if not target.twice and layout",
+        "    if target is None and layout",
+        f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
+        "DID NOT RAISE",
+    ),
     Mutant(
         "what is dropped, and what outranks it, is read from the manifests",
         "rows-drop",

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects.layout import Layout, RunChange, step_of
+from ckstore.model.names import step_of
+from ckstore.objects.layout import Layout, RunChange
 from ckstore.ops import manifest_cache
 from ckstore.ops.check import validity
 from ckstore.ops.check.validity import why_not_valid

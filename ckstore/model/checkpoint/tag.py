@@ -1,8 +1,42 @@
-"""A tag as users are told about it. What it is on disk: docs/format/v1.md."""
+"""A tag: the text of its symlink, and what users see of it. Source: docs/format/v1.md, "Tags"; no files here."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckstore.model.names import is_run, step_of
+
+_TEXT = re.compile(r"\.\./checkpoints/([^/]+)/([^/]+)\Z")
+_TEXT_TWICE = re.compile(r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2\Z")
+
+
+class TagTarget(NamedTuple):
+    """What the text of a tag names.
+
+    Attributes:
+        run, step: The place of the checkpoint.
+        twice: Whether both names of it agree; False: an earlier ckstore wrote one name only, which may have rotted.
+    """
+
+    run: str
+    step: int
+    twice: bool
+
+
+def tag_text(run: str, step: int) -> str:
+    """Return the text of the symlink of a tag: the way to its checkpoint, with each of its names twice."""
+    return f"../checkpoints/{run}/../{run}/{step}/../{step}"
+
+
+def parse_tag(text: str) -> TagTarget | None:
+    """Return what the text of a symlink names; None if it is not that of a tag."""
+    twice = _TEXT_TWICE.match(text)
+    found = twice or _TEXT.match(text)
+    if found is None or not is_run(found[1]) or (step := step_of(found[2])) is None:
+        return None
+    return TagTarget(found[1], step, twice is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,20 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     return DoctorFinding("note", "trash", told, "ckstore gc frees it")
 
 
+def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
+    """Return what is to be said of the tags.
+
+    Args:
+        count: How many there are.
+        doubtful: What is wrong with each of which it is unknown what it protects.
+        do: What to do about the first of those.
+    """
+    if doubtful:
+        told = f"nothing is dropped, since it is unknown what is protected: {_listed(doubtful)}"
+        return DoctorFinding("warning", "tags", told, do)
+    return ok("tags", _count(count, "tag"))
+
+
 @dataclass(frozen=True, slots=True)
 class PinFacts:
     """What the pins are.

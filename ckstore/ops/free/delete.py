@@ -20,7 +20,7 @@ def delete(context: Context, info: CheckpointInfo) -> None:
     Raises:
         InUse: A reader has it open, a tag names it, or it is pinned.
         NoSuchRef: It is gone, or another checkpoint has taken its place.
-        CkstoreError: A pin cannot be read.
+        CkstoreError: A tag or a pin cannot be read.
         OSError: The system refused.
     """
     context.check_writable()

@@ -17,6 +17,7 @@ from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.pins import read_pins
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.index.reconcile import enter_one
+from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.hold import gone
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     Raises:
         InUse: It is open for reading, or has a tag or an unexpired pin.
         NoSuchRef: It is gone, or another checkpoint has taken its place.
-        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused; it may or may not come back after a power cut.
     """
     layout, place = context.layout, (info.run, info.step)
@@ -111,6 +112,7 @@ def _reconcile(context: Context, info: CheckpointInfo) -> bool:
 
 def _check(context: Context, info: CheckpointInfo) -> None:
     """Look at the rules again, now that nobody can tag or pin it any more."""
+    check_tags(context.layout)
     tags = tags_by_checkpoint(context.layout).get((info.run, info.step))
     if tags:
         msg = f"{info.name} has the tag {', '.join(tags)}"

@@ -19,6 +19,7 @@ from ckstore.ops.free.drop import drop, make_kept_durable, pins_by_checkpoint
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.staleness import chosen
+from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def plan_retention(
 
     Raises:
         BadInput: There is no policy; `run` is no run name.
-        CkstoreError: A pin cannot be read, so that nobody knows what it protects.
+        CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused.
     """
     if policy is None:
@@ -129,6 +130,7 @@ def _misplaced(context: Context, info: CheckpointInfo) -> str:
 
 
 def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
+    check_tags(context.layout)
     pins = pins_by_checkpoint(context, now)
     return {
         info.name: Candidate(
@@ -167,7 +169,7 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
 
     Raises:
         SaveFailed: The store cannot be written.
-        CkstoreError: A pin cannot be read.
+        CkstoreError: A tag or a pin cannot be read.
         OSError: The system refused. Those before it were dropped, those after it were not.
     """
     context.check_writable()

@@ -24,6 +24,7 @@ from ckstore.ops.index.reconcile import TIMEOUT_S, enter
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
 from ckstore.ops.open.relink import relink as relink_all
+from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -132,6 +133,8 @@ def _report(
         for name, (run, step) in sorted(tags.items())
         if (run, step) not in census.places
     ]
+    doubtful = doubtful_tags(context.layout).items()
+    problems += [f"{why}, so that nothing is dropped; {way_out(name)}" for name, why in doubtful]
     pin_count = 0
     try:
         pin_count = len(read_pins(context.layout))

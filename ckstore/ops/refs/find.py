@@ -11,6 +11,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.staleness import stamps
+from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.listing import infos, newest
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         NoSuchRef: There is none; the message says what there is.
         AmbiguousRef: There are several.
         BadInput: It has no form of a ref.
+        DamagedBlob: The tag, or the checkpoint, is damaged.
     """
     if isinstance(ref, CheckpointInfo):
         return _same(context, ref)
@@ -50,6 +52,8 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return there[0]
     if place is not None:
         _refuse_damaged(context, place)
+    elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
+        raise damaged_tag(parsed.value, why)
     return resolve(parsed, infos(context), tags)
 
 

@@ -1,4 +1,4 @@
-"""Tags: relative symlinks in ``refs/``."""
+"""Tags: relative symlinks in ``refs/``. Source: docs/format/v1.md, "Tags"."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
+from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
-from ckstore.model.checkpoint.tag import Tag
+from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.names import check_tag
 from ckstore.ops.refs.hold import held
 
@@ -30,7 +30,7 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     """
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
-        links.symlink(f"../checkpoints/{run}/{step}", fresh)
+        links.symlink(tag_text(run, step), fresh)
         links.rename(fresh, layout.refs / tag)
     except BaseException:  # what a signal handler raised, too
         with contextlib.suppress(OSError):  # the first error says what is wrong
@@ -55,19 +55,23 @@ def tag(context: Context, name: str, info: CheckpointInfo) -> None:
 
 
 def untag(context: Context, name: str) -> None:
-    """Remove a tag durably; one that dangles, too.
+    """Remove a tag durably; also one that dangles, and any other file or symlink in ``refs/``.
 
     Raises:
         NoSuchRef: There is none of that name.
+        BadInput: It is a directory.
         OSError: The system refused.
     """
     context.check_writable()
-    if name not in context.layout.tags():
+    if name not in context.layout.tag_texts():
         raise _no_tag(context, name)
     try:
         links.unlink(context.layout.refs / name)
     except FileNotFoundError:
         raise _no_tag(context, name) from None
+    except IsADirectoryError as error:
+        msg = f"refs/{name} is a directory, not a tag"
+        raise BadInput(msg, hint=f"move it out of {context.layout.refs} by hand") from error
     files.sync_directory(context.layout.refs)
     _tell_catalog(context)
 

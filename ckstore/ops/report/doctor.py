@@ -20,6 +20,7 @@ from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
 
@@ -150,6 +151,12 @@ def _trash(context: Context) -> Findings:
     yield contents.check_trash(survey.leftovers(context.layout.trash), shared=bool(context.shared))
 
 
+def _tags(context: Context) -> Findings:
+    doubtful = doubtful_tags(context.layout)
+    do = way_out(next(iter(doubtful), ""))
+    yield contents.check_tags(len(context.layout.tags()), [*doubtful.values()], do)
+
+
 def _pins(context: Context) -> Findings:
     try:
         all_pins = pins(context)
@@ -204,6 +211,7 @@ _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
     ("permissions", _files),
     ("staging", _staging),
     ("trash", _trash),
+    ("tags", _tags),
     ("pins", _pins),
     ("order of commits", _order),
     ("damage", _damage),

@@ -10,6 +10,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name
+from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import FindingKind, StoreFinding
 from ckstore.model.seal import check_seal
@@ -19,6 +20,7 @@ from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.trash import names_in
 from ckstore.ops.config import retention_of
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -135,19 +137,22 @@ _PARSERS: dict[str, Callable[[bytes, str], object]] = {
 
 
 def _tags(context: Context) -> Iterator[StoreFinding]:
-    """Everything in ``refs/`` is a tag that points to a checkpoint; writers begin their temporary names with a dot."""
     layout = context.layout
-    targets = layout.tags()
-    for name in names_in(layout.refs):
-        if name.startswith("."):
+    doubtful = doubtful_tags(layout)
+    for name, text in sorted(layout.tag_texts().items()):
+        subject = f"refs/{name}"
+        if name in doubtful:
+            yield StoreFinding("tag", f"{doubtful[name]}; {way_out(name)}", subject, harmful=True)
+        elif text is None or (target := parse_tag(text)) is None:  # it was written since
             continue
-        if name not in targets:
-            what = f"refs/{name} is no tag: wanted a relative symlink to a checkpoint"
-            yield StoreFinding("tag", what, f"refs/{name}", harmful=True)
-        elif layout.inode(*targets[name]) is None:
-            run, step = targets[name]
-            what = f"the tag {name} points to {run}@{step}, which is not there"
-            yield StoreFinding("tag", what, f"refs/{name}", harmful=True)
+        elif layout.inode(target.run, target.step) is None:
+            what = f"the tag {name} points to {target.run}@{target.step}, which is not there; {way_out(name)}"
+            yield StoreFinding("tag", what, subject, harmful=True)
+        elif not target.twice:
+            what = (
+                f"the tag {name} is of an older ckstore: it hides a flipped bit; to renew it: ckstore tag {name} {name}"
+            )
+            yield StoreFinding("tag", what, subject)
 
 
 def _pins(context: Context) -> Iterator[StoreFinding]:
