@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
+    from ckstore.ops.config import StoreConfig
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
     from ckstore.ops.read.load import LoadReport, Select
     from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
@@ -109,6 +110,7 @@ __all__ = [
     "StateChanged",
     "StepExists",
     "Store",
+    "StoreConfig",
     "StoreFinding",
     "StoreNotFound",
     "StoreSettings",
@@ -146,6 +148,7 @@ _HOMES = {
     "ckstore.ops.read.load": "LoadReport Select",
     "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",
     "ckstore.store": "RefLike Store open_checkpoint",
+    "ckstore.ops.config": "StoreConfig",
 }
 """Module -> the public names that it defines."""
 

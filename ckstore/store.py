@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
+    from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
     from ckstore.ops.read.load import LoadReport, Select
@@ -182,7 +183,7 @@ class Store:
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
-                much. See `set_make_room`.
+                much. See `StoreConfig.make_room`.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
@@ -738,109 +739,21 @@ class Store:
         return annotate(self._context, self._found(ref), metrics, note)
 
     @property
-    @act
-    def retention(self) -> RetentionPolicy | None:
-        """The policy that is kept in the store and applied after each save; None if there is none.
+    def config(self) -> StoreConfig:
+        """What the store does by itself; settings are read and set: ``store.config.retention = policy``."""
+        from ckstore.ops.config import StoreConfig
 
-        Raises:
-            BadInput: It cannot be read, or has a rule that this ckstore does not know.
-        """
-        from ckstore.ops.config import retention_of
+        return StoreConfig(self._context)
 
-        return retention_of(self._context)
-
-    @act
     def set_retention(self, policy: RetentionPolicy | None) -> None:
-        """Keep a policy in the store, durably, in place of the one before; None: keep everything.
-
-        From now on it is applied to a run after each save to it, by every process, and what it drops is freed. What
-        there is now stays until then; ``apply(plan_retention())`` does it at once.
+        """Set ``config.retention``: the policy that is applied after each save; None: everything stays.
 
         Raises:
-            BadInput: The settings of the store are damaged; nothing was changed.
+            BadInput: It is no policy, or the settings of the store are damaged; nothing was changed.
+            NewerFormat: A newer ckstore wrote the settings; nothing was changed.
+            SaveFailed: The store was opened for reading.
         """
-        from ckstore.ops.config import set_retention
-
-        set_retention(self._context, policy)
-
-    @property
-    @act
-    def make_room(self) -> RetentionPolicy | None:
-        """The policy by which a save that would not fit may make room; None: it may drop nothing.
-
-        Raises:
-            BadInput: It cannot be read, or has a rule that this ckstore does not know.
-        """
-        from ckstore.ops.config import make_room_of
-
-        return make_room_of(self._context)
-
-    @act
-    def set_make_room(self, policy: RetentionPolicy | None) -> None:
-        """Let a save that would not fit drop checkpoints first, durably; None: such a save fails, as without this.
-
-        The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
-        save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
-        open readers and the newest valid checkpoint of each run stay whatever the policy says.
-
-        Raises:
-            BadInput: The settings of the store are damaged; nothing was changed.
-        """
-        from ckstore.ops.config import set_make_room
-
-        set_make_room(self._context, policy)
-
-    @property
-    @act
-    def read_back(self) -> bool:
-        """Whether a save reads what it wrote back from the disk before that counts as durable.
-
-        Raises:
-            BadInput: The settings of the store are damaged.
-        """
-        from ckstore.ops.config import reading_of
-
-        return reading_of(self._context).read_back
-
-    @act
-    def set_read_back(self, wanted: bool) -> None:  # noqa: FBT001 - there is nothing else to say
-        """Have every save read back what it wrote, past the page cache, and compare, before it counts as durable.
-
-        It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new.
-
-        Raises:
-            BadInput: The settings of the store are damaged; nothing was changed.
-        """
-        from ckstore.ops.config import set_read_back
-
-        set_read_back(self._context, wanted=wanted)
-
-    @property
-    @act
-    def recheck_share(self) -> float:
-        """How much of what it relies on a save reads again, as a share of the bytes of its state; 0: nothing.
-
-        Raises:
-            BadInput: The settings of the store are damaged.
-        """
-        from ckstore.ops.config import reading_of
-
-        return reading_of(self._context).recheck_share
-
-    @act
-    def set_recheck_share(self, share: float | None) -> None:
-        """Have every save read a share of what it finds in the store again; 0: nothing, None: the default, 0.005.
-
-        It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
-        byte is compared within 1 / `share` saves and two. What rotted is written again from the state and put right
-        in every checkpoint; `info.warnings` says so.
-
-        Raises:
-            BadInput: It is no number from 0 to 1, or the settings of the store are damaged; nothing was changed.
-        """
-        from ckstore.ops.config import set_recheck_share
-
-        set_recheck_share(self._context, share)
+        self.config.retention = policy
 
     @act
     def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:

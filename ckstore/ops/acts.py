@@ -122,6 +122,8 @@ def _begin(mine: _Act) -> None:
 
 def _name(method: Callable[..., Any]) -> str:
     name = method.__name__.strip("_").replace("_", " ")
+    if method.__qualname__.startswith("StoreConfig."):
+        return f"config.{method.__name__}"
     return {"open": "opening the store", "create": "making the store", "getitem": "reading a tensor"}.get(name, name)
 
 

@@ -13,20 +13,124 @@ from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects import atomic_file
+from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-RETENTION = "retention"
-MAKE_ROOM = "make_room"
-READ_BACK = "read_back"
-RECHECK_SHARE = "recheck_share"
+_RETENTION = "retention"
+_MAKE_ROOM = "make_room"
+_READ_BACK = "read_back"
+_RECHECK_SHARE = "recheck_share"
 _CONFIG_MAX_BYTES = 2**20
 
 
+class StoreConfig:
+    """What a store does by itself: `Store.config`. Attributes are read from and written to ``config.json`` at once.
+
+    Setting one is durable, and holds for every process. None, or ``del store.config.retention``, gives it its default
+    again. Another name is an `AttributeError`. Setting one in a store that was opened for reading raises `SaveFailed`.
+    """
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    @act
+    def retention(self) -> RetentionPolicy | None:
+        """The policy that is applied to a run after each save to it, by every process; None: everything stays.
+
+        What it drops is freed. What there is when it is set stays until the next save of its run;
+        ``store.apply(store.plan_retention())`` does it at once.
+
+        Raises:
+            BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return retention_of(self._context)
+
+    @retention.setter
+    @act
+    def retention(self, policy: RetentionPolicy | None) -> None:
+        _change(self._context, _RETENTION, _json_of_policy(_RETENTION, policy))
+
+    @property
+    @act
+    def make_room(self) -> RetentionPolicy | None:
+        """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
+
+        The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
+        save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+        open readers and the newest valid checkpoint of each run stay whatever the policy says.
+
+        Raises:
+            BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return make_room_of(self._context)
+
+    @make_room.setter
+    @act
+    def make_room(self, policy: RetentionPolicy | None) -> None:
+        _change(self._context, _MAKE_ROOM, _json_of_policy(_MAKE_ROOM, policy))
+
+    @property
+    @act
+    def read_back(self) -> bool:
+        """Whether a save reads what it wrote, past the page cache, and compares it before it counts as durable.
+
+        It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new. Default: False.
+
+        Raises:
+            BadInput: The settings are damaged, or are given something else than a bool or None.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return reading_of(self._context).read_back
+
+    @read_back.setter
+    @act
+    def read_back(self, wanted: bool | None) -> None:
+        if wanted is not None and not isinstance(wanted, bool):
+            raise BadInput(f"read_back must be True, False or None, got {shown(wanted)}")
+        _change(self._context, _READ_BACK, wanted or None)
+
+    @property
+    @act
+    def recheck_share(self) -> float:
+        """How much of what it finds in the store a save reads again, as a share of the bytes of its state; 0: nothing.
+
+        It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
+        byte is compared within 1 / `recheck_share` saves and two. What rotted is written again from the state and put
+        right in every checkpoint; ``info.warnings`` says so. Default: 0.005.
+
+        Raises:
+            BadInput: The settings are damaged, or are given no number from 0 to 1.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return reading_of(self._context).recheck_share
+
+    @recheck_share.setter
+    @act
+    def recheck_share(self, share: float | None) -> None:
+        if share is not None and not is_share(share):
+            raise BadInput(f"recheck_share must be {SHARE_WANTED}, got {shown(share)}")
+        _change(self._context, _RECHECK_SHARE, None if share is None else float(share))
+
+    def __delattr__(self, name: str) -> None:
+        setattr(self, name, None)
+
+    def __repr__(self) -> str:
+        return f"<settings of {self._context.layout.root}>"
+
+    def _act_places(self) -> tuple[object, ...]:
+        return places_of(self._context.layout.root.path)
+
+
 @dataclass(frozen=True, slots=True)
-class _Config:
+class _Document:
     """The content of ``config.json``."""
 
     settings: dict[str, Any]
@@ -35,10 +139,10 @@ class _Config:
         return render_config(self.settings)
 
 
-def _parse(data: bytes, where: str) -> _Config:
+def _parse(data: bytes, where: str) -> _Document:
     settings = parse_config(data, where)
     settings.pop(MEMBER, None)
-    return _Config(settings)
+    return _Document(settings)
 
 
 def read_config(layout: Layout) -> dict[str, Any]:
@@ -63,7 +167,7 @@ def retention_of(context: Context) -> RetentionPolicy | None:
         BadInput: It has a rule that this ckstore does not know.
         CkstoreError, OSError: As `read_config`.
     """
-    return _policy_of(context, RETENTION)
+    return _policy_of(context, _RETENTION)
 
 
 def make_room_of(context: Context) -> RetentionPolicy | None:
@@ -73,7 +177,7 @@ def make_room_of(context: Context) -> RetentionPolicy | None:
         BadInput: It has a rule that this ckstore does not know.
         CkstoreError, OSError: As `read_config`.
     """
-    return _policy_of(context, MAKE_ROOM)
+    return _policy_of(context, _MAKE_ROOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,38 +201,18 @@ def reading_of(context: Context) -> Reading:
         CkstoreError, OSError: As `read_config`.
     """
     config, where = read_config(context.layout), str(context.layout.config)
-    read_back, share = config.get(READ_BACK, False), config.get(RECHECK_SHARE, DEFAULT_SHARE)
+    read_back, share = config.get(_READ_BACK, False), config.get(_RECHECK_SHARE, DEFAULT_SHARE)
     if not isinstance(read_back, bool):
-        refuse(where, READ_BACK, "true or false", read_back)
+        refuse(where, _READ_BACK, "true or false", read_back)
     if not is_share(share):
-        refuse(where, RECHECK_SHARE, SHARE_WANTED, share)
+        refuse(where, _RECHECK_SHARE, SHARE_WANTED, share)
     return Reading(read_back, float(share))
 
 
-def set_retention(context: Context, policy: RetentionPolicy | None) -> None:
-    """Keep the policy for after each save in the store, durably, or remove it. Raises as `_change`."""
-    _change(context, RETENTION, None if policy is None else policy.to_json())
-
-
-def set_make_room(context: Context, policy: RetentionPolicy | None) -> None:
-    """Keep the policy that may make room for a save in the store, durably, or remove it. Raises as `_change`."""
-    _change(context, MAKE_ROOM, None if policy is None else policy.to_json())
-
-
-def set_read_back(context: Context, *, wanted: bool) -> None:
-    """Keep in the store, durably, whether saves read back what they write. Raises as `_change`."""
-    _change(context, READ_BACK, True if wanted else None)
-
-
-def set_recheck_share(context: Context, share: float | None) -> None:
-    """Keep in the store, durably, how much of what they rely on saves read again; None: the default. As `_change`.
-
-    Raises:
-        BadInput: It is no number from 0 to 1.
-    """
-    if share is not None and not is_share(share):
-        raise BadInput(f"share must be {SHARE_WANTED}, got {shown(share)}")
-    _change(context, RECHECK_SHARE, None if share is None else float(share))
+def _json_of_policy(member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:
+    if policy is not None and not isinstance(policy, RetentionPolicy):
+        raise BadInput(f"{member} must be a RetentionPolicy or None, got {shown(policy)}")
+    return None if policy is None else policy.to_json()
 
 
 def _policy_of(context: Context, member: str) -> RetentionPolicy | None:
@@ -151,5 +235,5 @@ def _change(context: Context, member: str, value: object) -> None:
         config.pop(member, None)
         if value is not None:
             config[member] = value
-        data = to_write(_Config(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
+        data = to_write(_Document(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(context.layout, fd, layout.config.name, data)

@@ -50,16 +50,21 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
-        assert (store.retention, store.make_room) == (kept, RetentionPolicy(keep_every=1000))
-        assert store.read_back
-        assert store.recheck_share == 0.25
+        assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
+        assert store.config.read_back
+        assert store.config.recheck_share == 0.25
     for setting in ("retention", "make-room", "read-back", "recheck"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
-        assert (store.retention, store.make_room, store.read_back, store.recheck_share) == (None, None, False, 0)
+        assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
+            None,
+            None,
+            False,
+            0,
+        )
     run("config", "recheck", "--on", "--store", path)
     with Store.open(path) as store:
-        assert store.recheck_share == 0.005
+        assert store.config.recheck_share == 0.005
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def facts_of(store: Store) -> dict[Fact, str]:
     for info in store.checkpoints():
         for name, value in info.metrics.items():
             found["metric", f"{info.name} {name}"] = repr(value)
-    if store.retention is not None:
-        found["retention", "policy"] = json.dumps(store.retention.to_json(), sort_keys=True)
+    if store.config.retention is not None:
+        found["retention", "policy"] = json.dumps(store.config.retention.to_json(), sort_keys=True)
     return found
 
 

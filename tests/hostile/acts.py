@@ -56,7 +56,7 @@ def _looks(store: Store, scene: Scene, how: str) -> Iterator[Act]:
     yield Act("latest valid", lambda: store.latest(valid=True))
     yield Act("tags", store.tags)
     yield Act("pins", store.pins)
-    yield Act("retention", lambda: store.retention)
+    yield Act("retention", lambda: store.config.retention)
     yield Act("plan retention", lambda: store.plan_retention(policy))
     yield Act("plan gc", store.plan_gc)
     yield Act("du", store.du)

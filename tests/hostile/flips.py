@@ -146,9 +146,9 @@ def build(root: Path, *, chunked: bool) -> None:
         store.annotate(_ANNOTATED, metrics={"loss": 0.5}, note="after the evaluation")
         store.tag("good", TAGGED)
         store.pin(2, "for the paper")
-        store.set_make_room(RetentionPolicy(keep_last=5))
+        store.config.make_room = RetentionPolicy(keep_last=5)
         if chunked:
-            store.set_recheck_share(1)
+            store.config.recheck_share = 1
         store.verify(sample=0.5)
         with locks.lock_shared(store._context.layout.checkpoint("main", 4)) as lock:
             marks.write_mark(lock, Mark("2026-11-22T10:00:00.000000Z", (MarkEntry("", (), "found damaged"),)))

@@ -90,7 +90,7 @@ def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
         ("latest valid", lambda: store.latest(valid=True)),
         ("tags", store.tags),
         ("pins", store.pins),
-        ("policy", lambda: store.retention),
+        ("policy", lambda: store.config.retention),
         ("plan", store.plan_retention),
         ("plan keep last", lambda: store.plan_retention(policy)),
         ("plan gc", store.plan_gc),

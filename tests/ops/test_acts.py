@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckstore import RetentionPolicy, Store
+from ckstore import RetentionPolicy, Store, StoreConfig
 from ckstore.errors import InUse
 from ckstore.fs import locks
 from ckstore.objects import publish
@@ -22,6 +23,17 @@ _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 60.0
 
 STATE = {"w": np.arange(300_000, dtype=np.float32)}
+
+SETTINGS = [name for name, member in vars(StoreConfig).items() if isinstance(member, property)]
+
+
+def setting(name: str, store: Store) -> object:
+    return getattr(store.config, name)
+
+
+def no_setting(name: str, store: Store) -> None:
+    delattr(store.config, name)
+
 
 NESTED: dict[str, Callable[[Store], object]] = {
     "save": lambda store: store.save({"x": 1}, run="inner"),
@@ -53,14 +65,9 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "unpin": lambda store: store.unpin(1),
     "pins": lambda store: store.pins(),
     "annotate": lambda store: store.annotate(1, note="a note"),
-    "retention": lambda store: store.retention,
+    **{f"config.{name}": partial(setting, name) for name in SETTINGS},
+    **{f"del config.{name}": partial(no_setting, name) for name in SETTINGS},
     "set_retention": lambda store: store.set_retention(None),
-    "make_room": lambda store: store.make_room,
-    "set_make_room": lambda store: store.set_make_room(None),
-    "read_back": lambda store: store.read_back,
-    "set_read_back": lambda store: store.set_read_back(False),
-    "recheck_share": lambda store: store.recheck_share,
-    "set_recheck_share": lambda store: store.set_recheck_share(0.01),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
     "export_safetensors": lambda store: store.export_safetensors(1, "out"),
@@ -110,7 +117,8 @@ def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
 
 
 def test_every_public_method_is_an_act() -> None:
-    without = {"close", "init", "open", "open_or_init"}  # nothing, or the acts of opening and making
+    # Nothing, or the acts of opening and making; `set_retention` is that of `config.retention`.
+    without = {"close", "config", "init", "open", "open_or_init", "set_retention"}
     methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
     quick = {"warnings", "settings"}
 

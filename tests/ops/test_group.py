@@ -104,7 +104,7 @@ store.annotate(1, metrics={"score": 0.5})
 """)
 
     told = two.do("""
-said = [names(), np.array_equal(store.load("best")["w1"], state(1)["w1"]), store.retention.keep_last]
+said = [names(), np.array_equal(store.load("best")["w1"], state(1)["w1"]), store.config.retention.keep_last]
 info = store.save(state(4, 9), step=4)
 said.append([info.catalogued, info.warnings])
 store.annotate(1, metrics={"other": 0.7})
@@ -121,7 +121,7 @@ tell(*said)
 
     told = one.do("""
 info = store.info(1)
-said = [names(), info.metrics, info.tags, store.info("best").step, store.retention.keep_last]
+said = [names(), info.metrics, info.tags, store.info("best").step, store.config.retention.keep_last]
 (pin,) = store.pins()
 said.append(pin.reason)
 store.unpin(pin.name)
@@ -257,7 +257,7 @@ def test_a_condemned_blob_that_a_dead_collector_left_is_freed_by_its_owner(both:
     one, two = both
     one.do("store.save(state(1), step=1); store.delete(1)")
     one.do(
-        "from ckstore.ops import reclaim; reclaim.give_back = lambda *_: None; "
+        "from ckstore.ops.free import reclaim; reclaim.give_back = lambda *_: None; "
         "store.save(state(2), step=2); store.delete(2)"
     )
     (blob,) = (path for path in (one.store / "blobs").rglob("xxh3-*") if path.lstat().st_size == MIB)

@@ -95,7 +95,7 @@ def test_settings_that_are_a_pipe_are_refused_at_once(name: str, path: Path) -> 
     os.mkfifo(path / name)
 
     with pytest.raises(DamagedBlob, match="no regular file"), Store.open(path, readonly=True) as store:
-        assert store.retention is None
+        assert store.config.retention is None
 
 
 @pytest.mark.parametrize("same_size", [True, False])

@@ -89,7 +89,7 @@ def test_without_a_policy_nothing_is_dropped(small_store: Store, mount: Path) ->
 
 def test_the_oldest_go_and_no_more_than_the_save_lacks(small_store: Store, mount: Path) -> None:
     store = small_store
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
 
     info = Store.open(store.path).save(state(9, mib=4), run="c")
@@ -103,7 +103,7 @@ def test_the_oldest_go_and_no_more_than_the_save_lacks(small_store: Store, mount
 def test_what_gc_alone_can_free_drops_nothing(small_store: Store, mount: Path) -> None:
     store = small_store
     store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
     before = names(store)
 
@@ -114,7 +114,7 @@ def test_what_gc_alone_can_free_drops_nothing(small_store: Store, mount: Path) -
 
 def test_nothing_is_dropped_when_all_of_it_would_not_be_enough(small_store: Store, mount: Path) -> None:
     store = small_store
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, MIB)
     before = names(store)
 
@@ -128,7 +128,7 @@ def test_tags_pins_readers_and_the_newest_stay(small_store: Store, mount: Path) 
     store = small_store
     store.tag("paper", "b@0")
     store.pin("a@1", "figure")
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, MIB)
 
     with store.open_checkpoint("b@2"), pytest.raises(InsufficientSpace):
@@ -142,7 +142,7 @@ def test_tags_pins_readers_and_the_newest_stay(small_store: Store, mount: Path) 
 def test_what_the_save_shares_with_a_dropped_checkpoint_is_not_freed_under_it(small_store: Store, mount: Path) -> None:
     """Most of the state is that of the checkpoint that goes first: its bytes are claimed before it is dropped."""
     store = small_store
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
     mine = {**state(0), "more": state(9)["w"]}
 
@@ -156,7 +156,7 @@ def test_what_the_save_shares_with_a_dropped_checkpoint_is_not_freed_under_it(sm
 
 def test_what_the_save_shares_does_not_count_as_what_dropping_frees(small_store: Store, mount: Path) -> None:
     store = small_store
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
     before = names(store)
 
@@ -171,7 +171,7 @@ def test_room_is_made_for_inodes_too(small_store: Store, mount: Path) -> None:
     leave_inodes(mount, 12)
     with pytest.raises(InsufficientSpace, match=r"needs \d+ inodes, \d+ are free.*would free \d+ inodes"):
         store.save(state(9, mib=6), run="c")
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
 
     info = store.save(state(9, mib=6), run="c")
 
@@ -214,16 +214,16 @@ def test_the_advice_never_hides_the_refusal(small_store: Store, mount: Path, mon
 
 def test_the_settings_are_kept_and_taken_back(store: Store) -> None:
     policy = RetentionPolicy(keep_last=3)
-    assert (store.make_room, store.read_back) == (None, False)
+    assert (store.config.make_room, store.config.read_back) == (None, False)
 
-    store.set_make_room(policy)
-    store.set_read_back(True)
+    store.config.make_room = policy
+    store.config.read_back = True
 
     again = Store.open(store.path)
-    assert (again.make_room, again.read_back, again.retention) == (policy, True, None)
-    store.set_make_room(None)
-    store.set_read_back(False)
-    assert (again.make_room, again.read_back) == (None, False)
+    assert (again.config.make_room, again.config.read_back, again.config.retention) == (policy, True, None)
+    store.config.make_room = None
+    store.config.read_back = False
+    assert (again.config.make_room, again.config.read_back) == (None, False)
     (store.path / "config.json").write_text('{"format": "ckstore-config", "read_back": 1, "version": 1}')
     with pytest.raises(BadInput, match="read_back"):
-        _ = again.read_back
+        _ = again.config.read_back

@@ -44,7 +44,7 @@ def test_without_reading_back_a_lying_disk_is_found_when_it_is_loaded(disk: Fail
 def test_reading_back_finds_a_lying_disk_before_anything_is_published(disk: FailingDisk, at: int) -> None:
     with disk.mounted() as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
-        store.set_read_back(True)
+        store.config.read_back = True
         store.save(state(0), step=0)
         disk.arm("corrupt", at)
 

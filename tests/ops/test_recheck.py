@@ -103,7 +103,7 @@ def test_rot_under_hits_that_nothing_foresaw_is_found_as_well(store: Store) -> N
 @pytest.mark.parametrize("where", [0, 0.3, 0.5, 0.999])
 def test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves(store: Store, where: float) -> None:
     base = large(4)
-    store.set_recheck_share(0.25)
+    store.config.recheck_share = 0.25
     frozen_bytes = base["frozen"].nbytes
     most = math.ceil(frozen_bytes / recheck_bytes(frozen_bytes, 0.25)) + 2
     store.save(base)
@@ -135,7 +135,7 @@ def test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_anothe
 
 def test_without_a_share_nothing_is_read_again(store: Store) -> None:
     store.save(small())
-    store.set_recheck_share(0)
+    store.config.recheck_share = 0
     victim = blobs_by_size(store, 0)[0]
     rot(victim)
 
@@ -199,7 +199,7 @@ def test_a_blob_that_is_marked_as_damaged_is_written_again_at_a_hit(store: Store
     rot(victim)
     with pytest.raises(DamagedBlob):
         store.load(0)  # marks it, and takes its time away
-    store.set_recheck_share(0)
+    store.config.recheck_share = 0
 
     store.save(small())
 
@@ -270,16 +270,16 @@ def test_a_process_comes_round_to_every_blob_while_the_catalog_is_away(store: St
 
 
 def test_the_share_is_kept_in_the_store_and_checked(store: Store) -> None:
-    assert store.recheck_share == 0.005
+    assert store.config.recheck_share == 0.005
 
-    store.set_recheck_share(0.5)
+    store.config.recheck_share = 0.5
 
-    assert Store.open(store.path).recheck_share == 0.5
+    assert Store.open(store.path).config.recheck_share == 0.5
     for wrong in (-0.1, 1.1, float("nan"), True, "1", [1]):
-        with pytest.raises(BadInput, match="share must be a number from 0 to 1"):
-            store.set_recheck_share(wrong)  # type: ignore[arg-type]
-    store.set_recheck_share(None)
-    assert store.recheck_share == 0.005
+        with pytest.raises(BadInput, match="recheck_share must be a number from 0 to 1"):
+            store.config.recheck_share = wrong  # type: ignore[assignment]
+    store.config.recheck_share = None
+    assert store.config.recheck_share == 0.005
     assert "recheck_share" not in (store.path / "config.json").read_text()
 
 

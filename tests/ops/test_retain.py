@@ -226,18 +226,18 @@ def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> Non
 @pytest.mark.usefixtures("steady_clock")
 def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store) -> None:
     policy = RetentionPolicy(keep_last=2, keep_best=[Best("loss"), Best("acc", "max", 2)], keep_within=0.000001)
-    assert Store.open(store.path).retention is None
+    assert Store.open(store.path).config.retention is None
 
     store.set_retention(policy)
 
-    assert Store.open(store.path).retention == store.retention == policy
+    assert Store.open(store.path).config.retention == store.config.retention == policy
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
         info = Store.open(store.path).save(state(step), step, metrics={"loss": loss})
         assert info.warnings == ()
     assert steps(store) == [1, 3, 4]
     store.set_retention(None)
     fill(store, [5])
-    assert Store.open(store.path).retention is None
+    assert Store.open(store.path).config.retention is None
     assert steps(store) == [1, 3, 4, 5]
 
 
@@ -287,7 +287,7 @@ def test_a_policy_that_cannot_be_understood_is_not_applied_and_the_save_says_so(
     assert "config.json" in info.warnings[0]
     assert info.warnings[0] in store.warnings
     with pytest.raises(error):
-        _ = store.retention
+        _ = store.config.retention
 
 
 @pytest.mark.parametrize("call", ["sync_directory", "rename"])

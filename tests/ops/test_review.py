@@ -73,7 +73,7 @@ def test_a_blob_that_is_being_checked_is_not_trusted_by_others(
     for name in ("readv", "preadv"):
         monkeypatch.setattr(os, name, watching(getattr(os, name)))
     if way == "save":
-        store.set_recheck_share(0)  # else it may be read once more when it is trusted again
+        store.config.recheck_share = 0  # else it may be read once more when it is trusted again
         store.save({"w": drawn(2 * MIB, 0)})
     elif way == "verify":
         assert store.verify().ok

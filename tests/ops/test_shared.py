@@ -315,7 +315,7 @@ def test_a_save_that_does_not_fit_drops_nothing_and_names_the_exclusive_gc(
     one, _ = hosts
     one.do("store.save(state(1), step=1); store.save(state(2), step=2); store.delete(1)")
     store = one.open()
-    store.set_make_room(RetentionPolicy(keep_last=1))
+    store.config.make_room = RetentionPolicy(keep_last=1)
     room = os.statvfs(one.store)
     full = os.statvfs_result((*room[:3], 0, 0, *room[5:]))
     monkeypatch.setattr("os.statvfs", lambda _: full)
@@ -446,7 +446,7 @@ def test_a_catalog_path_is_relative_to_the_working_directory_and_its_folders_are
     assert (tmp_path / "here/and/there/of it.db").is_file()
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("here", "here/and")] == [0o700, 0o700]
     assert not (tmp_path / "store/catalog.db").exists()
-    assert store.retention is None
+    assert store.config.retention is None
     assert Store.open("store", catalog_path=Path("here/../here/and/there/of it.db")).info(1).step == 1
 
 

@@ -95,10 +95,10 @@ def test_a_pin_comes_back_or_is_refused(path: Path, reason: str) -> None:
 @given(policy=POLICIES)
 def test_a_policy_comes_back_or_is_refused(path: Path, policy: RetentionPolicy) -> None:
     with Store.open(path) as store:
-        before = store.retention
+        before = store.config.retention
         done = accepted(path, lambda: store.set_retention(policy))
 
-        assert store.retention == (policy if done else before)
+        assert store.config.retention == (policy if done else before)
 
 
 @given(

@@ -57,7 +57,7 @@ def plan_retention(
         policy = retention_of(context)
     if policy is None:
         msg = f"{context.layout.root} has no retention policy"
-        raise BadInput(msg, hint="give one, or keep one in the store with set_retention()")
+        raise BadInput(msg, hint="give one, or set store.config.retention")
     now = datetime.now(UTC)
     return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
 

@@ -67,15 +67,15 @@ def config(  # noqa: PLR0917 - one for each option
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
         if setting == RETENTION:
-            store.set_retention(policy)
+            store.config.retention = policy
         elif setting == MAKE_ROOM:
-            store.set_make_room(policy)
+            store.config.make_room = policy
         elif setting == READ_BACK:
-            store.set_read_back(bool(wanted))
+            store.config.read_back = bool(wanted)
         elif setting == RECHECK:
-            store.set_recheck_share(0 if wanted is False else share)
-        retention, make_room, read_back = store.retention, store.make_room, store.read_back
-        share = store.recheck_share
+            store.config.recheck_share = 0 if wanted is False else share
+        retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
+        share = store.config.recheck_share
     out.document(
         {
             "retention": None if retention is None else retention.to_json(),

@@ -48,7 +48,7 @@ def prune(  # noqa: PLR0917 - one for each option
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
-        if policy is None and store.retention is None:
+        if policy is None and store.config.retention is None:
             raise BadInput(
                 "there is no rule, and the store keeps no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",

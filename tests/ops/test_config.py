@@ -1,0 +1,72 @@
+"""`store.config`: what a store does by itself, read and set as attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckstore import BadInput, RetentionPolicy, SaveFailed, Store, StoreConfig
+
+OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
+    "retention": (None, RetentionPolicy(keep_last=5)),
+    "make_room": (None, RetentionPolicy(keep_every=1000)),
+    "read_back": (False, True),
+    "recheck_share": (0.005, 0.25),
+}
+
+
+def test_every_setting_is_tried_here() -> None:
+    assert {name for name, member in vars(StoreConfig).items() if isinstance(member, property)} == set(OTHER_VALUES)
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+@pytest.mark.parametrize("how", ["None", "del"])
+def test_a_setting_is_kept_for_every_handle_until_it_gets_its_default_again(store: Store, name: str, how: str) -> None:
+    default, other = OTHER_VALUES[name]
+    assert getattr(store.config, name) == default
+
+    setattr(store.config, name, other)
+
+    assert getattr(store.config, name) == getattr(Store.open(store.path).config, name) == other
+    if how == "del":
+        delattr(store.config, name)
+    else:
+        setattr(store.config, name, None)
+    assert getattr(Store.open(store.path).config, name) == default
+    assert name not in (store.path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+@pytest.mark.parametrize("wrong", ["yes", 3, {"keep_last": 3}])
+def test_a_value_of_another_type_is_refused_by_name_and_changes_nothing(store: Store, name: str, wrong: object) -> None:
+    setattr(store.config, name, OTHER_VALUES[name][1])
+    before = (store.path / "config.json").read_bytes()
+
+    with pytest.raises(BadInput, match=f"{name} must be"):
+        setattr(store.config, name, wrong)
+
+    assert (store.path / "config.json").read_bytes() == before
+
+
+def test_a_misspelt_setting_is_an_error(store: Store) -> None:
+    with pytest.raises(AttributeError):
+        store.config.retension = RetentionPolicy(keep_last=5)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        del store.config.retension  # type: ignore[attr-defined]
+    assert not (store.path / "config.json").exists()
+
+
+def test_set_retention_sets_the_same(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=5))
+
+    assert store.config.retention == RetentionPolicy(keep_last=5)
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_a_store_that_was_opened_for_reading_gives_its_settings_and_takes_none(store: Store, name: str) -> None:
+    reader = Store.open(store.path, readonly=True)
+
+    assert getattr(reader.config, name) == OTHER_VALUES[name][0]
+    with pytest.raises(SaveFailed, match="for reading"):
+        setattr(reader.config, name, OTHER_VALUES[name][1])
