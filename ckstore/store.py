@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import BadInput, NoSuchRef, StoreNotFound
+from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act, places_of
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.settings.retention import RetentionPlan, RetentionPolicy
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
@@ -354,14 +353,8 @@ class Store:
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
         from ckstore.ops.read.load import load
-        from ckstore.ops.refs.find import read_checkpoint
 
-        def read(directory: CheckpointDirectory) -> Any:
-            state = load(directory, device=device, select=select, mmap=mmap, verify=verify)
-            self._continues(directory.manifest.run, directory.manifest_id)
-            return state
-
-        return read_checkpoint(self._context, ref, read, verify=verify)
+        return load(self._context, ref, device=device, select=select, mmap=mmap, verify=verify)
 
     @act
     def load_into(
@@ -379,19 +372,15 @@ class Store:
             DamagedBlob: As `load`.
         """
         from ckstore.ops.read.load import load_into
-        from ckstore.ops.refs.find import read_checkpoint_into
 
-        def read(directory: CheckpointDirectory) -> LoadReport:
-            report = load_into(directory, target, strict=strict, verify=verify)
-            self._continues(directory.manifest.run, directory.manifest_id)
-            return report
-
-        return read_checkpoint_into(self._context, ref, read, strict=strict, verify=verify)
+        return load_into(self._context, ref, target, strict=strict, verify=verify)
 
     @act
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
-        return self._opened(ref)
+        from ckstore.ops.read.open_checkpoint import open_ref
+
+        return open_ref(self._context, ref)
 
     @act
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
@@ -400,9 +389,10 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
+        from ckstore.ops.refs.find import find
         from ckstore.ops.verify.last_readings import with_oldest_reading
 
-        return with_oldest_reading(self._context, self._found(ref))
+        return with_oldest_reading(self._context, find(self._context, ref))
 
     @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
@@ -411,14 +401,9 @@ class Store:
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
         """
-        if not valid:
-            from ckstore.ops.refs.listing import newest
+        from ckstore.ops.refs.find import latest
 
-            return newest(self._context, run)
-        try:
-            return self._found("latest-valid" if run is None else f"{run}@latest-valid")
-        except NoSuchRef:
-            return None
+        return latest(self._context, run, valid=valid)
 
     @act
     def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
@@ -435,20 +420,25 @@ class Store:
     @act
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
-        with self._opened(ref) as checkpoint:
+        from ckstore.ops.read.open_checkpoint import open_ref
+
+        with open_ref(self._context, ref) as checkpoint:
             return checkpoint.summary()
 
     @act
     def files(self, ref: RefLike = "latest") -> list[FileSummary]:
         """Return what was committed, in the order of paths; nothing for a saved state."""
-        with self._opened(ref) as checkpoint:
+        from ckstore.ops.read.open_checkpoint import open_ref
+
+        with open_ref(self._context, ref) as checkpoint:
             return checkpoint.file_summary()
 
     @act
     def directory_of(self, ref: RefLike = "latest") -> Path:
         """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
-        info = self._found(ref)
-        return self._context.layout.checkpoint(info.run, info.step).path
+        from ckstore.ops.refs.find import find
+
+        return self._context.layout.checkpoint(*find(self._context, ref).key).path
 
     @act
     def delete(self, ref: RefLike) -> None:
@@ -460,7 +450,7 @@ class Store:
         """
         from ckstore.ops.free.delete import delete
 
-        delete(self._context, self._found(ref))
+        delete(self._context, ref)
 
     @act
     def verify(
@@ -655,9 +645,7 @@ class Store:
         """
         from ckstore.ops.refs.tags import tag
 
-        info = self._found(ref)
-        tag(self._context, name, info)
-        return self._found(info)
+        return tag(self._context, name, ref)
 
     @act
     def untag(self, name: str) -> None:
@@ -693,7 +681,7 @@ class Store:
         """
         from ckstore.ops.refs.pins import pin
 
-        return pin(self._context, self._found(ref), reason, expires)
+        return pin(self._context, ref, reason, expires)
 
     @act
     def unpin(self, ref: RefLike | Pin) -> list[str]:
@@ -736,7 +724,7 @@ class Store:
         """
         from ckstore.ops.refs.annotate import annotate
 
-        return annotate(self._context, self._found(ref), metrics, note)
+        return annotate(self._context, ref, metrics, note)
 
     @property
     def config(self) -> StoreConfig:
@@ -834,22 +822,6 @@ class Store:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
-
-    def _found(self, ref: RefLike) -> CheckpointInfo:
-        from ckstore.ops.refs.find import find
-
-        return find(self._context, ref)
-
-    def _opened(self, ref: RefLike) -> OpenCheckpoint:
-        from ckstore.ops.read.open_checkpoint import OpenCheckpoint, info_of_open
-        from ckstore.ops.refs.find import open_directory
-
-        directory = open_directory(self._context, ref)
-        return OpenCheckpoint(directory, info_of_open(directory))
-
-    def _continues(self, run: str, manifest_id: str) -> None:
-        self._context.last_parents[run] = manifest_id
-        self._context.last_parents[""] = manifest_id
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:

@@ -253,11 +253,11 @@ class Catalog:
                 wrong_count = listing.wrong_count
             found = queries.infos(connection, run, places=places, published=published, durable=durable)
         infos = self._each_once(found.infos)
-        unknown -= {(info.run, info.step) for info in infos}
+        unknown -= {info.key for info in infos}
         return infos, unknown, max(wrong_count, found.wrong_count)
 
     def _each_once(self, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-        if len({(info.run, info.step) for info in found}) < len(found):  # SQLite goes by an index that knows one
+        if len({info.key for info in found}) < len(found):  # SQLite goes by an index that knows one
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -111,3 +113,25 @@ def test_what_lies_on_no_disk_is_asked_for_all_at_once(
     calls.clear()
     assert loaded(saved)
     assert not [nbytes for call, nbytes in calls if call == "ask"], "it is in the page cache"
+
+
+_LOADS = """
+import sys
+from ckstore import Store
+store = Store.open(sys.argv[1], readonly=True)
+for read in (store.load, lambda: store.load(1), lambda: store.load("best"), lambda: store.load_into(store.load())):
+    read()
+    assert not {"ckstore.ops.check.verifier", "ckstore.ops.refs.latest_valid"} & set(sys.modules)
+store.load("latest-valid")
+assert "ckstore.ops.check.verifier" in sys.modules
+"""
+
+
+def test_only_a_load_of_latest_valid_imports_the_verifier(tmp_path: Path) -> None:
+    Store.init(tmp_path / "store").save({"w": np.arange(3)}, 1, tags=["best"])
+
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADS, str(tmp_path / "store")], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -75,6 +75,11 @@ class CheckpointInfo:
         return f"{self.run}@{self.step}"
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Run and step."""
+        return self.run, self.step
+
+    @property
     def order(self) -> tuple[int, str, str]:
         """Sort key of the order of commits."""
         return 0 if self.out_of_order else self.sequence, self.created, self.id

@@ -8,21 +8,22 @@ from ckstore.objects import reserve
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.exclusive import warn_unfreed
+from ckstore.ops.refs.find import AnyRef, find
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
 
-def delete(context: Context, info: CheckpointInfo) -> None:
+def delete(context: Context, ref: AnyRef) -> None:
     """Delete a checkpoint durably and free what only it used.
 
     Raises:
         InUse: A reader has it open, a tag names it, or it is pinned.
-        NoSuchRef: It is gone, or another checkpoint has taken its place.
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         CkstoreError: A tag or a pin cannot be read.
         OSError: The system refused.
     """
+    info = find(context, ref)
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)

@@ -61,7 +61,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused; it may or may not come back after a power cut.
     """
-    layout, place = context.layout, (info.run, info.step)
+    layout, place = context.layout, info.key
     path = layout.checkpoint(*place)
     with ExitStack() as held:
         # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
@@ -104,7 +104,7 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
 def _reconcile(context: Context, info: CheckpointInfo) -> bool:
     """Make the catalog equal to the directory: a saver may have published that step again by now."""
     try:
-        enter_one(context, (info.run, info.step), timeout_s=_CATALOG_TIMEOUT_S)
+        enter_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True
@@ -113,11 +113,11 @@ def _reconcile(context: Context, info: CheckpointInfo) -> bool:
 def _check(context: Context, info: CheckpointInfo) -> None:
     """Look at the rules again, now that nobody can tag or pin it any more."""
     check_tags(context.layout)
-    tags = tags_by_checkpoint(context.layout).get((info.run, info.step))
+    tags = tags_by_checkpoint(context.layout).get(info.key)
     if tags:
         msg = f"{info.name} has the tag {', '.join(tags)}"
         raise InUse(msg, hint="remove the tag first")
-    pins = pins_by_checkpoint(context, datetime.now(UTC)).get((info.run, info.step))
+    pins = pins_by_checkpoint(context, datetime.now(UTC)).get(info.key)
     if pins:
         msg = f"{info.name} is pinned: {'; '.join(str(pin) for pin in pins)}"
         raise InUse(msg, hint="unpin it first")

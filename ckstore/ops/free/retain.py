@@ -136,7 +136,7 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
         info.name: Candidate(
             info=info,
             tags=info.tags,
-            pins=tuple(str(pin) for pin in pins.get((info.run, info.step), ())),
+            pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
             doubt=context.problems.get(annotation_problem(info), ""),
         )

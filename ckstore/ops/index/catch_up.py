@@ -110,5 +110,5 @@ def _replaced(context: Context) -> set[CheckpointKey]:
     """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
     from ckstore.objects.checkpoints import id_at
 
-    known = {(info.run, info.step): info.id for info in context.catalog.infos()}
+    known = {info.key: info.id for info in context.catalog.infos()}
     return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}

@@ -74,7 +74,7 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     Raises:
         As `facts_at`.
     """
-    facts = facts_at(context, (info.run, info.step))
+    facts = facts_at(context, info.key)
     with context.layout.open_runs() as runs:
         found = as_it_is(context, runs, facts, info.tags)
     if not _same(found, info):

@@ -22,11 +22,10 @@ from ckstore.fs import files, links, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
 from ckstore.ops.read.destination import outside_of_store
-from ckstore.ops.refs.find import read_checkpoint
+from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import Extent, FileRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
@@ -61,7 +60,7 @@ class CheckoutReport:
 
 def checkout(
     context: Context,
-    ref: str | int | CheckpointInfo,
+    ref: AnyRef,
     destination: str | os.PathLike[str],
     *,
     link: LinkMode = "auto",

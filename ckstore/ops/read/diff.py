@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.reports.diff import Diff, LeafChange, diff_manifests
 from ckstore.ops.read.storage_read import read_memories
-from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.find import AnyRef, open_directory
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
 
-def diff(
-    context: Context, before: str | int | CheckpointInfo, after: str | int | CheckpointInfo, *, values: bool
-) -> Diff:
+def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool) -> Diff:
     """Return what differs; see `ckstore.Store.diff`."""
     with open_directory(context, before) as one, open_directory(context, after) as other:
         found = diff_manifests(one.manifest, other.manifest)

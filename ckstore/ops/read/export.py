@@ -39,11 +39,10 @@ from ckstore.ops.read.destination import outside_of_store
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export, strides_of
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
-from ckstore.ops.refs.find import read_checkpoint
+from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
@@ -67,7 +66,7 @@ _DIGEST = ALGORITHMS["xxh3_128"].digest
 
 def export_safetensors(
     context: Context,
-    ref: str | int | CheckpointInfo,
+    ref: AnyRef,
     destination: str | os.PathLike[str],
     *,
     max_shard_bytes: int | str = MAX_SHARD_BYTES,

@@ -11,11 +11,14 @@ from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import plain
 from ckstore.ops.read.storage_read import map_memories, read_memories, read_storages
+from ckstore.ops.refs.find import read_checkpoint, read_checkpoint_into
 from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import build, needed_storages
 
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+    from ckstore.ops.refs.find import AnyRef
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
@@ -61,8 +64,24 @@ def _selects(glob: str, name: str) -> bool:
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
-def load(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
-    """Return the state of an open checkpoint; see `ckstore.Store.load`."""
+def load(context: Context, ref: AnyRef, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
+    """Return the state of the checkpoint that `ref` names; see `ckstore.Store.load`."""
+
+    def read(directory: CheckpointDirectory) -> object:
+        state = load_open(directory, device=device, select=select, mmap=mmap, verify=verify)
+        _continue(context, directory)
+        return state
+
+    return read_checkpoint(context, ref, read, verify=verify)
+
+
+def _continue(context: Context, directory: CheckpointDirectory) -> None:
+    """Make a checkpoint that was loaded the parent of what is saved next."""
+    context.last_parents[directory.manifest.run] = context.last_parents[""] = directory.manifest_id
+
+
+def load_open(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
+    """Return the state of an open checkpoint."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
         msg = f"{manifest.run}@{manifest.step} holds files, and no tensors that are known by name"
@@ -93,8 +112,18 @@ def _no_memory(storage: int) -> StorageMemory:
     raise LookupError(msg)
 
 
-def load_into(directory: CheckpointDirectory, target: object, *, strict: bool, verify: bool) -> LoadReport:
-    """Read the state of an open checkpoint into `target`; see `ckstore.Store.load_into`."""
+def load_into(context: Context, ref: AnyRef, target: object, *, strict: bool, verify: bool) -> LoadReport:
+    """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
+
+    def read(directory: CheckpointDirectory) -> LoadReport:
+        report = _load_into_open(directory, target, strict=strict, verify=verify)
+        _continue(context, directory)
+        return report
+
+    return read_checkpoint_into(context, ref, read, strict=strict, verify=verify)
+
+
+def _load_into_open(directory: CheckpointDirectory, target: object, *, strict: bool, verify: bool) -> LoadReport:
     from ckstore.tensors.into import plan_into
 
     manifest = directory.manifest

@@ -14,8 +14,9 @@ from ckstore.model.names import plain
 from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import act
-from ckstore.ops.read.load import Select, load
+from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.storage_read import check_room, read_memories
+from ckstore.ops.refs.find import open_directory
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import make_leaf
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckstore.model.manifest.manifest import Extent, LeafRecord
+    from ckstore.ops.context import Context
+    from ckstore.ops.refs.find import AnyRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class OpenCheckpoint:
     @act
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
         """Return the state; as `ckstore.Store.load`."""
-        return load(self._directory, device=device, select=select, mmap=mmap, verify=verify)
+        return load_open(self._directory, device=device, select=select, mmap=mmap, verify=verify)
 
     def close(self) -> None:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""
@@ -217,6 +220,12 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
     return LeafSummary(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
+def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:
+    """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
+    directory = open_directory(context, ref)
+    return OpenCheckpoint(directory, _info_of_open(directory))
+
+
 def open_path(path: Path) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
     try:
@@ -226,10 +235,10 @@ def open_path(path: Path) -> OpenCheckpoint:
         raise BadInput(
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
-    return OpenCheckpoint(directory, info_of_open(directory))
+    return OpenCheckpoint(directory, _info_of_open(directory))
 
 
-def info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
+def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
     """Return what an open checkpoint says about itself, with what was added to it; warn if that cannot be read."""
     info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
     try:

@@ -11,6 +11,7 @@ from ckstore.model.checkpoint.annotations import to_add
 from ckstore.model.times import text_of_time
 from ckstore.objects.annotations import add_annotations
 from ckstore.ops.context import annotated
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import gone, held
 
 if TYPE_CHECKING:
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def annotate(
-    context: Context, info: CheckpointInfo, metrics: Mapping[str, Any] | None, note: str | None
-) -> CheckpointInfo:
+def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
     """Add metrics and a note to a checkpoint, durably; return what the store says about it now.
 
     Raises:
         BadInput: Something in it cannot be, or there is nothing to add.
-        NoSuchRef: The checkpoint is gone.
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         InUse: Somebody is taking it apart, or others write to the store all the time.
         CkstoreError: What was added before is damaged; nothing was changed.
         OSError: The system refused.
     """
+    info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
     path = context.layout.checkpoint(info.run, info.step)
     with held(context, info) as lock:

@@ -119,6 +119,16 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     raise NoSuchRef(msg)
 
 
+def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
+    """Return the newest checkpoint of a run, or of all, with `valid` of those that are whole; None: there is none."""
+    if not valid:
+        return newest(context, run)
+    try:
+        return find(context, "latest-valid" if run is None else f"{run}@latest-valid")
+    except NoSuchRef:
+        return None
+
+
 def read_checkpoint(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, verify: bool = True
 ) -> T:

@@ -189,7 +189,7 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
 
 def _incomplete(context: Context, run: str | None) -> list[Passed]:
     """Return the directories that are no complete checkpoints, so that they are not listed as ones."""
-    listed = {(info.run, info.step) for info in _candidates(context, run)}
+    listed = {info.key for info in _candidates(context, run)}
     found = []
     for name, step, _ in context.layout.published(run):
         if (name, step) in listed:

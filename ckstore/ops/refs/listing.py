@@ -79,7 +79,7 @@ def _infos(
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
-    return [as_it_is(context, runs, info, tags.get((info.run, info.step), ())) for info in found]
+    return [as_it_is(context, runs, info, tags.get(info.key, ())) for info in found]
 
 
 def _from_catalog(
@@ -104,10 +104,10 @@ def _from_catalog(
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
     # A row of another hash is older than a change of store.json.
-    strangers = {(info.run, info.step) for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
+    strangers = {info.key for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
     if strangers and newest is not None:  # as many older ones are wanted in their place
         return _from_catalog(context, published, run, None, seek=seek)
-    return [info for info in rows if (info.run, info.step) not in strangers], unknown | doubted | strangers
+    return [info for info in rows if info.key not in strangers], unknown | doubted | strangers
 
 
 def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:

@@ -13,25 +13,23 @@ from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.pins import read_pins, remove_pin, write_pin
-from ckstore.ops.refs.find import find
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
 
-def pin(
-    context: Context, info: CheckpointInfo, reason: object, expires: str | float | timedelta | datetime | None
-) -> Pin:
+def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | timedelta | datetime | None) -> Pin:
     """Pin a checkpoint, durably.
 
     Raises:
         BadInput: `reason` or `expires` cannot be.
-        NoSuchRef: The checkpoint is gone.
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         InUse: Somebody is taking it apart, or others write to the store all the time.
         OSError: The system refused.
     """
+    info = find(context, ref)
     if not isinstance(reason, str) or not fits_json(reason):
         msg = f"reason: wanted a text, got {reason!r}"
         raise BadInput(msg)
@@ -51,7 +49,7 @@ def pin(
     return made
 
 
-def unpin(context: Context, what: str | int | CheckpointInfo | Pin) -> list[str]:
+def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
     """Remove the pin of that name, or all pins of the checkpoint that `what` names; return their names.
 
     Raises:
@@ -69,7 +67,7 @@ def unpin(context: Context, what: str | int | CheckpointInfo | Pin) -> list[str]
     except (NoSuchRef, BadInput) as error:
         msg = f"there is no pin {what!r}, and {error.message}"
         raise NoSuchRef(msg, hint="store.pins() lists them") from error
-    names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == (info.run, info.step)]
+    names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]
     if not removed:
         msg = f"{info.name} is not pinned"

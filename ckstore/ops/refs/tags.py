@@ -10,6 +10,7 @@ from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.names import check_tag
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
 
 if TYPE_CHECKING:
@@ -39,19 +40,21 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     files.sync_directory(layout.refs)
 
 
-def tag(context: Context, name: str, info: CheckpointInfo) -> None:
-    """Point the tag `name` to a checkpoint, durably; a tag that exists moves.
+def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
+    """Point the tag `name` to a checkpoint, durably; a tag that exists moves. Return what the store says about it now.
 
     Raises:
         BadInput: `name` is no name for a tag.
-        NoSuchRef: The checkpoint is gone.
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         InUse: Somebody is taking it apart.
         OSError: The system refused.
     """
+    info = find(context, ref)
     check_tag(name)
     with held(context, info):
         write_tag(context.layout, name, info.run, info.step)
     _tell_catalog(context)
+    return find(context, info)
 
 
 def untag(context: Context, name: str) -> None:
@@ -80,7 +83,7 @@ def tags(context: Context) -> list[Tag]:
     """Return every tag by name, with what it names."""
     from ckstore.ops.refs.listing import infos
 
-    there = {(info.run, info.step): info.id for info in infos(context)}
+    there = {info.key: info.id for info in infos(context)}
     return [Tag(name, *target, there.get(target)) for name, target in sorted(context.layout.tags().items())]
 
 

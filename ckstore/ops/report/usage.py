@@ -61,9 +61,9 @@ def usage(context: Context) -> Usage:
             run=info.run,
             step=info.step,
             logical_bytes=info.logical_bytes,
-            unique_bytes=unique[info.run, info.step],
-            shared_bytes=shared[info.run, info.step],
-            dead_bytes=packs.dead_bytes((info.run, info.step)),
+            unique_bytes=unique[info.key],
+            shared_bytes=shared[info.key],
+            dead_bytes=packs.dead_bytes(info.key),
         )
         for info in listed
     )
@@ -122,7 +122,7 @@ class _PackUses:
         except CatalogUnavailable:
             known, rows = {}, []
         current = {place for place, stamp in known.items() if published.get(place) == stamp}
-        others = [(info.run, info.step) for info in listed if (info.run, info.step) not in current]
+        others = [info.key for info in listed if info.key not in current]
         for place, digest, nbytes, used_bytes in rows:
             if place in current:
                 self._add(place, digest, nbytes, used_bytes)

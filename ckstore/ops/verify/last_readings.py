@@ -22,7 +22,7 @@ _TIMEOUT_S = 5.0
 def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the time of the oldest reading of its blobs, where the catalog knows one of each."""
     try:
-        _, unread, oldest_ns = context.catalog.oldest_reading((info.run, info.step), now_ns=time.time_ns())
+        _, unread, oldest_ns = context.catalog.oldest_reading(info.key, now_ns=time.time_ns())
     except CatalogUnavailable:  # the acts that need the catalog say so
         return info
     if unread or oldest_ns is None:

@@ -64,7 +64,7 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
 def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     """Return the whole checkpoints of which the catalog says something else than the manifest."""
     listing = context.catalog.listing()
-    rows = {(info.run, info.step): replace(info, tags=()) for info in context.catalog.infos()}
+    rows = {info.key: replace(info, tags=()) for info in context.catalog.infos()}
     found = []
     for (run, step), (info, used) in sorted(checker.infos.items()):
         seen = look(context.layout, run, step).published

@@ -21,12 +21,11 @@ from ckstore.objects.layout import BLOBS
 from ckstore.objects.verify_times import read_checked, remember_checked
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
 from ckstore.ops.pace import Budget, RateLimiter
-from ckstore.ops.refs.find import find
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.verify.last_readings import record_readings
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.verify_times import CheckedTimes, Copy
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
     from ckstore.ops.verify.repair import Repaired
 
@@ -323,11 +322,10 @@ class _CopiesOf(Container[Unit]):
         return isinstance(unit, tuple) and unit[2] in self._digests
 
 
-def verify(context: Context, ref: str | int | CheckpointInfo | None, options: Options) -> VerifyReport:
+def verify(context: Context, ref: AnyRef | None, options: Options) -> VerifyReport:
     """Verify a checkpoint, or all; see `ckstore.Store.verify`."""
     if ref is None:
-        places = sorted((run, step) for run, step, _ in context.layout.published())
+        keys = sorted((run, step) for run, step, _ in context.layout.published())
     else:
-        info = find(context, ref)
-        places = [(info.run, info.step)]
-    return Verification(context, places, options, everything=ref is None).run()
+        keys = [find(context, ref).key]
+    return Verification(context, keys, options, everything=ref is None).run()
