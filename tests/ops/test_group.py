@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from ckstore import Store
 from tests.support.stores import check_blobs, references_of_manifests
 from tests.support.users import GROUP, User, common_folder, users
+from tests.support.warm_python import WarmPython, warm_pythons
 
 MIB = 2**20
 _PRELUDE = """
@@ -44,10 +45,11 @@ class Member:
 
     user: User
     store: Path
+    python: WarmPython
 
     def do(self, code: str) -> Any:
         """Run code with the store open as `store`; return what it told last."""
-        return self.user.python(_PRELUDE + code, self.store)
+        return self.python.run(self.user, _PRELUDE + code, self.store)
 
     def start(self, code: str) -> subprocess.Popen[str]:
         """Begin to run code with the store open as `store`."""
@@ -67,8 +69,14 @@ class Member:
 Members = tuple[Member, Member]
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Callable[[User], WarmPython]]:
+    with warm_pythons((GROUP,)) as made:
+        yield made
+
+
 @pytest.fixture(params=[0o077, 0o022], ids=["umask 077", "umask 022"])
-def group(request: pytest.FixtureRequest) -> Iterator[Members]:
+def group(request: pytest.FixtureRequest, warm: Callable[[User], WarmPython]) -> Iterator[Members]:
     """Two users of a group, and their store, made as docs/how-to/group.md says; afterwards it is whole."""
     with common_folder() as folder:
         one, two = users(folder, groups=(GROUP,), umask=request.param)
@@ -79,7 +87,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Members]:
         made = one.run("sh", "-ec", f"mkdir {store} && chgrp {GROUP} {store} && chmod 2770 {store}")
         assert made.returncode == 0, made.stderr
         assert one.ckstore("init", store).returncode == 0
-        yield Member(one, store), Member(two, store)
+        yield Member(one, store, warm(one)), Member(two, store, warm(two))
         check_blobs(store)
         references_of_manifests(store)
         with Store(store, readonly=True) as whole:
