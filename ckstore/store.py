@@ -752,11 +752,12 @@ class Store:
             run: Only this one; None: each run by itself.
 
         Raises:
-            BadInput: There is no policy, or a pin cannot be read.
+            NoSuchRef: There is no checkpoint of that run.
+            BadInput: There is no policy, no checkpoint has a metric that it names, or a pin cannot be read.
         """
-        from ckstore.ops.free.retain import plan_retention
+        from ckstore.ops.free.retain import plan_asked
 
-        return plan_retention(self._context, policy, run)
+        return plan_asked(self._context, policy, run)
 
     @act
     def apply(self, plan: RetentionPlan) -> RetentionReport:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.fs import files
 from ckstore.model.document import refuse, shown
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
-from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention import RetentionPolicy, metrics_there
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects import atomic_file
 from ckstore.ops.acts import act, places_of
@@ -55,7 +55,7 @@ class StoreConfig:
     @retention.setter
     @act
     def retention(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, _RETENTION, _json_of_policy(_RETENTION, policy))
+        _change(self._context, _RETENTION, _json_of_policy(self._context, _RETENTION, policy))
 
     @property
     @act
@@ -75,7 +75,7 @@ class StoreConfig:
     @make_room.setter
     @act
     def make_room(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, _MAKE_ROOM, _json_of_policy(_MAKE_ROOM, policy))
+        _change(self._context, _MAKE_ROOM, _json_of_policy(self._context, _MAKE_ROOM, policy))
 
     @property
     @act
@@ -209,10 +209,28 @@ def reading_of(context: Context) -> Reading:
     return Reading(read_back, float(share))
 
 
-def _json_of_policy(member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:
-    if policy is not None and not isinstance(policy, RetentionPolicy):
+def _json_of_policy(context: Context, member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:
+    if policy is None:
+        return None
+    if not isinstance(policy, RetentionPolicy):
         raise BadInput(f"{member} must be a RetentionPolicy or None, got {shown(policy)}")
-    return None if policy is None else policy.to_json()
+    _refuse_misspelt(context, member, policy)
+    return policy.to_json()
+
+
+def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
+    """Refuse a metric that no checkpoint has where there are other metrics. The catalog's word is enough for that.
+
+    A new store, and one whose checkpoints have no metrics yet, takes any name.
+    """
+    try:
+        there = [info.metrics for info in context.catalog.infos() if info.metrics] if policy.bests else []
+    except CatalogUnavailable:  # a rule that cannot be judged drops nothing anyway
+        return
+    for best in policy.bests:
+        if there and not any(best.metric in metrics for metrics in there):
+            msg = f"{member}: no checkpoint has the metric {best.metric}; the setting stays as it was"
+            raise BadInput(msg, hint=metrics_there(there, best.metric))
 
 
 def _policy_of(context: Context, member: str) -> RetentionPolicy | None:

@@ -117,11 +117,26 @@ def test_prune_of_one_run_leaves_the_others_alone(run: Run, path: Path) -> None:
     assert steps(path) == [100, 200, 300, 400, 500, 600, 2]
 
 
-def test_a_metric_that_is_nowhere_is_warned_of(run: Run, path: Path) -> None:
-    shown = run("prune", "--keep-best", "los", "--keep-last", "5", "--dry-run", "--store", path)
+def test_a_misspelt_metric_or_run_drops_nothing(run: Run, path: Path) -> None:
+    before = steps(path)
 
-    assert "warning: no checkpoint of the run main has a number for the metric los" in shown.stderr
-    told = document(run("prune", "--keep-best", "los", "--dry-run", "--json", "--store", path).stdout)
+    shown = run("prune", "--keep-best", "los", "--keep-last", "1", "--store", path)
+
+    assert shown.exit_code == 2
+    assert "no checkpoint has the metric los" in shown.stderr
+    assert "did you mean loss?" in shown.stderr
+    shown = run("prune", "--keep-last", "1", "--run", "mian", "--store", path)
+    assert shown.exit_code == 4
+    assert "there is no run 'mian'" in shown.stderr
+    assert steps(path) == before
+
+
+def test_a_metric_that_one_run_lacks_is_warned_of(run: Run, path: Path) -> None:
+    with Store.open(path) as store:
+        store.save({"x": 1}, step=1, run="other")
+
+    told = document(run("prune", "--keep-best", "loss", "--dry-run", "--json", "--store", path).stdout)
+
     assert len(told["warnings"]) == 1
 
 

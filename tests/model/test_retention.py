@@ -208,7 +208,7 @@ def test_reasons_are_sentences() -> None:
     history = [
         Candidate(info_of(100, 1, age=timedelta(days=9)), tags=("good",)),
         Candidate(info_of(150, 2, age=timedelta(days=8), loss=3.0)),
-        Candidate(info_of(200, 3)),
+        Candidate(info_of(200, 3, acc=0.5)),
     ]
     policy = RetentionPolicy(keep_last=1, keep_every=100, keep_best=Best("acc", "max", 2), keep_within="7d")
 
@@ -219,10 +219,38 @@ def test_reasons_are_sentences() -> None:
         "main@150 dropped because it is not the newest; its step is not a multiple of 100; it has no metric acc; "
         "it is older than 7d\n"
         "main@200 kept because it is the newest valid one of the run main; it is the newest; "
-        "its step is a multiple of 100; it was saved in the last 7d"
+        "its step is a multiple of 100; it is one of the 2 best by acc (max); it was saved in the last 7d"
     )
+    assert result.notes == ()
+
+
+@pytest.mark.property
+@given(policy=POLICIES, history=histories())
+def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
+    policy: dict[str, Any], history: list[Candidate]
+) -> None:
+    misspelt = Best("los")
+
+    result = plan(RetentionPolicy(**{**policy, "keep_best": (*policy.get("keep_best", ()), misspelt)}), history, NOW)
+
+    assert dropped(result) == set()
+    runs = {candidate.info.run for candidate in history}
+    assert sum("the metric los, so nothing of it is dropped" in note for note in result.notes) == len(runs)
+
+
+@pytest.mark.parametrize(
+    "metrics, wanted, said",
+    [
+        ({"loss": 1.0, "acc": 2.0}, "los", "did you mean loss?"),
+        ({"loss": 1.0, "acc": 2.0}, "bleu", "metrics there: acc, loss"),
+        ({}, "loss", "they have no metrics"),
+    ],
+)
+def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, float], wanted: str, said: str) -> None:
+    result = plan(RetentionPolicy(keep_best=Best(wanted)), [Candidate(replace(info_of(1, 1), metrics=metrics))], NOW)
+
     assert result.notes == (
-        "no checkpoint of the run main has a number for the metric acc, so none is kept as best; metrics there: loss",
+        f"no checkpoint of the run main has a number for the metric {wanted}, so nothing of it is dropped; {said}",
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Best, RetentionPolicy, Store
-from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, SaveFailed
+from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, NoSuchRef, SaveFailed
 from ckstore.fs import files, links
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import elsewhere
@@ -232,13 +232,66 @@ def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store)
 
     assert Store.open(store.path).config.retention == store.config.retention == policy
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
-        info = Store.open(store.path).save(state(step), step, metrics={"loss": loss})
+        info = Store.open(store.path).save(state(step), step, metrics={"loss": loss, "acc": -loss})
         assert info.warnings == ()
-    assert steps(store) == [1, 3, 4]
+    assert steps(store) == [1, 2, 3, 4]
     store.set_retention(None)
     fill(store, [5])
     assert Store.open(store.path).config.retention is None
-    assert steps(store) == [1, 3, 4, 5]
+    assert steps(store) == [1, 2, 3, 4, 5]
+
+
+def test_a_policy_with_a_metric_that_no_checkpoint_has_drops_nothing_and_each_save_says_so(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=1, keep_best=Best("los")))
+
+    for step in range(3):
+        info = store.save(state(step), step, metrics={"loss": 1.0})
+        (warning,) = info.warnings
+        assert "the metric los, so nothing of it is dropped; did you mean loss?" in warning
+    assert steps(store) == [0, 1, 2]
+
+    assert store.save(state(3), 3, metrics={"los": 1.0}).warnings == ()
+    assert steps(store) == [3]
+
+
+@pytest.mark.parametrize("setting", ["retention", "make_room"])
+def test_a_policy_with_a_misspelt_metric_is_not_kept_in_the_store(store: Store, setting: str) -> None:
+    best = RetentionPolicy(keep_best=Best("loss"))
+    setattr(store.config, setting, best)  # nothing is there that could say it is wrong
+    store.save(state(0), 0)
+    setattr(store.config, setting, best)
+    store.save(state(1), 1, metrics={"loss": 1.0})
+
+    with pytest.raises(BadInput, match="no checkpoint has the metric los; the setting stays as it was") as caught:
+        setattr(store.config, setting, RetentionPolicy(keep_best=[Best("loss"), Best("los")]))
+
+    assert caught.value.hint == "did you mean loss?"
+    assert getattr(store.config, setting) == best
+
+
+def test_a_plan_by_a_metric_that_no_checkpoint_has_is_refused(store: Store) -> None:
+    policy = RetentionPolicy(keep_last=1, keep_best=Best("los"))
+    assert store.plan_retention(policy).entries == ()
+    store.save(state(0), 0, metrics={"loss": 1.0})
+    store.save(state(0), 0, run="other")
+
+    for run, named in ((None, "no checkpoint has"), ("main", "no checkpoint of the run main has")):
+        with pytest.raises(BadInput, match=f"{named} the metric los") as caught:
+            store.plan_retention(policy, run)
+        assert caught.value.hint == "did you mean loss?"
+    with pytest.raises(BadInput, match="the run other has the metric loss"):
+        store.plan_retention(RetentionPolicy(keep_best=Best("loss")), "other")
+    with pytest.raises(BadInput, match="the metric los"):
+        store.gc(policy)
+    assert len(store.plan_retention(RetentionPolicy(keep_best=Best("loss"))).kept) == 2
+
+
+def test_a_plan_for_a_run_that_is_not_there_is_refused(store: Store) -> None:
+    store.save(state(0), 0)
+
+    with pytest.raises(NoSuchRef, match="there is no run 'mian'") as caught:
+        store.plan_retention(RetentionPolicy(keep_last=1), "mian")
+    assert caught.value.hint == "its runs: main"
 
 
 def test_what_a_save_drops_is_freed(store: Store) -> None:

@@ -7,16 +7,16 @@ clock: after training was resumed from an older step, or a run was begun again i
 was saved last. A clock matters to `keep_within` alone.
 
 A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
-keeps what it met on the way.
+keeps what it met on the way. A metric that no checkpoint of a run has a number for keeps the whole run.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckstore.errors import BadInput
@@ -260,6 +260,15 @@ def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -
     return RetentionPlan(policy=policy, now=now, entries=tuple(entries), notes=tuple(notes))
 
 
+def metrics_there(there: Iterable[Mapping[str, float]], wanted: str) -> str:
+    """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
+    names = sorted({name for metrics in there for name in metrics})
+    near = get_close_matches(wanted, names, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
+
+
 class _Run:
     """The plan for one run: rules add reasons to keep, and reasons why they do not keep."""
 
@@ -338,12 +347,15 @@ class _Run:
             elif math.isnan(candidate.info.metrics[best.metric]):
                 self._not_kept[candidate.info.name].append(f"its {best.metric} is nan")
         if not ranked:
-            names = Counter(name for c in self._history for name in c.info.metrics)
-            there = ", ".join(sorted(names)[:5]) or "none"
-            self.notes.append(
-                f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {best.metric}, "
-                f"so none is kept as best; metrics there: {there}"
-            )
+            self._keep_unjudged(best.metric)
+
+    def _keep_unjudged(self, metric: str) -> None:
+        """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
+        lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
+        there = metrics_there((candidate.info.metrics for candidate in self._history), metric)
+        for candidate in self._history:
+            self._kept[candidate.info.name].append(lacking)
+        self.notes.append(f"{lacking}, so nothing of it is dropped; {there}")
 
     def _within(self, within: str | float, now: datetime) -> None:
         text = within if isinstance(within, str) else f"{within} s"

@@ -20,25 +20,32 @@ _UNASKED = "unasked"
 
 
 def after_save(context: Context, run: str) -> tuple[str, ...]:
-    """Apply the policy of the store to a run and collect; return what went wrong, since the save is done already."""
+    """Apply the policy of the store to a run and collect; return what the user should know, since the save is done."""
     try:
-        problem = _keep_policy(context, run)
+        problems = _keep_policy(context, run)
     except (CkstoreError, OSError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        problem = f"the checkpoint is saved, but retention of the run {run} failed after it: {why}"
-    if not problem:
+        problems = (f"the checkpoint is saved, but retention of the run {run} failed after it: {why}",)
+    if not problems:
         context.problems.pop(PROBLEM, None)
         return ()
-    context.problems[PROBLEM] = problem
-    return (problem,)
+    context.problems[PROBLEM] = "; ".join(problems)
+    return problems
 
 
-def _keep_policy(context: Context, run: str) -> str:
-    """Apply and collect; return what the user should know, or an empty string."""
+def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
+    """Apply and collect; return what the user should know."""
     policy = retention_of(context)
     if policy is None:
-        return ""
-    dropped = carry_out(context, plan_drops(context, policy, run)).dropped
+        return ()
+    plan = plan_drops(context, policy, run)
+    dropped = carry_out(context, plan).dropped
+    unfreed = _collect(context, dropped=bool(dropped))
+    return (*plan.notes, *([unfreed] if unfreed else ()))
+
+
+def _collect(context: Context, *, dropped: bool) -> str:
+    """Free what was dropped; return what was not freed and why, or an empty string."""
     if context.shared:
         return tell_unfreed(context) if dropped else ""
     try:

@@ -57,12 +57,10 @@ def gc(
         check_alone(context, exclusive=exclusive)
     if policy is None:
         return _dry(context, ()) if dry_run else collect(context, exclusive=exclusive)
+    plan = retain.plan_asked(context, policy, None)
     if dry_run:
-        plan = retain.plan_retention(context, policy)
         return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
-    plans = [retain.plan_drops(context, policy, run) for run in context.layout.runs()]  # all, before any is carried out
-    for plan in plans:
-        retain.carry_out(context, plan)
+    retain.carry_out(context, plan)
     return collect(context, exclusive=exclusive)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks, peek
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
-from ckstore.model.settings.retention import Candidate, RetentionPlan, RetentionPolicy, plan
+from ckstore.model.settings.retention import Candidate, RetentionPlan, RetentionPolicy, metrics_there, plan
 from ckstore.objects import reserve
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config import retention_of
@@ -60,6 +60,27 @@ def plan_retention(
         raise BadInput(msg, hint="give one, or set store.config.retention")
     now = datetime.now(UTC)
     return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
+
+
+def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
+    """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused.
+
+    Raises:
+        NoSuchRef: The store has no checkpoint of that run.
+        BadInput: No checkpoint has a metric of the policy; or as `plan_retention`.
+    """
+    made = plan_retention(context, policy, run)
+    if run is not None and not made.entries:
+        runs = context.layout.runs()
+        hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
+        raise NoSuchRef(f"there is no run {run!r} in {context.layout.root}", hint=hint)
+    there = [entry.info.metrics for entry in made.entries]
+    for best in () if policy is None else policy.bests:
+        if there and not any(best.metric in metrics for metrics in there):
+            of_run = "" if run is None else f" of the run {run}"
+            msg = f"no checkpoint{of_run} has the metric {best.metric}, so the rule keeps none as best"
+            raise BadInput(msg, hint=metrics_there(there, best.metric))
+    return made
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
