@@ -423,7 +423,7 @@ class Store:
         from ckstore.ops.read.open_checkpoint import open_ref
 
         with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.summary()
+            return checkpoint.leaves()
 
     @act
     def files(self, ref: RefLike = "latest") -> list[FileSummary]:
@@ -431,7 +431,7 @@ class Store:
         from ckstore.ops.read.open_checkpoint import open_ref
 
         with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.file_summary()
+            return checkpoint.files()
 
     @act
     def directory_of(self, ref: RefLike = "latest") -> Path:

@@ -35,6 +35,11 @@ def checkpoint_document(info: CheckpointInfo) -> dict[str, Any]:
     }
 
 
+def notes_document(info: CheckpointInfo) -> list[dict[str, str]]:
+    """Return the notes of a checkpoint as ``show`` and ``annotate`` print them."""
+    return [{"created": note.created, "text": note.text} for note in info.notes]
+
+
 def plain(value: Any) -> Any:
     """Return `value` with numbers that JSON lacks as strings: nan, inf, integers beyond 2^53."""
     if isinstance(value, dict):

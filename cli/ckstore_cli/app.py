@@ -29,6 +29,7 @@ COMMANDS = (
     "show",
     "ls",
     "diff",
+    "annotate",
     "tag",
     "untag",
     "pin",

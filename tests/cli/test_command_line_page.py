@@ -67,6 +67,16 @@ def test_the_keys_of_log_and_show_are_those_printed(run: Run, saved: Path) -> No
     assert log + keys(section("`ckstore show`")) == show
 
 
+def test_the_keys_of_annotate_are_those_printed(run: Run, tmp_path: Path) -> None:
+    with Store.init(tmp_path / "s") as made:
+        made.save({"x": 1}, step=1)
+    log = list(first(run("log", "--json", "--store", tmp_path / "s").stdout))
+
+    printed = list(first(run("annotate", "1", "-m", "a note", "--json", "--store", tmp_path / "s").stdout))
+
+    assert log + keys(section("`ckstore annotate`")) == printed
+
+
 def test_the_keys_of_ls_are_those_printed(run: Run, saved: Path) -> None:
     printed = list(first(run("ls", "best", "--json", "--store", saved).stdout))
 

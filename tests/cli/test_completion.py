@@ -57,7 +57,7 @@ def test_commands_and_options_complete() -> None:
         ("xyz", []),
     ],
 )
-@pytest.mark.parametrize("command", ["show", "ls"])
+@pytest.mark.parametrize("command", ["show", "ls", "annotate"])
 def test_refs_complete(command: str, typed: str, offered: list[str]) -> None:
     assert completed(["ckstore", command, typed or "''"]) == offered
 

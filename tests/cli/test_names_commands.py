@@ -1,4 +1,4 @@
-"""``tag untag pin unpin rm`` on stores of their own."""
+"""``annotate tag untag pin unpin rm`` on stores of their own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,32 @@ def path(tmp_path: Path) -> Path:
 
 def documents(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_metrics_and_notes_are_added_and_shown(run: Run, path: Path) -> None:
+    done = run("annotate", "main@200", "--metric", "acc=0.5", "--metric", "loss=2", "-m", "first", "--store", path)
+    assert done.stdout == "added to main@200: acc = 0.5, loss = 2, a note\n"
+    again = run("annotate", "200", "--metric", "acc=0.75", "--note", "on\nv2", "--json", "--store", path)
+
+    document = documents(again.stdout)[0]
+    assert document["metrics"] == {"acc": 0.75, "loss": 2}
+    assert [note["text"] for note in document["notes"]] == ["first", "on\nv2"]
+    shown = run("show", "200", "--store", path).stdout
+    assert re.search(r"notes +\d{4}-\d\d-\d\d \d\d:\d\d UTC  first\n +\d{4}-.* UTC  on\n +v2\n", shown)
+    assert documents(run("show", "200", "--json", "--store", path).stdout)[0]["notes"] == document["notes"]
+    info = Store.open(path).info(200)
+    assert (info.metrics, [note.text for note in info.notes]) == ({"acc": 0.75, "loss": 2}, ["first", "on\nv2"])
+
+
+@pytest.mark.parametrize(
+    "words,status",
+    [(["200"], 2), (["200", "--metric", "acc"], 2), (["200", "--metric", "=1"], 2), (["7", "-m", "x"], 4), ([], 2)],
+)
+def test_an_annotation_that_says_nothing_or_names_nothing_is_refused(
+    words: list[str], status: int, run: Run, path: Path
+) -> None:
+    assert run("annotate", *words, "--store", path).exit_code == status
+    assert not list(path.rglob("annotations.json"))
 
 
 def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> None:

@@ -63,4 +63,4 @@ def test_no_method_that_reads_is_left_out() -> None:
     tried = {name.partition(" ")[0] for name in ACTS} | {"latest", "export_safetensors"}
 
     assert methods <= tried | {"open"}
-    assert inside <= {"keys", "summary", "files", "file_summary", "close", "slice", "load"}
+    assert inside <= {"keys", "leaves", "files", "close", "slice", "load"}

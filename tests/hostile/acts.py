@@ -92,7 +92,7 @@ def _load_into(store: Store, ref: str) -> None:
 
 def _slice(store: Store, ref: str) -> None:
     with store.open_checkpoint(ref) as checkpoint:
-        for leaf in checkpoint.summary()[:3]:
+        for leaf in checkpoint.leaves()[:3]:
             if leaf.shape and leaf.shape[0]:
                 checkpoint.slice(leaf.name)[0:2]
                 checkpoint.slice(leaf.name)[-1]
@@ -134,8 +134,8 @@ def _alone(scene: Scene) -> Iterator[Act]:
 def _open_alone(scene: Scene, step: str) -> None:
     with ckstore.open_checkpoint(scene.store / "checkpoints" / "main" / step) as checkpoint:
         checkpoint.keys()
-        checkpoint.summary()
-        checkpoint.file_summary()
+        checkpoint.leaves()
+        checkpoint.files()
         checkpoint.load(mmap=True)
 
 

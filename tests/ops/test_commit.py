@@ -80,7 +80,8 @@ def test_a_checkpoint_directory_of_a_trainer_comes_back(store: Store, tmp_path: 
     store.checkout("first", tmp_path / "out")
     assert look(tmp_path / "out") == look(source)
     with store.open_checkpoint("first") as opened:
-        assert opened.files() == [
+        assert opened.files() == store.files("first")
+        assert [file.path for file in opened.files() if file.kind == "file"] == [
             "config.json",
             "logs/events",
             "model.safetensors",

@@ -94,16 +94,12 @@ class OpenCheckpoint:
         """
         return LeafSlice(self._directory, self._leaf(name))
 
-    def summary(self) -> list[LeafSummary]:
-        """Return name, dtype, shape and size of every value, without reading data."""
+    def leaves(self) -> list[LeafSummary]:
+        """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
         return [_summary(leaf, self._directory) for leaf in self._leaves.values()]
 
-    def files(self) -> list[str]:
-        """Return the paths of committed files and symlinks, in their order; a saved state has none."""
-        return [file.path for file in self._directory.manifest.files if file.kind != "directory"]
-
-    def file_summary(self) -> list[FileSummary]:
-        """Return path, kind, mode and size of everything that was committed, without reading data."""
+    def files(self) -> list[FileSummary]:
+        """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
         return summaries(self._directory.manifest)
 
     @act

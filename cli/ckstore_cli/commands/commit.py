@@ -11,31 +11,18 @@ from ckstore.errors import CkstoreError
 from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._format import printable, share_text, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._metrics import metric_option
 from ckstore_cli._refs import complete_run
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
 
 
-def _metrics(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    """Return what ``loss=2.1`` and the like say."""
-    metrics: dict[str, float] = {}
-    for value in values:
-        name, equals, number = value.partition("=")
-        try:
-            metrics[name] = float(number) if not number.lstrip("+-").isdigit() else int(number)
-        except ValueError:
-            equals = ""
-        if not name or not equals:
-            raise click.BadParameter(f"wanted NAME=NUMBER such as loss=2.1, got {value!r}")
-    return metrics
-
-
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="Default: as in checkpoint-500, else the next of the run.")
 @click.option("--run", metavar="RUN", default="main", show_default=True, shell_complete=complete_run, help="The run.")
-@click.option("--metric", "metrics", metavar="NAME=NUMBER", multiple=True, callback=_metrics, help="Repeatable.")
+@metric_option
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
 @click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for it; repeatable.")
 @click.option(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("before", metavar="A", shell_complete=complete_ref)
-@click.argument("after", metavar="B", shell_complete=complete_ref)
+@click.argument("after", metavar="[B]", default="latest", shell_complete=complete_ref)
 @click.option("--values", is_flag=True, help="Read the changed tensors too, and say how far apart they are.")
 @store_option
 @json_option
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 def diff(frame: Frame, before: str, after: str, values: bool) -> None:  # noqa: FBT001 - click's
     """List the files, tensors and values that differ from checkpoint A to checkpoint B.
 
-    Without --values no data is read.
+    Without B: to the latest. Without --values no data is read.
 
     \b
     Example:
-      ckstore diff best latest
+      ckstore diff best
       ckstore diff main@1000 main@1200 --values
 
     \b

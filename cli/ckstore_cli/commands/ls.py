@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("ref", shell_complete=complete_ref)
+@click.argument("ref", default="latest", shell_complete=complete_ref)
 @click.argument("glob", required=False)
 @store_option
 @json_option
 @pass_frame
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
-    """List the files, tensors and other leaves of the checkpoint REF.
+    """List the files, tensors and other leaves of REF (default: latest).
 
     With GLOB only those whose whole name fits: * stands for any characters, ?
     for one. Brackets stand for themselves, since names have them: layers[0].weight.
@@ -35,7 +35,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
 
     \b
     Example:
-      ckstore ls latest
+      ckstore ls
       ckstore ls main@1200 'model.*.weight'
 
     \b

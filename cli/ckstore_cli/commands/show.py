@@ -12,7 +12,7 @@ import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore_cli._documents import checkpoint_document, plain
+from ckstore_cli._documents import checkpoint_document, notes_document, plain
 from ckstore_cli._format import age_text, printable, share_text, size_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
@@ -24,16 +24,16 @@ _LABEL_WIDTH = 11
 
 
 @click.command()
-@click.argument("ref", shell_complete=complete_ref)
+@click.argument("ref", default="latest", shell_complete=complete_ref)
 @store_option
 @json_option
 @pass_frame
 def show(frame: Frame, ref: str) -> None:
-    """Show everything about the checkpoint REF.
+    """Show everything about the checkpoint REF (default: latest).
 
     \b
     Example:
-      ckstore show latest
+      ckstore show
       ckstore show sweep-7@1200 --json
 
     \b
@@ -52,6 +52,7 @@ def show(frame: Frame, ref: str) -> None:
     out.document(
         {
             **checkpoint_document(info),
+            "notes": notes_document(info),
             "reused_share": share,
             "directory": str(directory),
             "file_count": file_count,
@@ -85,6 +86,9 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
         yield from _block("message", printable(info.message.strip(), keep_lines=True))
     if info.metrics:
         yield from _block("metrics", "\n".join(f"{printable(k)} = {v!r}" for k, v in info.metrics.items()))
+    if info.notes:
+        notes = (f"{note.created[:16].replace('T', ' ')} UTC  {note.text.strip()}" for note in info.notes)
+        yield from _block("notes", printable("\n".join(notes), keep_lines=True))
     if info.metadata:
         text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))

@@ -1,0 +1,43 @@
+"""``ckstore annotate``: add metrics and a note to a checkpoint that was saved before."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore_cli._documents import checkpoint_document, notes_document
+from ckstore_cli._format import printable
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._metrics import metric_option
+from ckstore_cli._refs import complete_ref
+
+
+@click.command()
+@click.argument("ref", shell_complete=complete_ref)
+@metric_option
+@click.option("--note", "-m", metavar="TEXT", help="Shown by ckstore show, after earlier notes.")
+@store_option
+@json_option
+@pass_frame
+def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None) -> None:
+    """Add metrics and a note to the checkpoint REF.
+
+    Metrics of an evaluation, for example: log shows them, and --keep-best goes
+    by them. A metric that the checkpoint has gets the new value.
+
+    \b
+    Example:
+      ckstore annotate main@1200 --metric accuracy=0.91 --note 'evaluated on v2'
+
+    \b
+    Exit status:
+      0  done: it survives a power cut now
+      2  wrong usage, or there is nothing to add
+      4  there is no such store or checkpoint, or several fit
+      5  another process is deleting that checkpoint
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        info = store.annotate(ref, metrics, note)
+    out.document({**checkpoint_document(info), "notes": notes_document(info)})
+    added = [f"{printable(name)} = {value!r}" for name, value in metrics.items()] + ["a note"] * (note is not None)
+    out.line(f"added to {printable(info.name)}: {', '.join(added)}")

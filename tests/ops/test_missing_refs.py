@@ -1,0 +1,90 @@
+"""A ref that names nothing: every method that takes one says the same, and every command too."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import CheckpointInfo, NoSuchRef, Store
+from ckstore.store import RefLike
+
+STATE = {"w": np.arange(1000, dtype=np.float32)}
+
+METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
+    "save": lambda store, ref, _: store.save({"x": 1}, parent=ref),
+    "commit": lambda store, ref, _: store.commit(__file__, parent=ref),
+    "load": lambda store, ref, _: store.load(ref),
+    "load_into": lambda store, ref, _: store.load_into({"w": STATE["w"].copy()}, ref),
+    "open_checkpoint": lambda store, ref, _: store.open_checkpoint(ref),
+    "info": lambda store, ref, _: store.info(ref),
+    "leaves": lambda store, ref, _: store.leaves(ref),
+    "files": lambda store, ref, _: store.files(ref),
+    "directory_of": lambda store, ref, _: store.directory_of(ref),
+    "delete": lambda store, ref, _: store.delete(ref),
+    "verify": lambda store, ref, _: store.verify(ref),
+    "diff": lambda store, ref, _: store.diff(ref, 1),
+    "diff, the second": lambda store, ref, _: store.diff(1, ref),
+    "tag": lambda store, ref, _: store.tag("best", ref),
+    "pin": lambda store, ref, _: store.pin(ref, "a reason"),
+    "annotate": lambda store, ref, _: store.annotate(ref, note="a note"),
+    "checkout": lambda store, ref, folder: store.checkout(ref, folder / "out"),
+    "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
+}
+OTHERWISE = {"unpin": "the name of a pin is no ref"}
+
+MISSING = ["9", "main@9", "nope", "main@nope", "abcdef0123", "other@1", "other@latest", "other@latest-valid"]
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    for step in (1, 2):
+        store.save({"w": STATE["w"] + step}, step=step)
+    return store
+
+
+def test_no_method_that_takes_a_ref_is_left_out() -> None:
+    taking = {
+        name
+        for name, method in inspect.getmembers(Store, inspect.isfunction)
+        if not name.startswith("_") and "RefLike" in str(inspect.signature(method))
+    }
+
+    assert taking == {name.partition(",")[0] for name in METHODS} | OTHERWISE.keys()
+
+
+@pytest.mark.parametrize("ref", MISSING)
+def test_every_method_says_the_same_of_a_ref_that_names_nothing(filled: Store, ref: str, tmp_path: Path) -> None:
+    said = said_by_each(filled, ref, tmp_path)
+
+    assert set(said.values()) == {said["info"]}, said
+
+
+def test_every_method_says_the_same_of_a_checkpoint_that_is_gone(filled: Store, tmp_path: Path) -> None:
+    gone: CheckpointInfo = filled.info(2)
+    filled.delete(2)
+
+    said = said_by_each(filled, gone, tmp_path)
+
+    assert set(said.values()) == {said["info"]}, said
+
+
+@pytest.mark.parametrize("ref", ["latest", "latest-valid", "1"])
+def test_every_method_says_the_same_of_an_empty_store(store: Store, ref: str, tmp_path: Path) -> None:
+    said = said_by_each(store, ref, tmp_path)
+    del said["diff, the second"]  # of an empty store the first is missing as well
+
+    assert set(said.values()) == {said["info"]}, said
+
+
+def said_by_each(store: Store, ref: RefLike, folder: Path) -> dict[str, str]:
+    said = {}
+    for name, act in METHODS.items():
+        with pytest.raises(NoSuchRef) as raised:
+            act(store, ref, folder)
+        assert raised.value.exit_status == 4
+        said[name] = str(raised.value)
+    return said
