@@ -25,7 +25,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format docs crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
+.PHONY: help venv demo test pytest lint format docs crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -57,7 +57,10 @@ system-packages:
 demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
 	@$(BIN)/ckstore demo
 
-test: lint system-packages ## Lint, then every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
+test: $(STAMP) system-packages ## Lint, and beside it every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
+	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
+
+pytest: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m 'not bench' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts

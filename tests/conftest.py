@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, settings
 _rooms = [f"tests.{folder.name}" for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modules))
 
+from ckstore.fs import holders  # noqa: E402
 from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
+from tests.support.own_processes import own_processes  # noqa: E402
 
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -109,6 +112,21 @@ def _no_descriptor_left(request: pytest.FixtureRequest, tmp_path: Path, _clean_e
 @pytest.fixture
 def descriptors_may_leak() -> None:
     """Switch the check for open descriptors off for one test."""
+
+
+@pytest.fixture(autouse=True)
+def _only_own_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a gc of this process ask only what the test has started for open files, unless that is the subject.
+
+    A test of holders says so with ``@pytest.mark.usefixtures("every_process")``.
+    """
+    if "every_process" not in request.fixturenames:
+        monkeypatch.setattr(holders, "_pids", partial(own_processes, os.getpid()))
+
+
+@pytest.fixture
+def every_process() -> None:
+    """Let a gc look at all processes of the machine, for one test."""
 
 
 @pytest.fixture

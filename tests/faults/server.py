@@ -17,10 +17,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
+from ckstore.fs import holders
 from tests.faults import signals
 from tests.faults.acts import ACTS
 from tests.faults.alike import hold_still, picture
@@ -32,6 +34,7 @@ from tests.faults.scenarios import SCENARIOS, Scenario
 from tests.faults.shim import Family, Fault, Preloaded
 from tests.faults.states import NAMES, expected
 from tests.support.descriptors import open_below
+from tests.support.own_processes import own_processes
 
 _SCENARIOS = SCENARIOS | signals.SIGNALLED
 _CHILD_TIMEOUT_S = 60.0
@@ -331,6 +334,7 @@ def _around_the_hit(log: Path) -> list[str]:
 
 def main() -> None:
     """Serve until the standard input ends."""
+    holders._pids = partial(own_processes, os.getpid())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that nothing a child prints is taken for an answer
     server = Server(Path(sys.argv[1]))

@@ -16,6 +16,8 @@ from ckstore.fs.holders import deleted_but_open, find_holders
 from ckstore.fs.mapping import FilePart, map_side_by_side
 from tests.support.holding import holding
 
+pytestmark = pytest.mark.usefixtures("every_process")
+
 SIZE = 200_000
 
 

@@ -23,6 +23,8 @@ from tests.support.loopfs import loop_filesystem, unmount
 from tests.support.requirements import require, require_program, require_root
 from tests.support.stores import check_store
 
+pytestmark = pytest.mark.usefixtures("every_process")
+
 MIB = 2**20
 KINDS = ["ext4", "xfs", "tmpfs"]
 HOWS = {

@@ -19,6 +19,8 @@ from tests.support.users import common_folder, users
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("every_process")
+
 _GC = """
 import json, sys, warnings
 from ckstore import Store
