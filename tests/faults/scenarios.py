@@ -354,6 +354,24 @@ def _settle_repair(path: Path, done: bool) -> list[str]:
         return [f"{'repaired' if done else 'repaired again'}, and there is still {what}" for what in wrong]
 
 
+def _rotten(path: Path, journal: Journal) -> None:
+    """Rot in a chunk and in a pack, with size and time kept, in a store whose saves read all of it again."""
+    _saved("first", "first")(path, journal)
+    with Store.open(path) as store:
+        store.set_recheck_share(1)
+    blobs = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+    for blob in (blobs[0], blobs[-1]):
+        flip(blob, keep_time=True)
+
+
+def _settle_rot(path: Path, done: bool) -> list[str]:
+    """What a save that died has not healed the next one heals."""
+    with Store.open(path) as store:
+        if not done:
+            store.save(state("first"), run=RUN, step=1)
+        return [f"{found.checkpoint}: {found.what}" for found in store.verify().damage]
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -366,6 +384,7 @@ SCENARIOS = {
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
         Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
+        Scenario("save_over_rot", _rotten, _open, _saving(3, "first"), begins_damaged=True, settle=_settle_rot),
         Scenario("commit", _with_files, _open, _committing(2, "files-2")),
         Scenario("checkout", _with_files, _open, _writing("checkout"), hit=_place, inspect=_inspect_checkout),
         Scenario(

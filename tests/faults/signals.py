@@ -14,11 +14,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ckstore import Store
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CkstoreError, InUse, NoSuchRef
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario
 from tests.faults.shim import Family, Fault
@@ -45,9 +46,33 @@ def _loading(store: Store, journal: Journal) -> None:
         checkpoint.slice("model.weight")[1000:300_000]
 
 
+def _with_tags(path: Path, journal: Journal) -> None:
+    SCENARIOS["replace"].prepare(path, journal)
+    with Store.open(path) as store:
+        for name in ("best", "old"):
+            _tag(store, journal, name, 1)
+
+
+def _tag(store: Store, journal: Journal, name: str, step: int) -> None:
+    journal.begin(("tag", name), f"{RUN}@{step}")
+    store.tag(name, f"{RUN}@{step}")
+    journal.done(("tag", name), f"{RUN}@{step}")
+
+
+def _tagging(store: Store, journal: Journal) -> None:
+    """Make a tag, move one and remove one; may be called again."""
+    for name in ("new", "best"):
+        _tag(store, journal, name, 2)
+    journal.begin(("tag", "old"), None)
+    with suppress(NoSuchRef):  # an attempt may have failed after that
+        store.untag("old")
+    journal.done(("tag", "old"), None)
+
+
 _ACTS = ("first_save", "deduplicated_save", "small_tensor_save", "replace", "commit", "gc")
 SIGNALLED = {name: SCENARIOS[name] for name in _ACTS} | {
-    "load": Scenario("load", SCENARIOS["replace"].prepare, SCENARIOS["replace"].open, _loading)
+    "load": Scenario("load", SCENARIOS["replace"].prepare, SCENARIOS["replace"].open, _loading),
+    "tag": Scenario("tag", _with_tags, SCENARIOS["replace"].open, _tagging),
 }
 """The acts in which signals come."""
 

@@ -100,6 +100,23 @@ def test_rot_under_hits_that_nothing_foresaw_is_found_as_well(store: Store) -> N
     assert equal(store.load(0), small(1))
 
 
+@pytest.mark.parametrize("fresh", [False, True], ids=["the same process", "another process"])
+def test_with_a_share_of_1_a_save_reads_what_an_earlier_one_had_begun_to_read(store: Store, fresh: bool) -> None:
+    state = {**large(1), "small": np.arange(10)}
+    for _ in range(2):
+        store.save(state)
+    store.set_recheck_share(1)
+    for blob in blobs_by_size(store, 0):
+        rot(blob, at=50)
+    if fresh:
+        store = Store.open(store.path)
+
+    info = store.save(state)
+
+    assert len(info.warnings) == 2
+    assert store.verify().ok
+
+
 @pytest.mark.parametrize("where", [0, 0.3, 0.5, 0.999])
 def test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves(store: Store, where: float) -> None:
     base = large(4)

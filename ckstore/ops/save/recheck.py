@@ -11,6 +11,7 @@ threads that hash read meanwhile; hits that were not foreseen so have their turn
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -59,8 +60,11 @@ class Recheck:
         self._staging = staging
         self._run = run
         self._everything = share == 1
-        self._budget_bytes = self._unforeseen_bytes = recheck_bytes(state_bytes, share)
-        self._known = {reading.digest: reading for reading in self._foreseen()}
+        # A pack may be larger than what the state has of it, so a share of 1 has no budget that could be too small.
+        self._budget_bytes = self._unforeseen_bytes = (
+            sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
+        )
+        self._known = {reading.digest: self._to_do(reading) for reading in self._foreseen()}
         self._due = {part.digest: part for part in due(self._known.values(), self._budget_bytes, time.time_ns())}
         self._mutex = threading.Lock()
         self._local = threading.local()
@@ -81,6 +85,10 @@ class Recheck:
         except CatalogUnavailable:  # then every hit is unforeseen
             return ()
 
+    def _to_do(self, reading: Reading) -> Reading:
+        """Return what is left of a reading under way; where everything is wanted, it begins again."""
+        return replace(reading, read_to=0) if self._everything else reading
+
     def foresaw(self, digest: str) -> bool:
         """Whether the blob had its chance to be chosen."""
         return not self._budget_bytes or digest in self._known
@@ -92,7 +100,7 @@ class Recheck:
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
         with suppress(CatalogUnavailable):  # then all count as never read
             for there in self._context.catalog.readings(hits):
-                readings[there.digest] = replace(there, nbytes=hits[there.digest], whole=whole)
+                readings[there.digest] = self._to_do(replace(there, nbytes=hits[there.digest], whole=whole))
         with self._mutex:
             self._known.update(readings)
             for part in due(readings.values(), self._unforeseen_bytes, time.time_ns()):
