@@ -27,6 +27,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _BUILD_MODE = 0o700
 _CREATE_TRIES = 100
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -50,17 +51,23 @@ class NewTree:
         """Begin a tree for `destination`, which may be an empty directory; its parent must be there.
 
         Raises:
-            BadInput: There is something else, or no parent, or what is made there does not stay.
+            BadInput: There is something else, or no parent, or one that this user may not write to, or what is made
+                there does not stay.
             OSError: No directory can be made there.
         """
         destination = Path(os.path.abspath(destination))
-        _check_free(destination)
         try:
+            _check_free(destination)
             _remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
             msg = f"{destination.parent} is no directory, so that {destination.name} cannot be made in it"
             raise BadInput(msg, hint=f"make it first: mkdir -p {destination.parent}") from error
+        except OSError as error:
+            if error.errno not in _NOT_ALLOWED:
+                raise
+            msg = f"{destination.name} cannot be made in {destination.parent}: {os.strerror(error.errno)}"
+            raise BadInput(msg, hint="name a destination in a directory that you may write to") from error
         return cls(destination, path, lock)
 
     def make_directory(self, path: str, mode: int) -> None:

@@ -358,7 +358,7 @@ def _rotten(path: Path, journal: Journal) -> None:
     """Rot in a chunk and in a pack, with size and time kept, in a store whose saves read all of it again."""
     _saved("first", "first")(path, journal)
     with Store.open(path) as store:
-        store.set_recheck_share(1)
+        store.config.recheck_share = 1
     blobs = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     for blob in (blobs[0], blobs[-1]):
         flip(blob, keep_time=True)

@@ -582,6 +582,15 @@ def test_a_full_disk_is_said_before_and_leaves_nothing(
     assert store.export_safetensors("latest", mount / "out", select="x").tensor_count == 1
 
 
+def test_a_destination_that_this_user_may_not_write_to_is_named(store: Store) -> None:
+    store.save(model_state())
+
+    for write in (store.export_safetensors, store.checkout):
+        with pytest.raises(BadInput, match=r"out cannot be made in /sys: \w+") as caught:  # not even root may
+            write("latest", "/sys/out")
+        assert "that you may write to" in caught.value.hint
+
+
 def test_running_out_of_space_says_what_was_needed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_with_a_share_of_1_a_save_reads_what_an_earlier_one_had_begun_to_read(st
     state = {**large(1), "small": np.arange(10)}
     for _ in range(2):
         store.save(state)
-    store.set_recheck_share(1)
+    store.config.recheck_share = 1
     for blob in blobs_by_size(store, 0):
         rot(blob, at=50)
     if fresh:
