@@ -225,7 +225,7 @@ class Store:
             tags: As in `save`.
             parent: As in `save`.
             if_exists: As in `save`.
-            times: Keep modification times, too.
+            times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
 
         Returns:
@@ -414,7 +414,7 @@ class Store:
         from ckstore.ops.refs.listing import infos
 
         if newest is not None and newest < 1:
-            raise BadInput(f"newest is a number of checkpoints, at least 1, got {newest}")
+            raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
         return infos(self._context, run, newest=newest)
 
     @act
@@ -816,7 +816,7 @@ class Store:
         from ckstore.ops.save.save import Request
 
         if isinstance(tags, str):
-            msg = f"tags is a list of names, got the string {tags!r}"
+            msg = f"tags must be a list of names, got the string {tags!r}"
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
         return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
@@ -861,8 +861,8 @@ def _create(
         msg = f"no store could be made at {root}: {error.strerror or error}"
         raise BadInput(msg, hint="its parent directory must exist and be writable") from error
     if not made and not exist_ok:
-        msg = f"there is a store at {root} already"
-        raise BadInput(msg, hint="Store.open(path) opens it; Store.open_or_init(path) does whichever fits")
+        msg = f"there is already a store at {root}"
+        raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:

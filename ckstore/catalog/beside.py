@@ -50,7 +50,7 @@ def why_strange(path: Path) -> str:
         if why := _why_strange_file(found, folder, owners):
             return f"{path.name}{suffix} {why}" if suffix else why
         if suffix == "-journal" and found.st_size and _names_another(path):
-            return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes such"
+            return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
     return ""
 
 
@@ -60,7 +60,7 @@ def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set
     if found.st_nlink > 1:
         return f"has {found.st_nlink} hard links; writing to it would change a file elsewhere"
     if found.st_uid not in owners:
-        return f"belongs to the user {found.st_uid}"
+        return f"belongs to uid {found.st_uid}"
     if found.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & _WRITABLE_BY_OTHERS:
         return f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
     return ""

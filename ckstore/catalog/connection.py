@@ -180,24 +180,24 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
     if version > VERSION:
         refuse_newer(path, version, for_writing=for_writing)
     if version < VERSION:
-        raise unavailable(path, f"has schema {version}, this ckstore has {VERSION}", "behind")
+        raise unavailable(path, f"has schema version {version}; this ckstore uses version {VERSION}", "behind")
     if not is_schema_of(connection, VERSION):
-        raise unavailable(path, "has other tables, views or indexes than ckstore makes", "damaged")
+        raise unavailable(path, "has tables, views or indexes that differ from what ckstore makes", "damaged")
 
 
 def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
     """Raise: `NewerFormat` to a writer, `CatalogUnavailable` to a reader."""
-    found = f"has schema {version}, this ckstore knows up to {VERSION}"
+    found = f"has schema version {version}; this ckstore knows versions up to {VERSION}"
     if not for_writing:
         raise unavailable(path, found, "newer")
     raise NewerFormat(f"the catalog {path} {found}", hint="use the newer ckstore that wrote it")
 
 
 _HINTS: dict[CatalogProblem, str] = {
-    "missing": "opening the store for writing makes it, or: ckstore reindex",
-    "behind": "opening the store for writing brings it up to date",
+    "missing": "open the store for writing, or run: ckstore reindex",
+    "behind": "open the store for writing to bring it up to date",
     "newer": "use the newer ckstore that wrote it",
-    "damaged": "ckstore reindex makes a new one from the checkpoints",
+    "damaged": "rebuild it from the checkpoints: ckstore reindex",
     "unreadable": "",
 }
 
@@ -210,7 +210,7 @@ def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailab
 @contextlib.contextmanager
 def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnection]:
     if _forked_while_open:
-        found = "was open in the parent when this process was forked, so it is not opened here"
+        found = "was open in the parent process at the fork, so this process does not open it"
         raise unavailable(path, found, "unreadable")
     token = object()
     try:
@@ -259,9 +259,9 @@ def _may_be_mapped(path: Path) -> bool:
     try:
         return journal.may_be_mapped(path)
     except FileNotFoundError as error:  # renamed meanwhile: another process builds it anew
-        raise unavailable(path, "is not there", "missing") from error
+        raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
-        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
+        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
 
 
 def _refuse_strange(path: Path) -> None:
@@ -269,11 +269,11 @@ def _refuse_strange(path: Path) -> None:
     try:
         strange = beside.why_strange(path)
         if not strange and not _open and beside.is_stray_journal(path):
-            strange = f"{path.name}-journal lies beside a database that has a log instead"
+            strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
     except FileNotFoundError as error:
-        raise unavailable(path, "is not there", "missing") from error
+        raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
-        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
+        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
     if strange:
         raise unavailable(path, f"is not as ckstore leaves it: {strange}", "damaged")
 
@@ -282,9 +282,9 @@ def _identity(path: Path) -> tuple[int, int]:
     try:
         found = path.lstat()
     except FileNotFoundError as error:
-        raise unavailable(path, "is not there", "missing") from error
+        raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
-        raise unavailable(path, f"cannot be looked at: {error.strerror}", "unreadable") from error
+        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
     return found.st_dev, found.st_ino
 
 
@@ -297,13 +297,13 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
     except NotOfItsForm as error:
         raise unavailable(path, f"cannot be used: {error}", "damaged") from error
     except UnicodeDecodeError as error:  # SQLite does not look into texts
-        raise unavailable(path, f"cannot be used: a text in it is no UTF-8: {error}", "damaged") from error
+        raise unavailable(path, f"cannot be used: it holds text that is not UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
-            raise InUse(msg, hint="close what has a transaction open in it") from error
+            raise InUse(msg, hint="close the program that has a transaction open in it") from error
         if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
-            found = "cannot be used: a statement takes more steps than one of a sound catalog of its size"
+            found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error
         raise unavailable(path, f"cannot be used: {error}", "damaged" if code in _DAMAGED else "unreadable") from error

@@ -66,7 +66,9 @@ class BoundedCursor(sqlite3.Cursor):
             rows += batch
             text_bytes += sum(map(_length, zip(*batch, strict=True)))
             if len(rows) > connection.most_rows or text_bytes > connection.most_text_bytes:
-                msg = f"wanted no more rows and text than the file has, found {len(rows)} rows of {text_bytes} bytes"
+                msg = (
+                    f"wanted no more rows and text than the file can hold, found {len(rows)} rows of {text_bytes} bytes"
+                )
                 raise NotOfItsForm(msg)
         return rows
 

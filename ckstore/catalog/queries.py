@@ -224,7 +224,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
         for piece, *where in checked(rows, forms.digests, forms.digests, *(forms.sizes,) * 3):
             location = PieceLocation(*where)
             if location.offset > location.blob_nbytes - location.length:
-                msg = f"wanted a piece inside of its blob, found {location}"
+                msg = f"wanted a piece inside its blob, found {location}"
                 raise forms.NotOfItsForm(msg)
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608

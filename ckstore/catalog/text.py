@@ -56,10 +56,10 @@ def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
     try:
         found: list[Any] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError) as error:
-        msg = f"metrics are JSON, found: {error}"
+        msg = f"metrics: wanted JSON, found: {error}"
         raise forms.NotOfItsForm(msg) from error
     if len(found) != len(texts) or not all(type(metrics) is dict for metrics in found):
-        msg = "metrics are one object each"
+        msg = "metrics: wanted one JSON object each"
         raise forms.NotOfItsForm(msg)
     for metrics in found:
         forms.check_metrics(metrics)

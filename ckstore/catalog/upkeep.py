@@ -83,12 +83,12 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
         if version > VERSION:
             connections.refuse_newer(path, version, for_writing=True)
         if not is_schema_of(connection, version if application else 0):
-            raise connections.unavailable(path, f"has not the schema that version {version} made", "damaged")
+            raise connections.unavailable(path, f"does not have the schema of version {version}", "damaged")
         connections.prepare_to_write(connection, path)
         with connections.transaction(connection):
             _apply(connection, store)
             if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
-                found = "cannot be made: this SQLite writes another schema than ckstore knows"
+                found = "cannot be made: this SQLite writes a schema that ckstore does not know"
                 raise connections.unavailable(path, found, "unreadable")
     return True
 

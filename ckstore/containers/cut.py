@@ -56,7 +56,7 @@ def cut(file: RandomAccess, name: str) -> Cut:
     elif looks_like_zip(file):
         kind, read = "zip", _cut_zip
     else:
-        return _opaque(file, name, "safetensors", "it does not begin as one")
+        return _opaque(file, name, "safetensors", "it does not begin like one")
     try:
         return read(file, name)
     except Refused as error:
@@ -66,7 +66,7 @@ def cut(file: RandomAccess, name: str) -> Cut:
 def _opaque(file: RandomAccess, name: str, kind: str, why: str) -> Cut:
     """Return one segment, with a warning if the file is named as one of `kind`."""
     claims = name.lower().endswith(_SUFFIXES[kind])
-    warnings = (f"{shown(name)} is stored as opaque bytes, it is no valid {kind} file: {why}",) if claims else ()
+    warnings = (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {why}",) if claims else ()
     return Cut("", _segments((), file.nbytes)[0], (), warnings)
 
 
@@ -109,7 +109,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
     warnings: tuple[str, ...] = ()
     if nameless:
         dtypes, count = ", ".join(sorted(nameless)), len(entries) - len(tensors)
-        warnings = (f"{count} tensors of {shown(name)} are stored without their names: torch has no such {dtypes}",)
+        warnings = (f"{count} tensors of {shown(name)} are stored without their names: torch does not have {dtypes}",)
     return Cut("safetensors", segments, tuple(tensors), warnings)
 
 

@@ -89,17 +89,19 @@ class _Naming:
         for name, view in tensors_in(value):
             chars += len(name)
             if len(self._named) >= MAX_TENSORS or chars > MAX_NAME_CHARS:
-                problems.append("it has more names than are kept")
+                problems.append("it has more names than ckstore keeps")
                 break
             self._add(name, view)
         else:
             unused = sum(key.startswith(self._prefix) and key not in self._used for key in self._spans)
             if unused:
-                problems.append(f"{unused} of its tensors' records have no name: they are in objects that are not read")
+                problems.append(
+                    f"{unused} of its tensors' records have no name: they belong to objects that ckstore does not read"
+                )
         if self._twice:
-            problems.append(f"more than one tensor has the name {shown(self._twice)}, which the first keeps")
+            problems.append(f"more than one tensor has the name {shown(self._twice)}, which only the first keeps")
         if self._outside:
-            problems.append(f"{self._outside} tensors have no name: they do not lie inside their records")
+            problems.append(f"{self._outside} tensors have no name: they reach beyond their records")
         return Named(list(self._named.values()), problems)
 
     def _add(self, name: str, view: TensorView) -> None:

@@ -223,7 +223,7 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
         or (flags ^ entry.flags) & _ENCRYPTED
         or not (flags & _SIZES_FOLLOW or packed in (entry.packed_bytes, _FULL32))
     ):
-        refuse(where, "the header that the directory tells of", "another")
+        refuse(where, "the header that the directory describes", "another")
     start = data_at + extra_bytes
     stop = start + entry.packed_bytes
     if stop > end:

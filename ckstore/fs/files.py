@@ -117,8 +117,8 @@ def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
 
 
 def _no_regular_file(path: Where) -> DamagedBlob:
-    msg = f"{path} is no regular file: a symlink, a directory, a pipe or the like"
-    return DamagedBlob(msg, hint="the store never makes such a thing there: move it away")
+    msg = f"{path} is not a regular file: it is a symlink, a directory, a pipe or the like"
+    return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
 
 
 def _close_quietly(fd: int) -> None:
@@ -328,7 +328,7 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
         if size > most_bytes:
-            msg = f"{path} has {size} bytes, at most {most_bytes} are read"
+            msg = f"{path} has {size} bytes; ckstore reads at most {most_bytes}"
             raise DamagedBlob(msg)
         if size > _SPARSE_FROM_BYTES and not is_blob:
             if os.lseek(fd, 0, os.SEEK_HOLE) < size:

@@ -77,8 +77,8 @@ class Inside:
             BadInput: `name` is more than one name, or none.
         """
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
-            msg = f"{name!r} cannot be a name in {self}"
-            raise BadInput(msg, hint="one name of a file is wanted, without a slash; . and .. are none")
+            msg = f"{name!r} is not a valid name in {self}"
+            raise BadInput(msg, hint="give one file name, without a slash, and not . or ..")
         return Inside(self.top, (*self.parts, name), self.holder)
 
     @property
@@ -94,7 +94,7 @@ class Inside:
             BadInput: It is the root, whose parent is outside of the store.
         """
         if not self.parts:
-            msg = f"{self} is the root of a store or held open, and its parent is another matter"
+            msg = f"{self} is the root of a store or a directory held open, so its parent is not in the store"
             raise BadInput(msg)
         return Inside(self.top, self.parts[:-1], self.holder)
 

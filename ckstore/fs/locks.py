@@ -106,7 +106,7 @@ class DirectoryLock:
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
-            warnings.warn("a checkpoint or a save was left open and is closed now", ResourceWarning, stacklevel=2)
+            warnings.warn("a checkpoint or a save was left open; it is closed now", ResourceWarning, stacklevel=2)
             self.release()
 
     def __enter__(self) -> Self:
@@ -199,5 +199,5 @@ def _refuse_own(fd: int, path: Where) -> None:
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)
     if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):
-        msg = f"{path} is locked by another call of this very thread"
-        raise InUse(msg, hint="let a signal handler only set a flag, and use the store when the call has returned")
+        msg = f"{path} is locked by another call in this same thread"
+        raise InUse(msg, hint="in a signal handler only set a flag, and use the store after the call returns")

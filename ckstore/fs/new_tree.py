@@ -61,7 +61,7 @@ class NewTree:
             _remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
-            msg = f"{destination.parent} is no directory, so that {destination.name} cannot be made in it"
+            msg = f"{destination.parent} is not a directory, so {destination.name} cannot be made in it"
             raise BadInput(msg, hint=f"make it first: mkdir -p {destination.parent}") from error
         except OSError as error:
             if error.errno not in _NOT_ALLOWED:
@@ -187,8 +187,8 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
         if _is_ours(lock):
             return path, lock
         lock.release()
-    msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made, or there already"
-    raise BadInput(msg, hint="another program works in that place: name a destination elsewhere")
+    msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made, or existed already"
+    raise BadInput(msg, hint="another program is working there: choose another destination")
 
 
 def _is_ours(lock: locks.DirectoryLock) -> bool:
@@ -207,12 +207,12 @@ def _check_free(destination: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        raise BadInput(f"{destination.parent} is no directory") from error
+        raise BadInput(f"{destination.parent} is not a directory") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise BadInput(f"{destination} exists and is no directory", hint="name another destination")
+        raise BadInput(f"{destination} exists and is not a directory", hint="choose another destination")
     if os.listdir(destination):
-        msg = f"{destination} is not empty: nothing in it is overwritten"
-        raise BadInput(msg, hint="name a destination that does not exist yet")
+        msg = f"{destination} is not empty, and ckstore overwrites nothing"
+        raise BadInput(msg, hint="choose a destination that does not exist yet")
 
 
 def _remove_dead(destination: Path) -> None:
@@ -221,7 +221,7 @@ def _remove_dead(destination: Path) -> None:
     What cannot be removed takes space and is in no one's way, so it is no reason to fail.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: The parent is no directory.
+        FileNotFoundError, NotADirectoryError: The parent is not a directory.
     """
     try:
         names = os.listdir(destination.parent)

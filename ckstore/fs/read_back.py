@@ -25,13 +25,15 @@ def check_on_disk(path: Where, data: memoryview) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise _refused(f"{path} was written and made durable, but the disk cannot read it: {error.strerror}") from error
+        raise _refused(
+            f"{path} was written and made durable, but the disk cannot read it back: {error.strerror}"
+        ) from error
     if wrong is not None:
-        raise _refused(f"{path} was written and made durable, but the disk has other bytes from byte {wrong} on")
+        raise _refused(f"{path} was written and made durable, but from byte {wrong} on the disk returns other bytes")
 
 
 def _refused(what: str) -> SaveFailed:
-    hint = "the disk, its controller or memory is not to be trusted: dmesg and its SMART values may say more"
+    hint = "do not trust this disk, its controller or memory; dmesg and the SMART values may say more"
     return SaveFailed(f"{what}; nothing was published", hint=hint)
 
 

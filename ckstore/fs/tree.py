@@ -77,7 +77,7 @@ class Entry:
 def changed(path: str) -> StateChanged:
     """Return the error for a file that somebody writes while it is read."""
     msg = f"{path} was changed while it was being read; nothing was published"
-    return StateChanged(msg, hint="wait until whoever writes there is done, then commit again")
+    return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 
 
 def look_at(where: Path, path: str) -> Entry:
@@ -127,8 +127,8 @@ def walk(where: Path, path: str = "") -> Iterator[Entry]:
         yield entry
         if entry.kind == "directory":
             if entry.path.count("/") >= MOST_LEVELS:
-                why = f"directories are nested more than {MOST_LEVELS} deep there"
-                raise CannotStore(entry.path, why, hint="commit what is in it by itself, or as an archive")
+                why = f"directories there are nested more than {MOST_LEVELS} deep"
+                raise CannotStore(entry.path, why, hint="commit its content separately, or as an archive")
             waiting += _entries_of(entry.where, entry.path)
 
 

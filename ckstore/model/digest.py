@@ -57,7 +57,7 @@ def _start_blake3() -> RunningDigest:
     try:
         import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        msg = "this store is hashed with blake3, and the package blake3 is not installed"
+        msg = "this store is hashed with blake3, but the package blake3 is not installed"
         raise UnsafePlace(msg, hint="pip install 'ckstore[blake3]'") from error
     running: RunningDigest = blake3.blake3()
     return running

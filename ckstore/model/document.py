@@ -220,4 +220,4 @@ def _float(digits: str) -> float:
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name}, which is no JSON")
+    raise _Refused(f"{name}, which is not JSON")

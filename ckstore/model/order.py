@@ -53,5 +53,5 @@ def out_of_order(name: str, sequence: int, limit: int) -> str:
     """Return what to say of a checkpoint whose sequence number does not count."""
     return (
         f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}: "
-        "it does not count, and the checkpoint comes before all others; it can be loaded by its step"
+        "it does not count, so the checkpoint is listed before all others; it can be loaded by its step"
     )

@@ -49,15 +49,15 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     plain = document.render()
     data = seal(plain)
     if len(data) > most_bytes:
-        msg = f"{where} would have {len(data)} bytes, at most {most_bytes} are read; it is as it was"
+        msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads; it was not changed"
         raise BadInput(msg, hint="write less into it")
     try:
         found = read(data, parse, where)
     except CkstoreError as error:
-        msg = f"this could not be read again, so {where} is as it was: {error.message}"
+        msg = f"this could not be read back, so {where} was not changed: {error.message}"
         raise BadInput(msg, hint=error.hint) from error
     if found.render() != plain:
-        raise BadInput(f"this would come back as something else, so {where} is as it was")
+        raise BadInput(f"this would not read back the same, so {where} was not changed")
     return data
 
 
@@ -98,5 +98,5 @@ def check_seal(data: bytes, where: str) -> bool:
     found = _ALGORITHM.digest(canonical_json(members))
     if found != wanted:
         msg = f"{where} is damaged: its content has the digest {found}, wanted {str(wanted)[:80]}"
-        raise DamagedBlob(msg, hint="if it was changed by hand, remove its member digest")
+        raise DamagedBlob(msg, hint="if you changed it by hand, remove its member digest")
     return True

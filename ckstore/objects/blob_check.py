@@ -136,7 +136,7 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     except PermissionError:  # another user's file: it is only looked at
         return _compare_all(file, blob, pieces, how, whole=True)
     except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
-        problem = f"somebody wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
+        problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
         return Checked(problem, dict.fromkeys(pieces, problem))
     checked = _compare_all(file, blob, pieces, how, whole=True)
     if checked.problem:
@@ -180,7 +180,7 @@ class _Running:
 
     def verdict(self) -> str:
         found = algorithm_of(self.piece[0]).digest_of_parts(self._digest)
-        return "" if found == self.piece[0] else f"they have the digest {found}, wanted {self.piece[0]}"
+        return "" if found == self.piece[0] else f"the digest is {found}, wanted {self.piece[0]}"
 
 
 def _compare_at_once(
@@ -234,7 +234,7 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
         running.update(data)
         done += len(data)
     found = algorithm.digest_of_parts(running)
-    return "" if found == digest else f"they have the digest {found}, wanted {digest}"
+    return "" if found == digest else f"the digest is {found}, wanted {digest}"
 
 
 def _distrust(fd: int) -> None:

@@ -104,7 +104,7 @@ def why_not_own(dir_fd: int) -> str:
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
-    what = "a symlink" if stat.S_ISLNK(found.st_mode) else "no directory"
+    what = "a symlink" if stat.S_ISLNK(found.st_mode) else "not a directory"
     return f"{BLOBS}/ is {what}, and a checkpoint owns its blobs"
 
 
@@ -228,7 +228,7 @@ class CheckpointDirectory:
             return fd
         os.close(fd)
         msg = f"{self.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
-        raise DamagedBlob(msg, hint="ckstore verify tells which checkpoints are whole", blob=blob.digest)
+        raise DamagedBlob(msg, hint="ckstore verify shows which checkpoints are whole", blob=blob.digest)
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         if self.lock.fd < 0:
@@ -241,7 +241,7 @@ class CheckpointDirectory:
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
             msg = f"{self.path}: blob {digest} is missing"
-            hint = "ckstore verify tells which checkpoints are whole"
+            hint = "ckstore verify shows which checkpoints are whole"
             raise DamagedBlob(msg, hint=hint, blob=digest) from error
 
     def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:

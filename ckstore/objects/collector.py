@@ -42,8 +42,8 @@ EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None
 (run, step) that they were taken from; raises if it cannot."""
 
 _ENTER_BATCH = 1000
-_BLIND = "without /proc it cannot be seen who has it open"
-_CANNOT_ASK = "the kernel cannot be asked here who has it open"
+_BLIND = "without /proc, gc cannot see which process has it open"
+_CANNOT_ASK = "the kernel does not say here which process has it open"
 
 
 @dataclass(slots=True)
@@ -346,4 +346,8 @@ def why_unasked(path: Inside) -> str:
         owner = peek.status(path).st_uid
     except FileNotFoundError:
         return ""
-    return _CANNOT_ASK if os.geteuid() in (owner, 0) else f"it belongs to uid {owner}, whose gc, or root's, can free it"
+    return (
+        _CANNOT_ASK
+        if os.geteuid() in (owner, 0)
+        else f"it belongs to uid {owner}: only a gc by that user or by root can free it"
+    )

@@ -37,7 +37,9 @@ def _read(layout: Layout, name: str) -> Pin | None:
         return None
     except CkstoreError as error:
         if not error.hint or isinstance(error, DamagedBlob):
-            error.hint = f"nothing is deleted while it is unknown what this pin protects; unpin({name!r}) removes it"
+            error.hint = (
+                f"no checkpoint is deleted until it is known what this pin protects; unpin({name!r}) removes the pin"
+            )
         raise
     return pin
 

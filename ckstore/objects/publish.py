@@ -89,7 +89,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Ru
                 return _replace(layout, staging, manifest, if_exists)
             except FileNotFoundError:  # what was there has gone
                 continue
-    msg = f"{target} came and went {_PUBLISH_TRIES} times while it was being published"
+    msg = f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish"
     raise SaveFailed(msg)
 
 
@@ -122,7 +122,7 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_exists: Rule) -> Pu
     """
     found = look(layout, manifest.run, manifest.step)
     if found.is_another:
-        raise StepExists(found.problem, hint="it was put there by hand: move it back, or away")
+        raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
     if marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         return None
     if found.published is None or _to_be_replaced(found.published.manifest, manifest, if_exists):
@@ -158,5 +158,5 @@ def _sync(parents: Sequence[Held]) -> None:
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {directory.inside} could not be made durable: {reason}"
-            hint = "the step may or may not be there after a restart of the machine; open the store anew"
+            hint = "the step may or may not be there after a restart of the machine; open the store again"
             raise UnknownOutcome(msg, hint=hint) from error

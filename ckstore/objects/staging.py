@@ -90,7 +90,10 @@ class Staging:
                     links.remove_directory(path)
                 lock.release()
                 raise
-        msg = f"{_CREATE_TRIES} staging directories in {layout.staging} were swept away as soon as they were made"
+        msg = (
+            f"{_CREATE_TRIES} staging directories in {layout.staging} were removed by other "
+            "processes as soon as they were made"
+        )
         raise SaveFailed(msg)
 
     def claim(self, digest: str, nbytes: int) -> bool:
@@ -269,7 +272,7 @@ class Staging:
                 self._take_over(digest, mine)
             except FileNotFoundError:
                 if not self.lock.names(self.path):
-                    msg = f"{self.path} was moved away while it was being filled"
+                    msg = f"{self.path} was moved away during the save"
                     raise SaveFailed(msg, hint="another process took this save for dead; save again") from None
                 links.make_directory(canonical.parent)
                 continue
@@ -277,7 +280,7 @@ class Staging:
                 if error.errno not in links.CANNOT_LINK:
                     raise
             return True
-        msg = f"{canonical} was replaced by others {_OFFER_TRIES} times while it was being offered"
+        msg = f"{canonical} was replaced by other processes {_OFFER_TRIES} times while this save linked its copy"
         raise SaveFailed(msg)
 
     def _link_of(self, canonical: Inside) -> Inside | None:

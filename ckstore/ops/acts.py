@@ -22,7 +22,7 @@ from ckstore.ops.os_errors import describe_os_error, unsafe
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_HINT = "let a signal handler only set a flag, and call save from the training loop when it is set"
+_HINT = "in a signal handler only set a flag; when it is set, call save from the training loop"
 
 
 class Placed(Protocol):
@@ -87,11 +87,11 @@ def act(method: Callable[P, R]) -> Callable[P, R]:
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             raise CkstoreError(
-                msg, hint="the cause above is the system's; nothing that was in the store is lost"
+                msg, hint="the operating system reported the cause above; nothing in the store is lost"
             ) from error
         except MemoryError as error:
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
-            raise CkstoreError(msg, hint="nothing that was in the store is lost") from error
+            raise CkstoreError(msg, hint="nothing in the store is lost") from error
         finally:
             _under_way.pop(mine, None)
 
@@ -109,13 +109,13 @@ def places_of(root: Path) -> tuple[object, ...]:
 
 def _begin(mine: _Act) -> None:
     if sys.is_finalizing():
-        msg = f"{_failed(mine.method)}: the interpreter is ending, and takes its modules apart"
+        msg = f"{_failed(mine.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
     first: Any = mine.args[0]
     mine.places = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `Placed`
     for other in tuple(_under_way):
         if other.thread == mine.thread and not set(mine.places).isdisjoint(other.places):
-            msg = f"{_failed(mine.method)}: {other} is under way in this very thread"
+            msg = f"{_failed(mine.method)}: {other} is running in this same thread"
             raise InUse(msg, hint=_HINT)
     _under_way[mine] = None
 

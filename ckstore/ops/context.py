@@ -89,8 +89,8 @@ class Context:
             msg = f"{self.layout.root} was opened for reading only"
             raise SaveFailed(msg, hint="open it with readonly=False, as a user who may write there")
         if self.writes_disabled_because:
-            msg = f"{self.layout.root} takes no more writes from this process: {self.writes_disabled_because}"
-            raise SaveFailed(msg, hint="open the store anew")
+            msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
+            raise SaveFailed(msg, hint="open the store again")
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
@@ -100,7 +100,7 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
     found = look(context.layout, run, step)
     if found.published is None:
         if found.problem:
-            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
+            context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         return None
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
 
@@ -119,7 +119,7 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     try:
         found = read_annotations(context.layout.checkpoint(info.run, info.step))
     except (CkstoreError, OSError) as error:
-        context.problems[key] = f"what was added to {info.name} is left aside: {error}"
+        context.problems[key] = f"ignored the annotations of {info.name}: {error}"
         return info
     context.problems.pop(key, None)
     if found is None:
@@ -137,7 +137,7 @@ def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
     if error.why == "unreadable" or _CATALOG in context.problems or has_none:
         return
     hint = f"; {error.hint}" if error.hint else ""
-    context.problems[_CATALOG] = f"{error.message}: the directories are read instead, which takes longer{hint}"
+    context.problems[_CATALOG] = f"{error.message}: reading the directories instead, which takes longer{hint}"
     warn(context.problems[_CATALOG])
 
 

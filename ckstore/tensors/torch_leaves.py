@@ -154,7 +154,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
     if rest:
-        raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, which {leaf.dtype} cannot")
+        raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, where {leaf.dtype} cannot begin")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
     return tensor.set_(flat.untyped_storage(), offset, leaf.shape, strides)
 

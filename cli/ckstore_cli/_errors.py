@@ -36,7 +36,7 @@ EXIT_STATUSES = {
     NO_SPACE: "not enough space",
     HELD: "gc finished, and some bytes are still held",
     INTERRUPTED: "interrupted (Ctrl-C)",
-    BROKEN_PIPE: "whoever read the output stopped reading",
+    BROKEN_PIPE: "the program that read the output stopped reading",
 }
 """Every status that ``ckstore`` exits with; those above 128 are 128 + a signal, as in a shell."""
 
@@ -84,7 +84,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     if isinstance(error, click.Abort):
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
-        return "Aborted", "stopped: the question was not answered with yes", "", FAILED
+        return "Aborted", "stopped: the answer was not yes", "", FAILED
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "ckstore"
         return "UsageError", error.format_message(), f"see {path} --help", USAGE

@@ -126,5 +126,5 @@ def json_option(function: F) -> F:
         is_flag=True,
         expose_value=False,
         callback=_keep_json,
-        help="Print JSON: a document for one thing, a line each for a list; errors too.",
+        help="Print JSON: one document, or one line per item of a list; errors too.",
     )(function)

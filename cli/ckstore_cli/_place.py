@@ -77,7 +77,10 @@ def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
     import shlex
 
     quoted = shlex.quote(str(found))
-    msg = f"{found} belongs to {_user(owner)}, and this process runs as {_user(me)}: it is not used unless you say so"
+    msg = (
+        f"{found} belongs to {_user(owner)}, and this process runs as {_user(me)}; ckstore does not "
+        "use it unless you say so"
+    )
     raise UnsafePlace(
         msg,
         hint=f"if you trust its owner: export {SAFE_VARIABLE}={quoted}; or name it in each command: --store {quoted}",

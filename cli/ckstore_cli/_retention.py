@@ -31,7 +31,7 @@ def rule_options(function: F) -> F:
             "--keep-best",
             metavar="METRIC[:min|max[:N]]",
             multiple=True,
-            help="Keep the best (N best) by a metric; min without a word. May be repeated.",
+            help="Keep the best, or the N best, by a metric; min by default. Repeatable.",
         ),
         click.option("--keep-every", metavar="N", type=count, help="Keep those whose step is a multiple of N."),
         click.option("--keep-last", metavar="N", type=count, help="Keep the N that were saved last."),

@@ -232,7 +232,9 @@ def test_a_newer_catalog_is_left_aside_by_readers_and_refused_to_writers(catalog
         lambda: catalog.record_event("test", {}, timeout_s=SOON_S),
     ]
     for write in writes:
-        with pytest.raises(NewerFormat, match=f"schema {VERSION + 1}, this ckstore knows up to {VERSION}"):
+        with pytest.raises(
+            NewerFormat, match=(f"schema version {VERSION + 1}; this ckstore knows versions up to {VERSION}")
+        ):
             write()
     assert catalog.path.read_bytes() == before
 
@@ -256,7 +258,7 @@ def test_a_catalog_that_only_says_that_it_is_older_is_damaged(tmp_path: Path) ->
         opened.execute(f"PRAGMA user_version={VERSION - 1}")
 
     assert why(catalog) == "behind"
-    with pytest.raises(CatalogUnavailable, match=f"has not the schema that version {VERSION - 1} made") as caught:
+    with pytest.raises(CatalogUnavailable, match=f"does not have the schema of version {VERSION - 1}") as caught:
         catalog.create_or_migrate(timeout_s=SOON_S)
     assert caught.value.why == "damaged"
 
@@ -339,7 +341,7 @@ def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> N
         opened.execute(f"UPDATE checkpoints SET checksum = {checksum.CHECKSUM}")
         opened.commit()
 
-    with pytest.raises(CatalogUnavailable, match="metrics are JSON") as caught:
+    with pytest.raises(CatalogUnavailable, match="metrics: wanted JSON") as caught:
         catalog.infos()
     assert caught.value.why == "damaged"
 

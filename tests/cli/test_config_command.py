@@ -21,7 +21,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
     said = run("config", "--store", path)
 
     assert said.stdout.splitlines() == [
-        "retention  off: everything stays until it is dropped",
+        "retention  off: every checkpoint stays until it is deleted",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
@@ -70,8 +70,8 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--keep-last", "3"], "there is no SETTING to change"),
-        (["--on"], "there is no SETTING to change"),
+        (["--keep-last", "3"], "no SETTING was given"),
+        (["--on"], "no SETTING was given"),
         (["retention"], "retention needs rules, or --off"),
         (["retention", "--on"], "retention needs rules, or --off"),
         (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
@@ -82,7 +82,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["recheck", "--share", "2"], "share must be a number from 0 to 1, got 2.0"),
         (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
         (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
-        (["--share", "0.5"], "there is no SETTING to change"),
+        (["--share", "0.5"], "no SETTING was given"),
         (["colour", "--on"], "is not one of"),
     ],
 )

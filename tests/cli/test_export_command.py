@@ -19,7 +19,7 @@ def test_a_state_is_exported_and_what_is_no_tensor_is_listed(run: Run, saved: Pa
 
     assert shown.exit_code == 0
     assert shown.stdout.splitlines() == [
-        "not for safetensors, in state.json: blob, lr",
+        "in state.json, since safetensors cannot hold it: blob, lr",
         f"exported main@200 to out: 2 tensors, 2 files, {shown.stdout.split(', ')[-1].strip()}",
     ]
     assert set(load_file("out/model.safetensors")) == {"layers[0].weight", "layers[0].a.b"}

@@ -70,7 +70,7 @@ def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
     "words, status, said",
     [
         (("commit",), 2, "Missing argument"),
-        (("commit", "nothing"), 2, "there is no nothing"),
+        (("commit", "nothing"), 2, "nothing does not exist"),
         (("commit", "{files}", "--metric", "loss"), 2, "wanted NAME=NUMBER"),
         (("commit", "{files}", "--metric", "loss=x"), 2, "wanted NAME=NUMBER"),
         (("commit", "{files}", "--run", "a/b"), 2, "a run name"),
@@ -79,7 +79,7 @@ def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
         (("checkout", "100"), 2, "Missing argument"),
         (("checkout", "999", "x"), 4, "999"),
         (("checkout", "100", "{files}"), 2, "not empty"),
-        (("checkout", "100", "x", "--only", "*.bin"), 4, "no file that fits"),
+        (("checkout", "100", "x", "--only", "*.bin"), 4, "no file that matches"),
         (("checkout", "100", "x", "--link", "soft"), 2, "soft"),
     ],
 )

@@ -18,7 +18,7 @@ def test_without_a_path_it_is_made_where_the_other_commands_find_it(run: Run, tm
     made = run("init")
 
     assert made.exit_code == 0, made.stderr
-    assert made.stdout == f"made a store at {tmp_path}/.ckstore\nhash xxh3_128, pieces of 32.0 MiB\n"
+    assert made.stdout == f"made a store at {tmp_path}/.ckstore\nhash xxh3_128, chunks of 32.0 MiB\n"
     assert run("log").exit_code == 0
 
 
@@ -66,7 +66,7 @@ def test_a_store_that_is_there_is_left_alone(run: Run, tmp_path: Path) -> None:
     again = run("init", "s")
 
     assert again.exit_code == 1
-    assert again.stderr.startswith(f"error: there is a store at {tmp_path}/s already")
+    assert again.stderr.startswith(f"error: there is already a store at {tmp_path}/s")
     assert settings_of(tmp_path / "s") == before
     assert run("log", "--oneline", "--store", "s").stdout.endswith("main@1\n")
 

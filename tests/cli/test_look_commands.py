@@ -53,7 +53,7 @@ def test_diff_lists_tensors_and_values_that_differ(run: Run, path: Path) -> None
         ["changed", "<f8 [300]", "2.3 KiB", "2.3 KiB", "small.layer3"],
         ["changed", "lr = 0.1 -> 0.2"],
         [""],
-        ["from main@1 to main@2: tensors: 1 changed, 1 added, 10 the same, 2.3 KiB of bytes changed"],
+        ["from main@1 to main@2: tensors: 1 changed, 1 added, 10 the same, 2.3 KiB changed"],
     ]
 
 
@@ -185,7 +185,7 @@ def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tm
     shown = run("verify", "--repair", "--store", path)
     assert shown.exit_code == 3
     assert f"not repaired  {victim.name}  no right copy was found\n" in shown.stdout
-    assert f"put aside: quarantine/{victim.name}" in shown.stdout
+    assert f"moved aside: quarantine/{victim.name}" in shown.stdout
     assert "0 of 2 checkpoints whole, as far as was read\n" in shown.stdout
 
     shown = run("verify", "--repair-from", tmp_path / "backup", "--store", path)

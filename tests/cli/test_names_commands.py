@@ -73,13 +73,13 @@ def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> Non
     }
     assert run("untag", "best", "--store", path).stdout == "removed the tag best\n"
     again = run("untag", "best", "--store", path)
-    assert (again.exit_code, again.stderr) == (4, "error: there is no tag 'best'\nhint: there is newest\n")
+    assert (again.exit_code, again.stderr) == (4, "error: there is no tag 'best'\nhint: the tags are newest\n")
 
 
 def test_a_tag_whose_checkpoint_is_gone_says_so(run: Run, path: Path) -> None:
     (path / "refs" / "gone").symlink_to("../checkpoints/main/7")
 
-    assert "no such checkpoint any more" in run("tag", "--store", path).stdout
+    assert "the checkpoint is gone" in run("tag", "--store", path).stdout
 
 
 def test_a_tag_that_looks_like_a_step_is_wrong_usage(run: Run, path: Path) -> None:

@@ -53,7 +53,7 @@ def test_every_dtype_of_the_library_is_cut(dtype: str) -> None:
     if dtype.startswith("F6_"):
         assert found.tensors == ()
         assert found.warnings == (
-            f"1 tensors of 'model.safetensors' are stored without their names: torch has no such {dtype}",
+            f"1 tensors of 'model.safetensors' are stored without their names: torch does not have {dtype}",
         )
     else:
         assert [tensor.shape for tensor in found.tensors] == [(4,) if dtype == "F4" else (8,)]
@@ -121,7 +121,7 @@ def test_what_is_not_exactly_so_is_opaque(header: Any, nbytes: int) -> None:
     assert (found.kind, found.segments, found.tensors) == ("", ((0, len(data)),), ())
     assert len(found.warnings) == 1
     assert found.warnings[0].startswith(
-        "'Model.SAFETENSORS' is stored as opaque bytes, it is no valid safetensors file: "
+        "'Model.SAFETENSORS' is not a valid safetensors file, so it is stored as opaque bytes: "
     )
     assert len(found.warnings[0]) < 400
     assert cut_checked(data, "model.bin").warnings == ()

@@ -144,7 +144,9 @@ def test_what_is_not_its_bytes_has_no_name() -> None:
     found = cut_checked(torch_file(state), "x.pt")
 
     assert [tensor.name for tensor in found.tensors] == ["real"]
-    assert found.warnings == ("'x.pt': 5 of its tensors' records have no name: they are in objects that are not read",)
+    assert found.warnings == (
+        "'x.pt': 5 of its tensors' records have no name: they belong to objects that ckstore does not read",
+    )
 
 
 def test_a_lone_tensor_has_the_empty_name() -> None:
@@ -155,7 +157,7 @@ def test_the_first_of_two_tensors_keeps_a_name() -> None:
     found = cut_checked(torch_file({"a": {"b": torch.ones(2)}, "a.b": torch.ones(3), "a[0]": 1}), "x.pt")
 
     assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("a.b", (2,))]
-    assert found.warnings == ("'x.pt': more than one tensor has the name 'a.b', which the first keeps",)
+    assert found.warnings == ("'x.pt': more than one tensor has the name 'a.b', which only the first keeps",)
 
 
 def test_the_old_format_of_torch_is_opaque_without_a_warning() -> None:
@@ -228,7 +230,7 @@ def test_a_view_outside_its_record_has_no_name(how: dict[str, Any]) -> None:
     found = cut_checked(pickle_file(view(**how), {"0": bytes(8)}), "x.pt")
 
     assert (found.kind, found.tensors) == ("torch-zip", ())
-    assert "'x.pt': 1 tensors have no name: they do not lie inside their records" in found.warnings
+    assert "'x.pt': 1 tensors have no name: they reach beyond their records" in found.warnings
 
 
 @pytest.mark.parametrize("how", ODD.values(), ids=ODD.keys())
@@ -236,7 +238,9 @@ def test_a_view_that_torch_would_not_write_has_no_name(how: dict[str, Any]) -> N
     found = cut_checked(pickle_file(view(**how), {"0": bytes(8)}), "x.pt")
 
     assert (found.kind, found.tensors) == ("torch-zip", ())
-    assert found.warnings == ("'x.pt': 1 of its tensors' records have no name: they are in objects that are not read",)
+    assert found.warnings == (
+        "'x.pt': 1 of its tensors' records have no name: they belong to objects that ckstore does not read",
+    )
 
 
 @pytest.mark.parametrize("byteorder", [b"big", b"little\n", b"l" * 100])

@@ -131,7 +131,9 @@ def test_an_archive_with_a_trick_is_opaque(data: bytes) -> None:
     if data is not TRICKS["zip64 sizes of exabytes"]:  # these are in the records alone, which nobody asks
         assert found.kind == ""
         assert len(found.warnings) == 1
-        assert found.warnings[0].startswith("'model.pt' is stored as opaque bytes, it is no valid zip file: the zip ")
+        assert found.warnings[0].startswith(
+            "'model.pt' is not a valid zip file, so it is stored as opaque bytes: the zip "
+        )
     assert cut_checked(data, "part-0.distcp").warnings == ()
 
 

@@ -97,7 +97,7 @@ class Interrupted:
         try:
             self._save()
         except InUse as error:
-            if "is under way in this very thread" not in error.message:
+            if "is running in this same thread" not in error.message:
                 self.wrong.append(f"the handler waited for a lock: {error}")
         except BaseException:
             self.wrong.append(f"the handler's save: {traceback.format_exc()}")

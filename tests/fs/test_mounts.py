@@ -151,7 +151,7 @@ def test_an_overlay_whose_upper_layer_cannot_be_reached_is_not_called_durable(tm
         ):
             durable, why, unknown = judged_behind(hiding, place)
             assert (durable, why) == (False, "")
-            assert "the upper layer of the overlay cannot be seen from here" in unknown
+            assert "the upper layer of the overlay is not visible from here" in unknown
 
 
 def test_memory_is_seen_through_a_file_on_it(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_what_a_program_shows_is_not_called_durable(tmp_path: Path) -> None:
     require_fuse()
     (tmp_path / "real").mkdir()
     with shared_folder(tmp_path / "real", tmp_path / "shown", "bindfs") as shown:
-        assert judged(shown) == (False, "", "a program shows it (fuse.bindfs)")
+        assert judged(shown) == (False, "", "a program provides it (fuse.bindfs)")
         with Store.init(shown / "store") as store:
             assert not store.save({"x": 1}, step=1).durable
-            assert any("could not be determined: a program shows it" in note for note in store.warnings)
+            assert any("could not be determined: a program provides it" in note for note in store.warnings)
 
 
 kinds = st.sampled_from(

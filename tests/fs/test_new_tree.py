@@ -141,7 +141,7 @@ def test_a_place_where_no_name_is_free_ends_in_an_error(tmp_path: Path, monkeypa
     (tmp_path / ".out.ckstore-taken").touch()
     monkeypatch.setattr(secrets, "token_hex", lambda _: "taken")
 
-    with pytest.raises(BadInput, match="or there already"):
+    with pytest.raises(BadInput, match="or existed already"):
         build(tmp_path / "out")
 
 

@@ -102,7 +102,7 @@ def test_a_part_of_the_store_on_another_mount_is_refused_for_writing_and_can_be_
 
     with mounted("bind", "", root / name, str(tmp_path / "other")):  # the same filesystem: st_dev tells nothing
         place._able.clear()
-        with pytest.raises(UnsafePlace, match=rf"{root}: it is not possible to link from staging/ into {name}/"):
+        with pytest.raises(UnsafePlace, match=rf"{root}: cannot link from staging/ into {name}/"):
             Store(root)
         assert Store(root, readonly=True).load() == {"a": 1}
     with mounted("tmpfs", "size=8M", root / name), pytest.raises(UnsafePlace, match="another filesystem"):

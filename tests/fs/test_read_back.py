@@ -50,7 +50,7 @@ def test_one_other_bit_is_found(where: float, nbytes: int, bit: int, tmp_path_fa
     data[int(where * nbytes)] ^= 1 << bit
     path.write_bytes(data)
 
-    with pytest.raises(SaveFailed, match="the disk has other bytes"):
+    with pytest.raises(SaveFailed, match="the disk returns other bytes"):
         check_on_disk(path, memoryview(bytes(nbytes)))
     path.unlink()
 
@@ -60,7 +60,7 @@ def test_a_file_of_another_size_is_found(there: bytes, tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(there)
 
-    with pytest.raises(SaveFailed, match="the disk has other bytes"):
+    with pytest.raises(SaveFailed, match="the disk returns other bytes"):
         check_on_disk(path, memoryview(b"123"))
 
 

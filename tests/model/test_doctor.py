@@ -160,12 +160,12 @@ MINE = owners.OwnerFacts(path="/s", owner="ann", owner_id=7, process_id=7)
     "check,facts,level,said",
     [
         (owners.check_owner, {}, "ok", "ann"),
-        (owners.check_owner, {"process_id": 0}, "warning", "root's"),
+        (owners.check_owner, {"process_id": 0}, "warning", "root will own"),
         (owners.check_owner, {"process_id": 8}, "warning", "the user 8"),
-        (owners.check_permissions, {}, "ok", "ann's alone"),
-        (owners.check_permissions, {"mode": 0o750}, "note", "others may read it"),
+        (owners.check_permissions, {}, "ok", "only ann may use"),
+        (owners.check_permissions, {"mode": 0o750}, "note", "other users may read it"),
         (owners.check_permissions, {"mode": 0o2770}, "note", "read and change"),
-        (owners.check_permissions, {"mode": 0o703}, "error", "anybody on this machine may change /s"),
+        (owners.check_permissions, {"mode": 0o703}, "error", "any user of this machine may change /s"),
         (owners.check_permissions, {"open_to_all": ("/s/a", "/s/b", "/s/c", "/s/d")}, "error", "/s/c and 1 more"),
         (owners.check_permissions, {"foreign_count": 3}, "warning", ": 3"),
         (owners.check_permissions, {"writable_blobs": 2}, "warning", "mistake: 2"),
@@ -192,8 +192,8 @@ def leftover(age_s: float, *, alive: bool = False) -> contents.Leftover:
     "stagings,level,said",
     [
         ([], "ok", "no save"),
-        ([leftover(5, alive=True)], "ok", "1 save under way"),
-        ([leftover(200000, alive=True)], "warning", "untouched for 2 days, of ann"),
+        ([leftover(5, alive=True)], "ok", "1 save running"),
+        ([leftover(200000, alive=True)], "warning", "untouched for 2 days, owner ann"),
         ([leftover(5), leftover(200000, alive=True)], "note", "1 save died and left 1.0 MiB: main@5.ab"),
     ],
 )

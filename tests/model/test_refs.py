@@ -137,12 +137,12 @@ TAGS = {"best": ("exp", 300), "gone": ("exp", 350), "baseline": ("other", 100)}
     "text, message",
     [
         ("exp@340", r"^exp@340: there is no step 340 of the run 'exp'; nearest: exp@200, exp@300, exp@400, exp@500"),
-        ("xep@100", r"^xep@100: there is no run 'xep'; there is exp, other \(the part before @ is the run\)$"),
-        ("bset", r"^bset: there is no tag 'bset'; there is best, baseline, gone \(latest is other@100\)$"),
-        ("gone", r"^gone: the tag 'gone' names exp@350, which is not there or not complete"),
-        ("other@best", r"^other@best: the tag 'best' names exp@300, which is of another run \(write best\)$"),
+        ("xep@100", r"^xep@100: there is no run 'xep'; the runs are exp, other \(the part before @ is the run\)$"),
+        ("bset", r"^bset: there is no tag 'bset'; the tags are best, baseline, gone \(latest is other@100\)$"),
+        ("gone", r"^gone: the tag 'gone' names exp@350, which is missing or incomplete"),
+        ("other@best", r"^other@best: the tag 'best' names exp@300, which is in another run \(write best\)$"),
         ("other@300", r"^other@300: there is no step 300 of the run 'other'; nearest: other@100 \(write exp@300"),
-        ("ffffff", r"^ffffff: no id begins so; the newest: bbbbbb1000 \(other@100\), .* and 7 more"),
+        ("ffffff", r"^ffffff: no id begins with these digits; the newest: bbbbbb1000 \(other@100\), .* and 7 more"),
         ("7777777", r"^7777777: there is no step 7777777; nearest: exp@600, exp@700, exp@800, exp@900"),
     ],
 )
@@ -183,7 +183,9 @@ def test_digits_are_a_step_first_and_an_id_then() -> None:
 
 def test_ids_of_several_checkpoints_are_listed_newest_first() -> None:
     store = [replace(c, id="xxh3-abcdef" + c.id[11:]) for c in STORE[:5]]
-    with pytest.raises(AmbiguousRef, match=r"^abcdef: 5 ids begin so: .*exp@400.*exp@100\) and 1 more \(give more"):
+    with pytest.raises(
+        AmbiguousRef, match=r"^abcdef: 5 ids begin with these digits: .*exp@400.*exp@100\) and 1 more \(give more"
+    ):
         resolve(parse_ref("abcdef"), store, {})
 
 
@@ -195,15 +197,15 @@ def test_latest_valid_has_to_be_read() -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no ref: ''"),
+        ("", "not a ref: ''"),
         ("@100", "a run name has"),
         ("a b@100", "a run name has"),
         ("..@100", "a run name has"),
-        ("main@", "no ref: 'main@'"),
+        ("main@", "not a ref: 'main@'"),
         ("a@b@c", "got 'b@c'"),
         ("feature/x", "got 'feature/x'"),
-        ("007", r"without leading zeros .* \(write 7\)"),
-        ("\u096f", "no ref: "),
+        ("007", r"up to 2\^53 without leading zeros, .* \(write 7\)"),
+        ("\u096f", "not a ref: "),
     ],
 )
 def test_other_text_is_no_ref(text: str, message: str) -> None:

@@ -218,7 +218,7 @@ def test_reasons_are_sentences() -> None:
         "main@100 kept because it has the tag good; its step is a multiple of 100\n"
         "main@150 dropped because it is not the newest; its step is not a multiple of 100; it has no metric acc; "
         "it is older than 7d\n"
-        "main@200 kept because it is the newest valid one of the run main; it is the newest; "
+        "main@200 kept because it is the newest valid checkpoint of the run main; it is the newest; "
         "its step is a multiple of 100; it is one of the 2 best by acc (max); it was saved in the last 7d"
     )
     assert result.notes == ()

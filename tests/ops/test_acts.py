@@ -110,7 +110,7 @@ def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
 
     error = raised[0]
     assert isinstance(error, InUse)
-    assert "a save of main@2 is under way in this very thread" in error.message
+    assert "a save of main@2 is running in this same thread" in error.message
     assert "set a flag" in error.hint
     assert info.step == 2
     assert store.latest() == store.info(2)
@@ -168,7 +168,7 @@ def test_an_act_that_a_handler_ended_is_not_under_way_any_more(store: Store, mon
 
 def test_a_lock_of_this_very_thread_is_not_waited_for(store: Store) -> None:
     with locks.lock_exclusive(store.path, timeout_s=0.0):
-        with pytest.raises(InUse, match="another call of this very thread"):
+        with pytest.raises(InUse, match="another call in this same thread"):
             locks.lock_exclusive(store.path, timeout_s=1.0)
         with pytest.raises(InUse, match="by another process"):
             elsewhere(lambda: locks.lock_exclusive(store.path, timeout_s=0.0))

@@ -1,4 +1,4 @@
-"""Where names that differ in case are one: refused for writing, and what is read is what was asked for."""
+"""Where names that differ only in case are the same: refused for writing, and what is read is what was asked for."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_store_is_not_written_where_case_makes_no_difference(lacks: str, tmp_p
         store.save({"x": 1}, step=1, run="A", tags=["T"])
     before = everything(real)
     with shown(real, lacks) as mount:
-        with pytest.raises(UnsafePlace, match="names that differ in case are one") as refused:
+        with pytest.raises(UnsafePlace, match="names that differ only in case are the same") as refused:
             Store(mount / "store")
-        with pytest.raises(UnsafePlace, match="names that differ in case are one"):
+        with pytest.raises(UnsafePlace, match="names that differ only in case are the same"):
             Store.init(mount / "new")
 
         assert "chattr -F" in refused.value.hint

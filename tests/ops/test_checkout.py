@@ -130,7 +130,7 @@ def test_the_newest_valid_one_is_checked_out_with_a_warning(store: Store, source
 def test_a_pattern_that_fits_nothing_is_an_error(store: Store, source: Path, tmp_path: Path) -> None:
     store.commit(source)
 
-    with pytest.raises(NoSuchRef, match=r"no file that fits \*\.bin"):
+    with pytest.raises(NoSuchRef, match=r"no file that matches \*\.bin"):
         store.checkout(3, tmp_path / "out", only="*.bin")
     assert not (tmp_path / "out").exists()
 
@@ -208,7 +208,7 @@ def test_a_full_disk_is_refused_with_numbers_and_keeps_nothing(
     with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes and 8 inodes, \d+ bytes"):
         store.checkout(3, place / "out")
     monkeypatch.setattr("ckstore.ops.read.checkout._check_space", lambda *_: None)
-    with pytest.raises(InsufficientSpace, match="is full; nothing was left there"):
+    with pytest.raises(InsufficientSpace, match="is full; nothing was left behind"):
         store.checkout(3, place / "out")
     assert sorted(os.listdir(place)) == ["lost+found"]
 

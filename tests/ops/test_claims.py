@@ -46,7 +46,7 @@ def test_more_than_fits_into_memory_is_refused_with_both_numbers_before_anything
         patch.setattr("ckstore.ops.read.storage_read.available_bytes", lambda: 2**33)
         reads: list[Callable[[], object]] = [checkpoint.load, lambda: checkpoint["w"], lambda: checkpoint.slice("w")[:]]
         for read in reads:
-            with pytest.raises(InsufficientSpace, match=f"{100_000 * MIB} bytes of memory, and {2**33} can be had"):
+            with pytest.raises(InsufficientSpace, match=f"{100_000 * MIB} bytes of memory, and {2**33} are available"):
                 read()
         assert len(checkpoint.slice("w")[5 : 5 + 10]) == 10
 

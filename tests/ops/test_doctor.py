@@ -103,7 +103,7 @@ def test_pins_that_expired_or_lost_their_checkpoint_are_told(tmp_path: Path) -> 
         members = json.loads(path.read_bytes()) | {"expires": "2001-09-09T01:46:40.000000Z"}
         del members["digest"]  # of the file as it was
         path.write_text(json.dumps(members))
-        assert f"note: expired, so that nothing is protected by it any more: {pin.name}" in told(store, "pins")
+        assert f"note: expired, so it protects nothing now: {pin.name}" in told(store, "pins")
         path.write_bytes(b"{}")
         assert told(store, "pins").startswith("warning:")
 
@@ -123,7 +123,7 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
             store, "permissions"
         )
         root.chmod(0o707)
-        assert told(store, "permissions").startswith(f"error: anybody on this machine may change {root} ->")
+        assert told(store, "permissions").startswith(f"error: any user of this machine may change {root} ->")
     (root / "catalog.db").unlink()
 
 
@@ -136,10 +136,10 @@ def test_a_store_of_somebody_else_is_told_at_opening_and_by_doctor(tmp_path: Pat
             os.chown(os.path.join(folder, name), 65534, 65534)
 
     with Store(root) as store:
-        assert any("belongs to uid 65534" in note and "root's" in note for note in store.warnings)
+        assert any("belongs to uid 65534" in note and "root will own" in note for note in store.warnings)
         store.save(STATE, step=1)
         assert levels(store)["owner"] == "warning"
-        assert "of another user than nobody" in told(store, "permissions")
+        assert "that do not belong to nobody" in told(store, "permissions")
     assert not any("belongs to" in note for note in Store(root, readonly=True).warnings)
 
 
@@ -147,7 +147,7 @@ def test_a_store_that_anybody_may_change_is_told_at_opening(tmp_path: Path) -> N
     Store.init(tmp_path / "store")
     (tmp_path / "store").chmod(0o777)
 
-    assert any("anybody on this machine may change" in note for note in Store(tmp_path / "store").warnings)
+    assert any("any user of this machine may change" in note for note in Store(tmp_path / "store").warnings)
 
 
 def test_parts_of_the_store_that_lead_elsewhere_are_an_error(tmp_path: Path) -> None:
@@ -180,5 +180,5 @@ def test_what_cannot_be_looked_at_is_a_finding_and_the_rest_is_looked_at(
 
     monkeypatch.setattr(survey, "survey", refuse)
     with Store.init(tmp_path / "store") as store:
-        assert "warning: could not be looked at: Permission denied (/store/blobs)" in told(store, "permissions")
+        assert "warning: could not be checked: Permission denied (/store/blobs)" in told(store, "permissions")
         assert levels(store)["leaked files"]

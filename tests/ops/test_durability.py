@@ -61,7 +61,7 @@ def test_a_process_in_doubt_writes_no_more(store: Store, monkeypatch: pytest.Mon
         with pytest.raises(SaveFailed, match="may or may not be there after a restart"):
             store.save(drawn(1), step=1)
 
-    with pytest.raises(SaveFailed, match="takes no more writes from this process"):
+    with pytest.raises(SaveFailed, match="accepts no more writes from this process"):
         store.save(drawn(2), step=2)
     again = Store.open(store.path)
     again.save(drawn(2), step=2)
@@ -84,7 +84,7 @@ def test_a_store_whose_names_cannot_be_made_durable_takes_no_writes(
         patched.setattr(files, "sync_directory", failing)
         opened = Store.open(store.path)
 
-    assert any("recovery at opening did not work" in warning for warning in opened.warnings)
+    assert any("recovery while opening the store failed" in warning for warning in opened.warnings)
     with pytest.raises(SaveFailed, match="could not be made durable"):
         opened.save(drawn(1), step=1)
     Store.open(store.path).save(drawn(1), step=1)

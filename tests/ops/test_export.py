@@ -492,7 +492,7 @@ def test_a_file_that_reads_back_otherwise_is_not_published(
 
     monkeypatch.setattr(os, "fsync", fsync_and_rot)
 
-    with pytest.raises(CkstoreError, match=r"model\.safetensors reads back otherwise"):
+    with pytest.raises(CkstoreError, match=r"model\.safetensors does not read back"):
         store.export_safetensors("latest", tmp_path / "out")
 
     assert sorted(os.listdir(tmp_path)) == [".home", "store", "whole"]
@@ -575,7 +575,7 @@ def test_a_full_disk_is_said_before_and_leaves_nothing(
     with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, \d+ are free"):
         store.export_safetensors("latest", mount / "out")
     monkeypatch.setattr(export_module, "_check_space", lambda *_: None)  # as if others filled it meanwhile
-    with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes and found no room .*; \d+ are free"):
+    with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, which did not fit .*; \d+ are free"):
         store.export_safetensors("latest", mount / "out")
 
     assert sorted(os.listdir(mount)) == before
@@ -604,7 +604,7 @@ def test_running_out_of_space_says_what_was_needed(
 
     monkeypatch.setattr(os, "pwrite", full)
 
-    with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes and found no room \(No space left on device\)"):
+    with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes, which did not fit \(No space left on device\)"):
         store.export_safetensors("latest", tmp_path / "out")
 
     assert sorted(os.listdir(tmp_path)) == [".home", "store"]

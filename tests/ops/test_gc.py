@@ -79,7 +79,7 @@ def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
     assert store.plan_gc().explanation == report.explanation
     store.save(state(2, 4), step=50)
     store.save(state(1, 2, 3, 4), step=60, tags=["best"])
-    assert "main@100 would free nothing, since others use the same bytes" in store.gc().explanation
+    assert "main@100 would free nothing, since other checkpoints use the same bytes" in store.gc().explanation
     assert (report.freed_count, report.freed_bytes, report.held, report.linked_elsewhere) == (0, 0, (), ())
 
 
@@ -151,7 +151,7 @@ def test_gc_leaves_a_living_save_and_does_not_call_its_links_foreign(store: Stor
 
 def test_a_second_gc_is_refused_while_one_is_at_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckstore.ops.free.gc._START_TIMEOUT_S", 0.05)
-    with locks.lock_exclusive(store.path / "trash", timeout_s=1), pytest.raises(InUse, match="another gc is at work"):
+    with locks.lock_exclusive(store.path / "trash", timeout_s=1), pytest.raises(InUse, match="another gc is running"):
         store.gc()
 
     assert store.gc().freed_count == 0

@@ -302,5 +302,5 @@ def test_a_blob_of_another_user_is_kept_since_the_kernel_does_not_say(open_place
     report = as_nobody(store.gc)
 
     check_kept(store, blob, report)
-    assert report.held[0].why == "it belongs to uid 0, whose gc, or root's, can free it"
+    assert report.held[0].why == "it belongs to uid 0: only a gc by that user or by root can free it"
     check_freed(store, blob, store.gc())

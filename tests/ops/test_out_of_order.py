@@ -144,7 +144,7 @@ def test_after_the_last_step_there_is_no_next_one(store: Store) -> None:
     store.save(state(1), MAX_STEP)
 
     with pytest.raises(
-        BadInput, match=r"the run main has a checkpoint at step 9007199254740992, after which"
+        BadInput, match=r"the run main has a checkpoint at step 9007199254740992, the greatest step there is"
     ) as caught:
         store.save(state(2))
 

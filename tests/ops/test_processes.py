@@ -152,7 +152,7 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    with pytest.warns(CkstoreWarning, match="catalog.db is not there: the directories are read instead") as caught:
+    with pytest.warns(CkstoreWarning, match="catalog.db is missing: reading the directories instead") as caught:
         assert [store.checkpoints(), store.checkpoints()] == [before, before]
     with pytest.warns(CkstoreWarning, match="ckstore reindex"):
         assert Store.open(store.path, readonly=True).checkpoints() == before
@@ -169,7 +169,7 @@ def test_a_damaged_catalog_is_set_aside_and_made_anew(store: Store) -> None:
         path.unlink()
     (store.path / "catalog.db").write_bytes(b"no database at all, but long enough to be looked at" * 100)
 
-    with pytest.warns(CkstoreWarning, match="the directories are read instead"):
+    with pytest.warns(CkstoreWarning, match="reading the directories instead"):
         assert store.checkpoints() == before
     info = store.save(state(2))
     with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog from .*catalog.db.damaged-1"):
@@ -260,7 +260,7 @@ def test_places_that_are_no_store_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"not empty and not a store: it holds thesis\.tex"):
         Store.init(tmp_path / "other")
     Store.init(tmp_path / "s")
-    with pytest.raises(BadInput, match="there is a store at"):
+    with pytest.raises(BadInput, match="there is already a store at"):
         Store.init(tmp_path / "s")
     with pytest.raises(BadInput, match="chunk_bytes"):
         Store.init(tmp_path / "t", chunk_bytes=1000)

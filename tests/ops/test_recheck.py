@@ -69,7 +69,7 @@ def test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere(
 
     (warning,) = info.warnings
     assert f"blob {victim.name} is damaged" in warning
-    assert "put the right bytes in its place in every checkpoint" in warning
+    assert "put the right bytes in place in every checkpoint" in warning
     assert len(inodes_of(store, victim.name)) == 1
     for ref in ("a@latest", "b@0", "b@1", "b@2"):
         assert equal(store.load(ref), small())
@@ -176,7 +176,7 @@ def test_a_pack_of_which_other_bytes_are_needed_is_marked_and_left_and_the_save_
     assert equal(store.load("new@latest"), less)
     assert victim.name not in {path.name for path in blobs_by_size(store, "new@latest")}
     (warning,) = info.warnings
-    assert "wrote what it needs of it to another blob; marked as damaged: old@0" in warning
+    assert "wrote what it needs from it to another blob; marked as damaged: old@0" in warning
     mark = next(marks.marked(store._context.layout))
     assert marks.blobs_of(mark) == [victim.name]
     assert store.latest("old", valid=True) is None
@@ -336,7 +336,7 @@ def test_doctor_says_how_old_the_oldest_reading_is(store: Store) -> None:
     _change_catalog(store, f"UPDATE readings SET read_ns = {time.time_ns() - 40 * 86400 * 10**9} WHERE blob_id = 1")
     assert (found().level, "was read or written within the last 40 days" in found().found) == ("note", True)
     _change_catalog(store, "UPDATE readings SET read_ns = 0 WHERE blob_id = 1")
-    assert found().found == "of 1 of 4 blobs it is not known when they were read"
+    assert found().found == "it is not known when 1 of 4 blobs were last read"
 
 
 def _change_catalog(store: Store, statement: str) -> None:

@@ -180,7 +180,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
         ("main@2", True)
     ]
     assert not report.ok
-    assert report.problems[0] == "the tag t2 names main@2, and there is no such checkpoint"
+    assert report.problems[0] == "the tag t2 names main@2, which does not exist"
     assert "main@1" in report.problems[1]
     assert len(report.problems) == 2
     assert store.gc().freed_count == 1, "what the incomplete one names has a name in its directory"

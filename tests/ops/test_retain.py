@@ -128,7 +128,7 @@ def test_a_step_that_was_saved_anew_since_the_plan_is_another_checkpoint(store: 
     report = store.apply(plan)
 
     assert [info.step for info in report.dropped] == [1]
-    assert "not there any more" in report.skipped[0].reason
+    assert "no longer there" in report.skipped[0].reason
     assert np.array_equal(store.load("main@0")["w"], state(77)["w"])
 
 
@@ -140,7 +140,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
     report = store.apply(plan)
 
     assert report.dropped == ()
-    assert all("there and valid any more" in skipped.reason for skipped in report.skipped)
+    assert all("still there and valid" in skipped.reason for skipped in report.skipped)
     assert steps(store) == [0, 1]
 
 
@@ -152,8 +152,8 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
 
     said = {entry.step: str(entry) for entry in plan.entries}
-    assert "kept because it is the newest valid one of the run main" in said[2]
-    assert "takes no place, since it is damaged" in said[3]
+    assert "kept because it is the newest valid checkpoint of the run main" in said[2]
+    assert "does not count, since it is damaged" in said[3]
     assert [entry.step for entry in plan.dropped] == [0, 1]
     os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
 
@@ -169,7 +169,7 @@ def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> 
     report = store.apply(plan)
 
     assert report.dropped == ()
-    assert "newest valid one" in report.skipped[0].reason
+    assert "newest valid checkpoint" in report.skipped[0].reason
 
 
 def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
@@ -198,7 +198,7 @@ def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
     pin = store.pin(0, "important")
     (store.path / "pins" / f"{pin.name}.json").write_text('{"format": "ckstore-pin"')
 
-    with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes it"):
+    with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes the pin"):
         store.plan_retention(RetentionPolicy(keep_last=1))
     with pytest.raises(BadInput):
         store.apply(plan)
@@ -362,7 +362,8 @@ def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_work
     monkeypatch.undo()
 
     assert (
-        "the checkpoint is saved, but retention of the run main failed after it: Input/output error" in info.warnings[0]
+        "the checkpoint is saved, but retention of the run main failed afterwards: Input/output error"
+        in info.warnings[0]
     )
     assert info.warnings[0] in store.warnings
     assert np.array_equal(store.load(2)["w"], state(2)["w"])

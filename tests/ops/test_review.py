@@ -230,7 +230,7 @@ def test_brackets_in_a_selection_are_those_of_names_and_a_miss_is_told(store: St
 
 
 def test_arguments_that_look_right_and_are_not_are_refused(store: Store) -> None:
-    with pytest.raises(BadInput, match="tags is a list of names"):
+    with pytest.raises(BadInput, match="tags must be a list of names"):
         store.save({"a": 1}, tags="best")
     assert store.save({"a": 1}, step=np.int64(7)).step == 7  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="a step is an integer"):
@@ -283,7 +283,7 @@ def test_a_blob_that_vanishes_from_the_staging_is_noticed_before_publishing(
 
     monkeypatch.setattr(Staging, "keep_exactly", take_one)
 
-    with pytest.raises(ckstore.CkstoreError, match="are not in the staging directory"):
+    with pytest.raises(ckstore.CkstoreError, match="in the staging directory are missing or changed"):
         store.save({"w": drawn(2 * MIB, 0)})
 
     assert store.checkpoints() == []

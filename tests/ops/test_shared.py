@@ -177,12 +177,12 @@ def test_nothing_is_freed_until_somebody_says_that_no_other_host_is_at_work(host
     store = one.open()
     before = blob_bytes(one)
 
-    with pytest.warns(CkstoreWarning, match="keeps its bytes, since other hosts may be at work") as told:
+    with pytest.warns(CkstoreWarning, match="keep their bytes, since other hosts may be using the store") as told:
         store.delete(1)
     store.delete(2)
     assert len(told) == 1
     assert blob_bytes(one) == before
-    with pytest.raises(InUse, match="nothing was freed, since other hosts may be at work") as refused:
+    with pytest.raises(InUse, match="nothing was freed, since other hosts may be using the store") as refused:
         store.gc()
     assert "ckstore gc --exclusive, gc(exclusive=True) in Python" in refused.value.hint
     with pytest.raises(InUse):
@@ -364,7 +364,7 @@ def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> N
         found = {finding.what: finding for finding in store.doctor().findings}
 
     assert "each run may be written by one host at a time" in said
-    assert "nothing is freed but by ckstore gc --exclusive" in said
+    assert "only ckstore gc --exclusive frees space" in said
     assert found["filesystem"].level == "warning"
     assert found["leases"].level == "note"
     assert str(tmp_path / ".home/.cache/ckstore") in found["catalog"].found
@@ -393,7 +393,7 @@ def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
     assert "a shared filesystem: hosts do not see each other's locks" in made.stderr
     assert (removed.returncode, "ckstore gc --exclusive" in removed.stderr) == (0, True)
     assert (refused.returncode, left) == (5, [2, 3])
-    assert "hint: when no other host has this store in use: ckstore gc --exclusive" in refused.stderr
+    assert "hint: when no other host uses this store: ckstore gc --exclusive" in refused.stderr
     assert (would.returncode, would.stdout.startswith("would free 1.0 MiB in 1 blob\n")) == (0, True)
     assert (done.returncode, "freed 2.0 MiB in 2 blobs" in done.stdout) == (0, True)
 
@@ -476,12 +476,12 @@ def test_two_stores_never_share_a_catalog(tmp_path: Path) -> None:
     Store.init("two").save({"x": 2}, step=2)
 
     for readonly in (False, True):
-        with pytest.raises(BadInput, match=f"is that of the store {uuid}") as refused:
+        with pytest.raises(BadInput, match=f"belongs to the store {uuid}") as refused:
             Store.open("two", catalog_path="its.db", readonly=readonly)
         assert "give each store a catalog_path of its own" in refused.value.hint
-    with pytest.raises(BadInput, match="is that of the store"):
+    with pytest.raises(BadInput, match="belongs to the store"):
         Store.init("three", catalog_path="its.db")
-    with pytest.raises(BadInput, match="is that of the store"):
+    with pytest.raises(BadInput, match="belongs to the store"):
         Store.open("one", catalog_path="two/catalog.db")
 
     assert not (tmp_path / "three").exists()

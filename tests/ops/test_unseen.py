@@ -77,7 +77,7 @@ def test_without_proc_an_exclusive_gc_on_a_shared_filesystem_frees_nothing(tmp_p
 
     told = collected("mount -t tmpfs none /proc", tmp_path / "store", catalog)
 
-    assert told == [None, 0, 0, 1, ["without /proc it cannot be seen who has it open"]]
+    assert told == [None, 0, 0, 1, ["without /proc, gc cannot see which process has it open"]]
     assert blob.exists()
     assert Store(tmp_path / "store", catalog_path=catalog).gc(exclusive=True).freed_count == 1
 
@@ -105,6 +105,6 @@ def test_where_processes_of_others_are_hidden_it_is_not_said_that_all_were_seen(
             counts = hidden.python(code, store) + one.python(code, store)
             it.communicate("\n")
 
-        assert "which processes have files open could not be seen" in said.stdout
+        assert "cannot see which processes have files open" in said.stdout
         assert counts[0] is None
         assert counts[1] > 0

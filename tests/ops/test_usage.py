@@ -41,7 +41,7 @@ def without_catalog(store: Store) -> Store:
     for left in store.path.glob("catalog.db*"):
         left.unlink()
     reader = Store.open(store.path, readonly=True)
-    with pytest.warns(CkstoreWarning, match="the directories are read instead") if told else nullcontext():
+    with pytest.warns(CkstoreWarning, match="reading the directories instead") if told else nullcontext():
         reader.checkpoints()
     return reader
 
@@ -200,5 +200,5 @@ def test_a_prefix_of_several_digests_is_ambiguous(store: Store, monkeypatch: pyt
         "ckstore.ops.report.why._PATTERN", __import__("re").compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{1,64})\Z")
     )
 
-    with pytest.raises(AmbiguousRef, match="digests begin so"):
+    with pytest.raises(AmbiguousRef, match="digests begin with these digits"):
         store.why("a")

@@ -103,7 +103,7 @@ def test_damage_is_named_by_every_checkpoint_and_tensor(harmed: Store) -> None:
 
     assert not report.ok
     assert [(found.checkpoint, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
-    assert "have the digest" in report.damage[0].what
+    assert "the digest is" in report.damage[0].what
     assert report.damage[0].blob == report.damage[1].blob == blobs_by_size(harmed, 1)[-1].name
     mark = json.loads(mark_of(harmed, "b@2").read_bytes())
     assert mark["damage"][0]["names"] == ["b.c"]

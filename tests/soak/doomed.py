@@ -94,7 +94,7 @@ def _check_place(store: Store, ledger: Ledger, place: Place) -> int:
 
 def check_warnings(store: Store) -> None:
     """Raise if the store found something that is not whole, which no kill may leave."""
-    bad = [warning for warning in store.warnings if "damaged" in warning or "not a whole" in warning]
+    bad = [warning for warning in store.warnings if "damaged" in warning or "incomplete checkpoint" in warning]
     if bad:
         raise RuntimeError(f"the store warns: {bad}")
 

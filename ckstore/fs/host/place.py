@@ -46,7 +46,7 @@ def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
         if stat.S_ISLNK(status.st_mode):
             found.append(f"{directory} is a symlink")
         elif not stat.S_ISDIR(status.st_mode):
-            found.append(f"{directory} is no directory")
+            found.append(f"{directory} is not a directory")
         elif status.st_dev != device:
             found.append(f"{directory} is on another filesystem than {root}")
     return tuple(found)
@@ -68,7 +68,7 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
-            msg, hint="all of a store lies on one filesystem, without symlinks; readonly=True still reads it"
+            msg, hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it"
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
@@ -119,7 +119,7 @@ def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
         links.make_directory(staging / name)
         with suppress(FileNotFoundError):  # somebody who sweeps took it for dead: make another
             return name, locks.lock_shared(staging / name)
-    msg = f"{_TRIES} directories in {staging} were swept away as soon as they were made"
+    msg = f"{_TRIES} directories in {staging} were removed by other processes as soon as they were made"
     raise OSError(errno.EAGAIN, msg)
 
 
@@ -145,10 +145,11 @@ def _try_case(there: Inside) -> None:
     """Raise if a name that is there is found by its upper case as well."""
     if peek.exists(there.parent / there.name.upper()):
         msg = (
-            f"{there.top}: in {there.parent.name}/ names that differ in case are one, so runs or tags could be mixed up"
+            f"{there.top}: in {there.parent.name}/ names that differ only in case are the same, so "
+            "runs or tags could be mixed up"
         )
         where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
-        raise UnsafePlace(msg, hint=f"use a directory that tells them apart: {where}; readonly=True still reads it")
+        raise UnsafePlace(msg, hint=f"use a directory that distinguishes case: {where}; readonly=True still reads it")
 
 
 def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
@@ -159,7 +160,7 @@ def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
-        msg = f"{where.top}: it is not possible to {what} {where.name}/: {error.strerror}"
+        msg = f"{where.top}: cannot {what} {where.name}/: {error.strerror}"
         raise UnsafePlace(
             msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         ) from error

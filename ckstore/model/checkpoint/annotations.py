@@ -61,7 +61,7 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
             raise BadInput("there is nothing to annotate", hint="give metrics={name: number} or note=text")
         return Annotations(checked)
     if not isinstance(note, str) or not note or not fits_json(note):
-        raise BadInput(f"note: wanted a text, not empty, got {shown(note)}")
+        raise BadInput(f"note: wanted a text that is not empty, got {shown(note)}")
     return Annotations(checked, (Note(created, note),))
 
 

@@ -25,7 +25,7 @@ ID_MIN_DIGITS = 6
 
 RefKind = Literal["step", "latest", "latest-valid", "tag", "id"]
 
-_GRAMMAR = "a ref is [RUN@] and a step, latest, latest-valid, a tag, or six or more digits of an id"
+_GRAMMAR = "a ref is [RUN@] followed by a step, latest, latest-valid, a tag, or six or more digits of an id"
 _ID_PATTERN = re.compile(r"(?:(?:xxh3-)?[0-9a-f]{6,32}|(?:blake3-)?[0-9a-f]{6,64})\Z")
 _SHOWN = 4
 """How many alternatives a message lists."""
@@ -68,7 +68,7 @@ def parse_ref(text: str) -> Ref:
         run = check_run(before) if at else None
         kind, value = _classify(after if at else before)
     except BadInput as error:
-        raise BadInput(f"no ref: {text!r}: {error.message}", hint=error.hint or _GRAMMAR) from error
+        raise BadInput(f"not a ref: {text!r}: {error.message}", hint=error.hint or _GRAMMAR) from error
     return Ref(run, kind, value)
 
 
@@ -84,7 +84,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
         return "id", lower
     if value.isascii() and value.isdigit():
         raise BadInput(
-            f"a step is a decimal number without leading zeros up to 2^53, got {value!r}",
+            f"a step is a decimal number up to 2^53 without leading zeros, got {value!r}",
             hint=f"write {int(value)}" if len(value) < ID_MIN_DIGITS else _GRAMMAR,
         )
     return "tag", check_tag(value)
@@ -121,7 +121,7 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
     if not runs:
         raise NoSuchRef(f"{ref}: the store has no checkpoints", hint="save one first")
     if ref.run is not None and ref.run not in runs:
-        message = f"{ref}: there is no run {ref.run!r}; there is {_some(_near(ref.run, runs))}"
+        message = f"{ref}: there is no run {ref.run!r}; the runs are {_some(_near(ref.run, runs))}"
         raise NoSuchRef(message, hint="the part before @ is the run")
     if ref.kind == "latest":
         return newest_first(candidates, ref.run)[0]
@@ -162,7 +162,7 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
     ]
     if len(found) > 1:
         listed = [f"{short_id(c.id, 16)} ({c.name})" for c in newest_first(found)]
-        message = f"{ref}: {len(found)} ids begin so: {_some(listed)}"
+        message = f"{ref}: {len(found)} ids begin with these digits: {_some(listed)}"
         raise AmbiguousRef(message, hint="give more digits, or RUN@STEP")
     return found[0] if found else None
 
@@ -170,16 +170,16 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
 def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
     if ref.value not in tags:
         near = _near(ref.value, tags)
-        there = f"there is {_some(near)}" if near else "the store has no tags"
+        there = f"the tags are {_some(near)}" if near else "the store has no tags"
         raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))
     run, step = tags[ref.value]
     if ref.run not in (None, run):
-        message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is of another run"
+        message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is in another run"
         raise NoSuchRef(message, hint=f"write {ref.value}")
     for candidate in candidates:
         if candidate.run == run and candidate.step == step:
             return candidate
-    message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is not there or not complete"
+    message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is missing or incomplete"
     raise NoSuchRef(message, hint=_latest_hint(candidates))
 
 
@@ -193,14 +193,16 @@ def _no_step(
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
     there = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
-    hint = f"write {elsewhere[0].name} for the one of another run" if elsewhere else _latest_hint(candidates)
+    hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
     raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {there}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
     newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
-    raise NoSuchRef(f"{ref}: no id begins so; the newest: {_some(newest)}", hint=_latest_hint(candidates))
+    raise NoSuchRef(
+        f"{ref}: no id begins with these digits; the newest: {_some(newest)}", hint=_latest_hint(candidates)
+    )
 
 
 def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:

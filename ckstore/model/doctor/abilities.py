@@ -45,7 +45,7 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
     """Return whether names can be made and moved as a store needs it."""
     if facts.links is None:
         do = "run doctor as a user who may write to the store"
-        return DoctorFinding("note", "links", "hardlinks and renames were not tried: nothing may be written here", do)
+        return DoctorFinding("note", "links", "hardlinks and renames were not tried: this user may not write here", do)
     if facts.links:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
@@ -58,7 +58,7 @@ def check_headroom(facts: AbilityFacts) -> DoctorFinding:
         return ok("link limit", f"not known; the blob with the most names has {facts.link_most}")
     found = f"the blob with the most names has {facts.link_most} of {facts.link_limit}"
     if facts.link_most > 0.9 * facts.link_limit:
-        do = "nothing has to be done: at the limit a save stores that blob once more; fewer checkpoints avoid it"
+        do = "nothing; at the limit a save stores that blob once more, which keeping fewer checkpoints avoids"
         return DoctorFinding("note", "link limit", found, do)
     return ok("link limit", found)
 
@@ -69,38 +69,39 @@ def check_lease(facts: AbilityFacts) -> DoctorFinding:
         return DoctorFinding(
             "note",
             "leases",
-            "the kernel does not tell whether another host has a blob open, so only an exclusive gc frees anything",
-            "when no other host has the store in use: ckstore gc --exclusive",
+            "the kernel cannot see whether another host has a blob open, so only an exclusive gc frees space",
+            "when no other host uses the store: ckstore gc --exclusive",
         )
     if facts.lease == "foreign":
         return ok(
-            "leases", "gc of each user asks the kernel about that user's blobs, and leaves those of others to them"
+            "leases",
+            "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone",
         )
     if facts.lease == "no":
         return DoctorFinding(
             "warning",
             "leases",
-            "the kernel cannot be asked who has a blob open, so gc frees nothing that it is not sure of",
+            "the kernel does not say which process has a blob open, so gc frees only what it is sure of",
             "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md",
         )
-    return ok("leases", "the kernel tells gc whether a blob is open somewhere")
+    return ok("leases", "the kernel tells gc whether a process has a blob open")
 
 
 def check_reflink(facts: AbilityFacts) -> DoctorFinding:
     """Return whether checkout can share blocks with the store."""
     if facts.reflink is None:
         do = "run doctor as a user who may write to the store"
-        return DoctorFinding("note", "reflink", "sharing of blocks was not tried: nothing may be written here", do)
+        return DoctorFinding("note", "reflink", "sharing of blocks was not tried: this user may not write here", do)
     if facts.reflink:
         return ok("reflink", "checkout shares blocks with the store")
-    do = "nothing, if the space of copies does not matter; XFS and btrfs can share"
+    do = "nothing, if copies may take space; XFS and btrfs can share blocks"
     return DoctorFinding("note", "reflink", "files cannot share blocks here, so checkout copies", do)
 
 
 def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
     """Return what direct I/O needs."""
     if facts.direct_io_bytes is None:
-        return ok("direct I/O", "the kernel does not tell the alignment (Linux 6.1 and later do, where the device can)")
+        return ok("direct I/O", "the kernel does not report the alignment (Linux 6.1 and later do, if the device can)")
     if facts.direct_io_bytes == 0:
         return DoctorFinding(
             "note", "direct I/O", "not possible on this filesystem", "nothing: everything goes through the page cache"
@@ -111,7 +112,7 @@ def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
 def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
     """Return how far the kernel reads ahead."""
     if facts.read_ahead_kib is None:
-        return ok("read-ahead", "there is no device that could be asked")
+        return ok("read-ahead", "there is no block device to ask")
     found = f"{size_words(facts.read_ahead_kib * 1024)} on this device"
     if facts.read_ahead_kib < _LEAST_READ_AHEAD_KIB:
         do = f"as root: blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loading reads large files in order"
@@ -132,7 +133,7 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
     version = ".".join(map(str, facts.sqlite))
     if facts.sqlite < _SQLITE_LEAST:
         wanted = ".".join(map(str, _SQLITE_LEAST))
-        do = f"use a Python whose SQLite is {wanted} or later; checkpoints are saved all the same, without a catalog"
+        do = f"use a Python whose SQLite is {wanted} or later; saves still work, without a catalog"
         return DoctorFinding("error", "SQLite", f"{version} is too old for the catalog", do)
     if has_wal_reset_bug(facts.sqlite):
         return DoctorFinding(
@@ -140,7 +141,7 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
             "SQLite",
             f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it cannot strike, since ckstore "
             "never writes to the catalog from two connections at once",
-            "write to catalog.db with no other program; it is an index, and ckstore reindex makes a new one",
+            "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it",
         )
     return ok("SQLite", version)
 

@@ -11,7 +11,7 @@ from ckstore.model.reports.gc_report import DeletedFile
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
 _NAMED = 3
-_GC_ALONE = "when no other host has the store in use, ckstore gc --exclusive"
+_GC_ALONE = "when no other host uses the store, ckstore gc --exclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _told(found: Leftover) -> str:
-    return f"{found.name} (untouched for {age_words(found.age_s)}, of {found.owner or 'nobody known'})"
+    return f"{found.name} (untouched for {age_words(found.age_s)}, owner {found.owner or 'unknown'})"
 
 
 def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
@@ -52,19 +52,19 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
         kept_bytes = sum(found.nbytes for found in dead)
-        died = "died, or are under way on another host," if shared else "died"
+        died = "died, or are running on another host," if shared else "died"
         told = (
             f"{_count(len(dead), 'save')} {died} and left {size_words(kept_bytes)}: {_listed([_told(d) for d in dead])}"
         )
-        do = "ckstore gc, or any save of that user, frees it; what the store needs is not among it"
+        do = "ckstore gc frees it, and so does any save by that user; no checkpoint needs it"
         if shared:
-            do = f"{_GC_ALONE} frees what died; what the store needs is not among it"
+            do = f"{_GC_ALONE} frees it; no checkpoint needs it"
         return DoctorFinding("note", "staging", told, do)
     if stuck:
-        told = f"{_count(len(stuck), 'save')} under way for long: {_listed([_told(found) for found in stuck])}"
-        do = "see whether its process still works or hangs on the disk; it keeps its space until it ends"
+        told = f"{_count(len(stuck), 'save')} running for a long time: {_listed([_told(found) for found in stuck])}"
+        do = "check whether its process is still working or hangs on the disk; the save keeps its space until it ends"
         return DoctorFinding("warning", "staging", told, do)
-    return ok("staging", f"{_count(len(stagings), 'save')} under way" if stagings else "no save is under way")
+    return ok("staging", f"{_count(len(stagings), 'save')} running" if stagings else "no save is running")
 
 
 def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
@@ -115,13 +115,13 @@ class PinFacts:
 def check_pins(facts: PinFacts) -> DoctorFinding:
     """Return what is to be said of the pins."""
     if facts.problem:
-        do = "remove that pin with ckstore unpin, and pin anew: until then nothing is dropped at all"
+        do = "remove that pin with ckstore unpin, then pin again: until then no checkpoint is dropped"
         return DoctorFinding("warning", "pins", facts.problem, do)
     if facts.expired:
-        told = f"expired, so that nothing is protected by it any more: {_listed(facts.expired)}"
-        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin anew for longer")
+        told = f"expired, so it protects nothing now: {_listed(facts.expired)}"
+        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin again for longer")
     if facts.dangling:
-        told = f"of a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
+        told = f"for a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
         return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.dangling[0]}")
     return ok("pins", _count(facts.count, "pin"))
 
@@ -134,7 +134,9 @@ def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFin
         return DoctorFinding("warning", "damage", told, do)
     if quarantined:
         told = f"{_count(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
-        return DoctorFinding("note", "damage", told, "when all checkpoints verify they may be removed from quarantine/")
+        return DoctorFinding(
+            "note", "damage", told, "once every checkpoint verifies, you may remove them from quarantine/"
+        )
     return ok("damage", "no checkpoint is marked as damaged")
 
 
@@ -148,9 +150,12 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     """
     if not count:
         return ok("last readings", "no checkpoint has a blob")
-    do = "ckstore verify --budget 10m reads what was read longest ago; each save reads a share of what it relies on"
+    do = (
+        "ckstore verify --budget 10m reads the blobs that were read longest ago; each save reads a "
+        "share of the blobs that it reuses"
+    )
     if unread:
-        told = f"of {unread} of {_count(count, 'blob')} it is not known when they were read"
+        told = f"it is not known when {unread} of {_count(count, 'blob')} were last read"
         return DoctorFinding("note", "last readings", told, do)
     told = f"each of {_count(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
@@ -160,16 +165,16 @@ def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
     """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
     if strangers:
         count = _count(len(strangers), "checkpoint")
-        told = f"{count} of a store with another hash than {hash_name}: {_listed(strangers)}"
-        do = "move them away: this store leaves them out; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
+        told = f"{count} from a store whose hash is not {hash_name}: {_listed(strangers)}"
+        do = "move them away: this store ignores them; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
         return DoctorFinding("warning", "hash", told, do)
-    return ok("hash", f"every checkpoint has digests by {hash_name}")
+    return ok("hash", f"every checkpoint uses {hash_name} digests")
 
 
 def check_order(problems: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints whose sequence numbers do not count."""
     if problems:
-        do = "save what they hold again under another step, or delete them: ckstore rm RUN@STEP"
+        do = "save their content again under another step, or delete them: ckstore rm RUN@STEP"
         return DoctorFinding("warning", "order of commits", _listed(list(problems)), do)
     return ok("order of commits", "every sequence number counts")
 
@@ -183,12 +188,16 @@ def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[st
         damaged: Files of catalogs that were set aside as damaged before.
     """
     if problems:
-        do = "ckstore reindex makes a new one from the checkpoints; nothing is lost"
+        do = "rebuild it from the checkpoints with ckstore reindex; nothing is lost"
         return DoctorFinding("warning", "catalog", _listed(list(problems)), do)
-    whole = f"whole; it is {where}, as others have theirs" if where else "whole"
+    whole = f"whole; it is {where}, since other hosts or users have their own" if where else "whole"
     if damaged:
-        told = f"{whole}; earlier ones were damaged, or not as ckstore leaves them, and set aside: {_listed(damaged)}"
-        return DoctorFinding("note", "catalog", told, "look at the disk if you did not expect that; these files may go")
+        told = (
+            f"{whole}; earlier ones were damaged, or not as ckstore leaves them, and were set aside: {_listed(damaged)}"
+        )
+        return DoctorFinding(
+            "note", "catalog", told, "check the disk if you did not expect that; you may remove these files"
+        )
     return ok("catalog", whole)
 
 

@@ -43,16 +43,21 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
         return ok("owner", f"{facts.path} belongs to this user, {facts.owner}")
     if facts.mode & _GROUP_WRITES and facts.process_id != 0:
         told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and its group may write to it"
-        do = "nothing, if that is meant: each user frees what they saved; see docs/how-to/group.md"
+        do = "nothing, if that is intended: each user frees what they saved; see docs/how-to/group.md"
         return DoctorFinding("note", "owner", told, do)
     me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
     told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
     if facts.process_id == 0:
-        told += ": what it writes will be root's, which its owner can neither link nor free"
+        told += ": root will own what it writes, and the store's owner can neither link nor free that"
     else:
-        told += ": the kernel may refuse it links to that user's blobs, and does not tell it who has them open"
+        told += (
+            ": the kernel may refuse it links to that user's blobs, and does not show it which processes have them open"
+        )
     return DoctorFinding(
-        "warning", "owner", told, f"work in it as its owner, or give it to this user: chown -R (as root) {facts.path}"
+        "warning",
+        "owner",
+        told,
+        f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}",
     )
 
 
@@ -62,7 +67,7 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
     open_ += facts.open_to_all
     if open_:
         more = f" and {len(open_) - 3} more" if len(open_) > 3 else ""
-        told = f"anybody on this machine may change {', '.join(open_[:3])}{more}"
+        told = f"any user of this machine may change {', '.join(open_[:3])}{more}"
         return DoctorFinding("error", "permissions", told, f"chmod -R o-w {facts.path}")
     if facts.writable_blobs:
         told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
@@ -72,24 +77,24 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
     if facts.mode & _GROUP_WRITES:
         return _of_a_group(facts)
     if facts.foreign_count:
-        told = f"files in {facts.path} of another user than {facts.owner}: {facts.foreign_count}"
+        told = f"files in {facts.path} that do not belong to {facts.owner}: {facts.foreign_count}"
         return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
-        told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: others may {_may(facts.mode)} it"
+        told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {_may(facts.mode)} it"
         return DoctorFinding(
-            "note", "permissions", told, f"nothing, if that is meant; else: chmod -R go-rwx {facts.path}"
+            "note", "permissions", told, f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
         )
-    return ok("permissions", f"{facts.path} is {facts.owner}'s alone")
+    return ok("permissions", f"only {facts.owner} may use {facts.path}")
 
 
 def _of_a_group(facts: OwnerFacts) -> DoctorFinding:
     told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: its group may read and change it"
     if facts.foreign_count:
-        told += f"; files of other users than {facts.owner}: {facts.foreign_count}"
-    do = "nothing, if that is meant, see docs/how-to/group.md; else, as root: "
+        told += f"; files that do not belong to {facts.owner}: {facts.foreign_count}"
+    do = "nothing, if that is intended, see docs/how-to/group.md; otherwise, as root: "
     do += f"chmod -R go-rwx {facts.path} and chown -R {facts.owner} {facts.path}"
     if not facts.mode & stat.S_ISGID:
-        told += "; what is made in it does not get its group, so other users cannot use that"
+        told += "; new files in it do not get its group, so other users cannot use them"
         do = f"chmod -R g+s {facts.path}, and chgrp -R to the group; see docs/how-to/group.md; or chmod -R go-rwx"
     return DoctorFinding("note", "permissions", told, do)
 
@@ -101,6 +106,6 @@ def _may(mode: int) -> str:
 def check_layout(misplaced: Sequence[str]) -> DoctorFinding:
     """Return whether the directories of the store are where they belong."""
     if misplaced:
-        do = "move the content back into the store: all of it must be on one filesystem, without symlinks"
+        do = "move the content back into the store: the whole store must be on one filesystem, without symlinks"
         return DoctorFinding("error", "layout", "; ".join(misplaced), do)
-    return ok("layout", "every directory of the store is a directory of its own filesystem")
+    return ok("layout", "every directory of the store is a real directory on the store's filesystem")

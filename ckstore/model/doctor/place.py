@@ -90,17 +90,17 @@ def why_unknown(facts: PlaceFacts) -> str:
         return "/proc/self/mountinfo does not show its filesystem"
     if kind == "overlay":
         if facts.below is None:
-            return "the upper layer of the overlay cannot be seen from here, as in a container"
+            return "the upper layer of the overlay is not visible from here, as in a container"
         return why_unknown(facts.below)
     if kind in JOURNALED and facts.journal is None:
         return f"/sys/fs/ext4 does not show whether {facts.source} has a journal"
     if kind in _KEEPING | MEMORY | _WITHOUT_JOURNAL:
         return ""
     if kind.startswith(_FUSE):
-        return f"a program shows it ({kind})"
+        return f"a program provides it ({kind})"
     if kind in NETWORK:
         return f"it depends on other machines ({kind})"
-    return f"power cuts are tried on ext4, XFS and btrfs, not on {kind}"
+    return f"power cuts are tested on ext4, XFS and btrfs, not on {kind}"
 
 
 def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
@@ -116,24 +116,24 @@ def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
 def _filesystem(facts: PlaceFacts) -> DoctorFinding:
     path, kind = facts.path, facts.kind
     if not kind:
-        do = "see what df -T says of it; ext4 and XFS are what ckstore is tested on"
+        do = "check it with df -T; ckstore is tested on ext4 and XFS"
         return DoctorFinding(
-            "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo lacks it", do
+            "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it", do
         )
     if facts.shared:
         return DoctorFinding(
             "warning",
             "filesystem",
             f"{path} is on {kind}, a shared filesystem: hosts do not see each other's locks and open files, so each "
-            "run may be written by one host at a time, and nothing is freed but by ckstore gc --exclusive",
-            "save to a run, and drop from it, on one host; run ckstore gc --exclusive when no other host has the store "
-            "in use; or keep the store on a local disk",
+            "run may be written by one host at a time, and only ckstore gc --exclusive frees space",
+            "save to a run, and prune it, on one host; run ckstore gc --exclusive when no other host uses the store; "
+            "or keep the store on a local disk",
         )
     if kind == "overlay":
         return DoctorFinding(
             "warning",
             "filesystem",
-            f"{path} is on overlayfs: open files cannot always be seen; use a volume for the store",
+            f"{path} is on overlayfs: open files are not always visible; use a volume for the store",
             "in a container mount a volume or a directory of the host, and put the store there",
         )
     where = f"{kind} on {facts.source}, mounted at {facts.mount}"
@@ -147,19 +147,19 @@ def _journal(facts: PlaceFacts) -> DoctorFinding:
     if facts.kind not in JOURNALED:
         return ok("journal", "only ext4 and ext3 can be made without one")
     if facts.journal is None:
-        do = "look yourself, as root: dumpe2fs -h DEVICE must list has_journal"
-        return DoctorFinding("note", "journal", f"whether {facts.source} has a journal cannot be seen from here", do)
+        do = "check as root: dumpe2fs -h DEVICE must list has_journal"
+        return DoctorFinding("note", "journal", f"whether {facts.source} has a journal is not visible from here", do)
     found = f"{facts.source} has one" if facts.journal else f"{facts.source} has none"
     return ok("journal", found)
 
 
 def _options(facts: PlaceFacts) -> DoctorFinding:
     if "ro" in facts.options:
-        do = "nothing, if it is only to be read; else, as root: mount -o remount,rw, after a look at dmesg"
+        do = "nothing, if you only read from it; otherwise look at dmesg, then as root: mount -o remount,rw"
         return DoctorFinding("note", "mount options", f"{facts.mount} is mounted read-only: nothing can be saved", do)
     slow = sorted(facts.options & {"sync", "dirsync"})
     if slow:
-        do = f"remount without {', '.join(slow)}: ckstore itself makes durable what has to be"
+        do = f"remount without {', '.join(slow)}: ckstore itself makes durable what must be"
         return DoctorFinding("note", "mount options", f"{facts.mount} is mounted with {', '.join(slow)}: slow", do)
     return ok("mount options", "nothing that weakens a promise")
 
@@ -173,9 +173,9 @@ def _durability(facts: PlaceFacts) -> DoctorFinding:
         return DoctorFinding("warning", "durability", told, f"if that matters, {_LOCAL}")
     if facts.below is not None and not facts.below.durable:
         why = why_not_durable(facts.below) or f"is of unknown kind: {why_unknown(facts.below)}"
-        told = f"{facts.mount} keeps what it is told, but its files are in {facts.below.path}, which {why}"
+        told = f"{facts.mount} keeps what is written to it, but its files are in {facts.below.path}, which {why}"
         return DoctorFinding(
-            "note", "durability", told, "nothing, if that is meant; else put the store on a disk itself"
+            "note", "durability", told, "nothing, if that is intended; otherwise put the store directly on a disk"
         )
     return ok("durability", f"{facts.kind} keeps what was made durable through a power cut")
 
@@ -184,7 +184,7 @@ def _mended(facts: PlaceFacts) -> str:
     if facts.kind in JOURNALED and facts.journal is False:
         return f"unmount it, then as root: tune2fs -O has_journal {facts.source} and e2fsck -f {facts.source}"
     if facts.options & _NO_BARRIER:
-        return f"as root: mount -o remount,barrier {facts.mount}, and mend /etc/fstab"
+        return f"as root: mount -o remount,barrier {facts.mount}, and correct /etc/fstab"
     if facts.kind == "overlay":
         return "in a container mount a volume or a directory of the host, on ext4 or XFS, and put the store there"
     return _LOCAL
@@ -194,6 +194,6 @@ def _striping(facts: PlaceFacts) -> DoctorFinding:
     return DoctorFinding(
         "note",
         "striping",
-        "on Lustre a file lies on one server unless its directory says otherwise",
+        "on Lustre a file is on one server unless its directory says otherwise",
         f"before the first save: lfs setstripe -E 1M -c 1 -E -1 -c 4 -S 4M {facts.path}/blobs {facts.path}/staging",
     )

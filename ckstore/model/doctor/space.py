@@ -8,7 +8,7 @@ from ckstore.model.doctor.finding import DoctorFinding, ok, size_words
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
-_MAKE_ROOM = "make room: ckstore prune --keep-last N, then ckstore gc; ckstore du says what takes it"
+_MAKE_ROOM = "free space: ckstore prune --keep-last N, then ckstore gc; ckstore du shows what takes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check_bytes(facts: SpaceFacts) -> DoctorFinding:
     if facts.free_bytes < facts.reserve_wanted_bytes:
         return DoctorFinding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_bytes < facts.newest_bytes:
-        found += f", less than the newest checkpoint has ({size_words(facts.newest_bytes)})"
+        found += f", less than the newest checkpoint takes ({size_words(facts.newest_bytes)})"
         return DoctorFinding("warning", "free space", found, _MAKE_ROOM)
     if facts.free_bytes < _LOW_PART * facts.total_bytes:
         return DoctorFinding("warning", "free space", f"{found}, less than {_LOW_PART:.0%}", _MAKE_ROOM)
@@ -67,20 +67,20 @@ def check_inodes(facts: SpaceFacts) -> DoctorFinding:
     if facts.free_inodes < 16:
         return DoctorFinding("error", "free inodes", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_inodes < _LOW_INODES:
-        return DoctorFinding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files of others")
+        return DoctorFinding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files outside the store")
     return ok("free inodes", found)
 
 
 def check_reserve(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of the space that is kept back."""
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
-        return ok("reserve", f"{size_words(facts.reserve_bytes)} are kept back for gc on a full disk")
+        return ok("reserve", f"{size_words(facts.reserve_bytes)} are reserved for gc on a full disk")
     part = f"{size_words(facts.reserve_bytes)} of {size_words(facts.reserve_wanted_bytes)}"
     return DoctorFinding(
         "note",
         "reserve",
-        f"{part} are kept back for gc on a full disk",
-        "make room, then open the store for writing (ckstore gc does): it is made again where there is plenty",
+        f"{part} are reserved for gc on a full disk",
+        "free space, then open the store for writing (ckstore gc does): with enough free space it is made again",
     )
 
 
@@ -92,6 +92,8 @@ def check_dirty(facts: DirtyFacts) -> DoctorFinding:
         return ok("dirty pages", f"{found}; the limit is not known")
     found += f", writers wait from {size_words(facts.limit_bytes)} on"
     if waiting_bytes > 0.8 * facts.limit_bytes:
-        do = "wait until it is written, or find who writes (iotop); a smaller vm.dirty_bytes makes such waits shorter"
+        do = (
+            "wait until it is written, or find the writer with iotop; a smaller vm.dirty_bytes makes such waits shorter"
+        )
         return DoctorFinding("warning", "dirty pages", found, do)
     return ok("dirty pages", found)

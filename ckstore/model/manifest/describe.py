@@ -154,9 +154,9 @@ def _key(name: object, path: str) -> str:
 def _text(text: str, path: str) -> str:
     if not fits_json(text):
         raise BadInput(
-            f"{path}: wanted a str that JSON can hold, got two surrogates that JSON makes one "
-            f"character of: {shown(text)}",
-            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') makes it one, too",
+            f"{path}: wanted a str that JSON can hold, got two surrogates that JSON would join "
+            f"into one character: {shown(text)}",
+            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins them, too",
         )
     return str.__str__(text)  # a member of a str enum as what it is, not as Colour.RED
 

@@ -76,7 +76,7 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        msg = f"{leaf.name} is no text: wanted UTF-8, found byte {data[error.start]:#04x} at {error.start}"
+        msg = f"{leaf.name} is not text: wanted UTF-8, found byte {data[error.start]:#04x} at {error.start}"
         raise DamagedBlob(msg, names=(leaf.name,)) from error
 
 

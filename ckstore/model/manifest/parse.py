@@ -114,7 +114,10 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
         raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
     if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first: the package for its hash may be missing
         found = claimed.partition("-")[0]
-        msg = f"{where} is of a store with another hash: wanted digests that begin with {hash_prefix}-, found {found}-"
+        msg = (
+            f"{where} belongs to a store with another hash: wanted digests that begin with "
+            f"{hash_prefix}-, found {found}-"
+        )
         raise OtherHash(msg, hint="move its directory away; ckstore.open_checkpoint(DIRECTORY) reads it where it is")
     body = memoryview(data)[start : len(data) - len(_TAIL)]
     found = algorithm_of(claimed).digest(body)

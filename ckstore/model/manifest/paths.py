@@ -29,9 +29,9 @@ def check_path(path: object, what: str = "a path") -> str:
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise BadInput(f"{what} has characters that no file name has: {shown(path)}") from error
+        raise BadInput(f"{what} has characters that no file name can have: {shown(path)}") from error
     if len(encoded) > PATH_MAX_BYTES:
-        raise BadInput(f"{what} has {len(encoded)} bytes, at most {PATH_MAX_BYTES} can be made: {shown(path)}")
+        raise BadInput(f"{what} has {len(encoded)} bytes; a path can have at most {PATH_MAX_BYTES}: {shown(path)}")
     for name in path.split("/"):
         _check_name(name, path, what)
     return path

@@ -206,13 +206,13 @@ def explain(
     if opened:
         who = _named(opened)
         size = size_text(sum(blob.nbytes for blob in opened))
-        sentences.append(f"{_blobs(len(opened))}, {size}, kept: open in {who}; gc frees them after that")
+        sentences.append(f"{_blobs(len(opened))}, {size}, kept: open in {who}; gc frees them once they are closed")
     for why, blobs in unasked.items():
         size = size_text(sum(blob.nbytes for blob in blobs))
         sentences.append(f"{_blobs(len(blobs))}, {size}, kept: {why}")
     if linked:
         size = size_text(sum(blob.nbytes for blob in linked))
-        sentences.append(f"{_blobs(len(linked))}, {size}, kept: hardlinks outside the store have the same bytes")
+        sentences.append(f"{_blobs(len(linked))}, {size}, kept: hardlinks outside the store share their bytes")
     if not sentences:
         sentences.append(_nothing(next_to_free or NextToFree()))
     return "; ".join(sentences)
@@ -233,7 +233,7 @@ def _nothing(next_to_free: NextToFree) -> str:
     would = f"deleting the oldest checkpoint {next_to_free.name} would free"
     if next_to_free.nbytes:
         return f"nothing is unused; {would} {size_text(next_to_free.nbytes)}"
-    return f"nothing is unused; {would} nothing, since others use the same bytes"
+    return f"nothing is unused; {would} nothing, since other checkpoints use the same bytes"
 
 
 def _named(held: tuple[HeldBlob, ...]) -> str:
@@ -242,7 +242,7 @@ def _named(held: tuple[HeldBlob, ...]) -> str:
     named = ", ".join(seen[:_NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")
     if all(blob.holders for blob in held):
         return named
-    unseen = "a process that cannot be seen from here"
+    unseen = "a process that is not visible from here"
     return f"{named} and {unseen}" if named else unseen
 
 

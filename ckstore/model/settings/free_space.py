@@ -94,10 +94,10 @@ def advice(ways: Sequence[Way], missing: Amount | None) -> str:
         if missing is not None and useful and useful[-1].frees.covers(missing):
             break
     if not useful:
-        return "nothing in the store can be dropped or freed: make room on the filesystem, then save again"
+        return "nothing in the store can be dropped or freed: free space on the filesystem, then save again"
     said = ", ".join(f"{way.action} would free {_in_words(way.frees, missing)}" for way in useful)
     enough = missing is None or useful[-1].frees.covers(missing)
-    return said if enough else f"{said}; that is not enough: make room on the filesystem, too"
+    return said if enough else f"{said}; that is not enough: free space on the filesystem as well"
 
 
 def _in_words(amount: Amount, missing: Amount | None) -> str:

@@ -307,7 +307,7 @@ class _Run:
             kept += [candidate.doubt] if candidate.doubt else []
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:
-            self._kept[newest.info.name].append(f"it is the newest valid one of the run {newest.info.run}")
+            self._kept[newest.info.name].append(f"it is the newest valid checkpoint of the run {newest.info.run}")
             self._relied_on.add(newest.info.name)
             return
         for candidate in self._history:
@@ -326,7 +326,7 @@ class _Run:
                 self._relied_on.add(name)
             else:
                 self._kept[name].append(
-                    f"it is among the {of}, but takes no place, since it is damaged: {candidate.damage}"
+                    f"it is among the {of}, but does not count, since it is damaged: {candidate.damage}"
                 )
 
     def _every(self, every: int) -> None:

@@ -60,13 +60,13 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     try:
         seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
     except (FileNotFoundError, NotADirectoryError):
-        return "it is not there any more"
+        return "it is no longer there"
     if seen.problem:
         return seen.problem
     if seen.manifest_id != info.id:
         return f"it was replaced by one with the id {seen.manifest_id}"
     if seen.touched:
-        return f"somebody wrote into {_some([blob.digest for blob in seen.touched])}"
+        return f"a program wrote into {_some([blob.digest for blob in seen.touched])}"
     return ""
 
 

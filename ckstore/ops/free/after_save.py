@@ -25,7 +25,7 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
         problems = _keep_policy(context, run)
     except (CkstoreError, OSError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        problems = (f"the checkpoint is saved, but retention of the run {run} failed after it: {why}",)
+        problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
     if not problems:
         context.problems.pop(PROBLEM, None)
         return ()

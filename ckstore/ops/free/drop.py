@@ -97,8 +97,8 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
         return lock
     if not peek.is_directory(path):
         raise gone(info)
-    msg = f"{info.name} is open for reading by somebody"
-    raise InUse(msg, hint="close it there, then delete again")
+    msg = f"{info.name} is open for reading"
+    raise InUse(msg, hint="close it in the process that has it open, then delete again")
 
 
 def _reconcile(context: Context, info: CheckpointInfo) -> bool:

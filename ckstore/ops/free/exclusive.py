@@ -28,8 +28,8 @@ def check_alone(context: Context, *, exclusive: bool) -> None:
         InUse: Others may be at work, and nobody said that they are not.
     """
     if context.shared and not exclusive:
-        msg = f"nothing was freed, since other hosts may be at work: {context.shared}"
-        raise InUse(msg, hint=f"when no other host has this store in use: {_HOW}")
+        msg = f"nothing was freed, since other hosts may be using the store: {context.shared}"
+        raise InUse(msg, hint=f"when no other host uses this store: {_HOW}")
 
 
 def tell_unfreed(context: Context) -> str:
@@ -37,8 +37,8 @@ def tell_unfreed(context: Context) -> str:
     if not context.shared or _UNFREED in context.problems:
         return ""
     context.problems[_UNFREED] = (
-        f"what is dropped keeps its bytes, since other hosts may be at work: {context.shared}; "
-        f"when none is, this frees them: {_HOW}"
+        f"dropped checkpoints keep their bytes, since other hosts may be using the store: {context.shared}; "
+        f"when no other host uses it, free them: {_HOW}"
     )
     return context.problems[_UNFREED]
 

@@ -98,7 +98,7 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
-        raise CkstoreError(msg, hint="the next gc goes on where this one stopped") from error
+        raise CkstoreError(msg, hint="the next gc continues where this one stopped") from error
 
 
 def _collect(context: Context, *, settle: bool) -> GcReport:
@@ -147,7 +147,7 @@ def _start(context: Context) -> Collector:
         if collector is not None:
             return collector
         if time.monotonic() > deadline:
-            msg = f"another gc is at work in {context.layout.root}"
+            msg = f"another gc is running in {context.layout.root}"
             raise InUse(msg, hint="wait until it is done; its lock ends with it")
         time.sleep(_START_PAUSE_S)
 

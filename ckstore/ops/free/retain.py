@@ -232,9 +232,9 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | None) -> str:
     """Drop one checkpoint; return why not, or an empty string."""
     if guard is None:
-        return f"no checkpoint of the run {info.run} that the plan keeps is there and valid any more"
+        return f"no checkpoint of the run {info.run} that the plan keeps is still there and valid"
     if info.order > guard.order and not why_not_valid(context, info):
-        return f"it is the newest valid one of the run {info.run} now"
+        return f"it is now the newest valid checkpoint of the run {info.run}"
     try:
         drop(context, info)
     except (InUse, NoSuchRef) as error:

@@ -42,8 +42,8 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
         path = _wanted(wanted, root)
         _refuse_shared(path)
         if path == root / _NAME and why:
-            msg = f"the catalog cannot lie in the store: {why}"
-            raise BadInput(msg, hint="leave catalog_path away: then it lies in this user's cache")
+            msg = f"the catalog cannot be in the store: {why}"
+            raise BadInput(msg, hint="omit catalog_path, and the catalog is in this user's cache")
     elif why:
         path = _default(why, uuid)
     else:
@@ -60,18 +60,18 @@ def why_of_several_users(root: Path) -> str:
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to {root}, which has the mode {stat.S_IMODE(status.st_mode):04o}"
+        return f"other users may write to {root}, which has the mode {stat.S_IMODE(status.st_mode):04o}"
     return ""
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
     path = wanted.parent.resolve() / wanted.name
     if not wanted.name or path.is_dir():
-        msg = f"catalog_path names the file of a database, got the directory {path}"
+        msg = f"catalog_path must name the file of a database, got the directory {path}"
         raise BadInput(msg, hint=f"catalog_path={str(path / _NAME)!r}")
     if path.is_relative_to(root) and path != root / _NAME:
-        msg = f"catalog_path lies in the store {root}, where the catalog is {_NAME}; got {path}"
-        raise BadInput(msg, hint="leave catalog_path away, or name a file outside of the store")
+        msg = f"catalog_path is in the store {root}, where the catalog is {_NAME}; got {path}"
+        raise BadInput(msg, hint="omit catalog_path, or name a file outside the store")
     return path
 
 
@@ -82,7 +82,7 @@ def _default(why: str, uuid: str) -> Path:
     if folder is None:
         msg = (
             f"{why}, and there is no place for its catalog: this user's cache and the folders for temporary files are "
-            "on shared filesystems, or others may write there, or this user may not"
+            "on shared filesystems, or writable by others, or not writable by this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
     return folder / uuid / _NAME
@@ -92,7 +92,7 @@ def _refuse_shared(path: Path) -> None:
     there = next(folder for folder in path.parents if folder.is_dir())
     found = examine(there)
     if found.shared:
-        msg = f"the catalog cannot lie at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
+        msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
         raise UnsafePlace(msg, hint=_HINT)
 
 
@@ -106,7 +106,7 @@ def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | N
     if place.shared:
         return f"{root} is on {place.kind}, a shared filesystem"
     if wanted is not None and is_private(catalog, root):
-        return f"the catalog of {root} lies outside of it, so others may have theirs"
+        return f"the catalog of {root} is outside it, so other hosts may have their own"
     return ""
 
 
@@ -136,5 +136,5 @@ def refuse_foreign(catalog: Catalog) -> None:
     except CatalogUnavailable:
         return
     if owner not in ("", catalog.store):
-        msg = f"the catalog {catalog.path} is that of the store {owner}; this store is {catalog.store}"
+        msg = f"the catalog {catalog.path} belongs to the store {owner}; this store is {catalog.store}"
         raise BadInput(msg, hint=f"give each store a catalog_path of its own, for example …/{catalog.store}/{_NAME}")

@@ -42,7 +42,7 @@ def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None =
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
         if found.problem:
-            context.problems[f"{run}@{step}"] = f"not a whole checkpoint, left alone: {found.problem}"
+            context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         if seen is not None:
             seen(run, step, found)
         return found.published

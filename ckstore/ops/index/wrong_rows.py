@@ -62,7 +62,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
 
 def _damaged(count: int) -> str:
     rows = "1 row of the catalog is" if count == 1 else f"{count} rows of the catalog are"
-    return f"{rows} damaged; the manifests are read instead"
+    return f"{rows} damaged; reading the manifests instead"
 
 
 def _forged(places: Collection[CheckpointKey]) -> str:

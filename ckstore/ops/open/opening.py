@@ -50,7 +50,7 @@ def open_context(
     notes = notes_at_opening(place, readonly=readonly)
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
-        notes += (f"{root} cannot be written by this user: opened for reading only",)
+        notes += (f"{root} is not writable for this user: opened for reading only",)
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
     shared = why_shared(place, catalog, root, catalog_path)
     if is_private(catalog, root):

@@ -87,8 +87,8 @@ def _unless_full() -> Iterator[None]:
 
 def _left_aside(context: Context, error: CkstoreError) -> str:
     if reserve.is_full(context.layout):
-        return f"the filesystem of {context.layout.root} is full, so the catalog is left aside; ckstore gc frees space"
-    return f"the catalog is left aside for now: {error.message}"
+        return f"the filesystem of {context.layout.root} is full, so the catalog is not used; ckstore gc frees space"
+    return f"the catalog is not used for now: {error.message}"
 
 
 def try_recover(context: Context) -> list[str]:
@@ -98,4 +98,4 @@ def try_recover(context: Context) -> list[str]:
     except CkstoreError:
         raise
     except OSError as error:
-        return [f"recovery at opening did not work: {describe_os_error(error)}"]
+        return [f"recovery while opening the store failed: {describe_os_error(error)}"]

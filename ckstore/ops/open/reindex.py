@@ -129,7 +129,7 @@ def _report(
 ) -> ReindexReport:
     tags = context.layout.tags()
     problems = [
-        f"the tag {name} names {run}@{step}, and there is no such checkpoint"
+        f"the tag {name} names {run}@{step}, which does not exist"
         for name, (run, step) in sorted(tags.items())
         if (run, step) not in census.places
     ]
@@ -139,7 +139,7 @@ def _report(
     try:
         pin_count = len(read_pins(context.layout))
     except CkstoreError as error:
-        problems.append(f"a pin cannot be read, so that nothing is dropped: {error}")
+        problems.append(f"a pin cannot be read, so nothing is dropped: {error}")
     problems += _bad_annotations(context, census.places)
     return ReindexReport(
         checkpoint_count=len(census.places),

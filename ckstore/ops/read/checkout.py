@@ -133,7 +133,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
     if only is not None:
         wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
         if not wanted:
-            msg = f"{manifest.run}@{manifest.step} has no file that fits {', '.join(only)}"
+            msg = f"{manifest.run}@{manifest.step} has no file that matches {', '.join(only)}"
             raise NoSuchRef(msg, hint="ckstore ls REF lists the files; * in a pattern also stands for slashes")
         for path in list(wanted):
             while path := parent_of(path):
@@ -171,7 +171,7 @@ def _explaining_errors(destination: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            msg = f"the filesystem of {destination} is full; nothing was left there"
+            msg = f"the filesystem of {destination} is full; nothing was left behind"
             raise InsufficientSpace(msg, hint="make room, then check out again") from error
         where = f" ({error.filename})" if error.filename else ""
         raise BadInput(f"{destination} cannot be written: {error.strerror or error}{where}") from error
@@ -267,11 +267,11 @@ class _Writer:
     def _in_the_way(self, path: str) -> BadInput:
         pair = differing_in_case(record.path for record in self._directory.manifest.files)
         if pair is None:
-            return BadInput(f"somebody else makes files in {self._tree.path}: {path} is there already")
+            return BadInput(f"another program is making files in {self._tree.path}: {path} exists already")
         msg = (
-            f"{pair[0]} and {pair[1]} differ in case only, which the filesystem of the destination does not tell apart"
+            f"{pair[0]} and {pair[1]} differ in case only, which the filesystem of the destination does not distinguish"
         )
-        return BadInput(msg, hint="name a destination on another filesystem, or choose files with --only")
+        return BadInput(msg, hint="choose a destination on another filesystem, or choose files with --only")
 
 
 class _OpenBlobs:

@@ -20,5 +20,5 @@ def outside_of_store(layout: Layout, destination: str | os.PathLike[str]) -> Pat
     """
     path = Path(os.path.abspath(destination))
     if path.parent.resolve().joinpath(path.name).is_relative_to(layout.path):
-        raise BadInput(f"{path} is in the store {layout.root}", hint="name a destination outside of it")
+        raise BadInput(f"{path} is in the store {layout.root}", hint="choose a destination outside it")
     return path

@@ -119,7 +119,7 @@ def export_open(
     path = Path(os.path.abspath(destination))
     if path.suffix == ".safetensors":
         msg = f"the destination is a directory, {path.name} looks like a file"
-        raise BadInput(msg, hint=f"name a directory: model.safetensors is made in it, as in {path.with_suffix('')}")
+        raise BadInput(msg, hint=f"give a directory: model.safetensors is made in it, as in {path.with_suffix('')}")
     plan = plan_export(directory.manifest, select=select, strip_prefix=strip_prefix)
     shards = _shards(plan, most_bytes)
     needed_bytes = _needed_bytes(directory, plan, shards)
@@ -138,7 +138,7 @@ def export_open(
         if error.errno not in _NO_ROOM:
             raise
         msg = (
-            f"the export needs {needed_bytes} bytes and found no room ({describe_os_error(error)}); "
+            f"the export needs {needed_bytes} bytes, which did not fit ({describe_os_error(error)}); "
             f"{_free_bytes(path.parent)} are free on the filesystem of {path}"
         )
         raise InsufficientSpace(msg, hint="make room, then export again; nothing was left behind") from error
@@ -350,7 +350,7 @@ class _Work:
                 run = out[i * part.runs.nbytes : (i + 1) * part.runs.nbytes]
                 files.read_into(fd, part.start + start, run, name)
             if _DIGEST(out) != part.digest:
-                msg = f"{name} reads back otherwise than it was written, in {part.nbytes} bytes from {part.start}"
+                msg = f"{name} does not read back as it was written, in {part.nbytes} bytes from {part.start}"
                 raise CkstoreError(msg, hint="the disk or the memory of this machine is failing")
             self._meter.add(part.nbytes)
 

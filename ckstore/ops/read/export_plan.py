@@ -73,7 +73,7 @@ def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool
     chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
     values = plain_values(manifest.state, manifest.leaves, keep)
     if not chosen and not values.values and keep is not None:
-        msg = f"{manifest.run}@{manifest.step} has no name that select={select!r} fits"
+        msg = f"{manifest.run}@{manifest.step} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
     naming = _Stripping(_prefix_of(select)) if strip_prefix else plain
     held: list[tuple[LeafRecord, TensorToWrite]] = []

@@ -84,7 +84,7 @@ def load_open(directory: CheckpointDirectory, *, device: object, select: Select,
     """Return the state of an open checkpoint."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
-        msg = f"{manifest.run}@{manifest.step} holds files, and no tensors that are known by name"
+        msg = f"{manifest.run}@{manifest.step} holds files, but no tensors that are known by name"
         raise BadInput(msg, hint="ckstore checkout REF DEST writes the files")
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
@@ -103,7 +103,7 @@ def _refuse_nothing(directory: CheckpointDirectory, select: Select, keep: Callab
     """
     state = build(directory.manifest.state, directory.manifest.leaves, _no_memory, keep=keep)
     if state in ({}, [], (), None):
-        msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} fits"
+        msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
 
 

@@ -240,6 +240,6 @@ def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
     try:
         found = read_annotations(directory.lock.inside)
     except CkstoreError as error:
-        warnings.warn(f"what was added to {info.name} is left aside: {error}", CkstoreWarning, stacklevel=4)
+        warnings.warn(f"ignored the annotations of {info.name}: {error}", CkstoreWarning, stacklevel=4)
         return info
     return info if found is None else info.with_annotations(found.metrics, found.notes)

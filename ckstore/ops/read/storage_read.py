@@ -144,8 +144,8 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     free_bytes = available_bytes()
     if free_bytes is not None and nbytes > free_bytes:
         where = f"{directory.manifest.run}@{directory.manifest.step}"
-        msg = f"reading {where} takes {nbytes} bytes of memory, and {free_bytes} can be had"
-        hint = "select= reads a part of it, mmap=True maps what lies in the store, slice() reads rows"
+        msg = f"reading {where} takes {nbytes} bytes of memory, and {free_bytes} are available"
+        hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)
 
 

@@ -90,7 +90,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     from ckstore.objects.checkpoints import id_at
 
     if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
-        msg = f"checkpoint {wanted.name} with id {wanted.id} is not in the store any more"
+        msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
     return replace(
         annotated(context, wanted), tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ())
@@ -115,7 +115,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         if directory.manifest_id == info.id:
             return directory
         directory.close()  # replaced between finding and locking
-    msg = f"{ref} came and went {_OPEN_TRIES} times while it was being opened"
+    msg = f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened"
     raise NoSuchRef(msg)
 
 

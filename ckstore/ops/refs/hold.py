@@ -42,5 +42,5 @@ def held(context: Context, info: CheckpointInfo) -> Iterator[locks.DirectoryLock
 
 def gone(info: CheckpointInfo) -> NoSuchRef:
     """Return the error for a checkpoint that was there a moment ago."""
-    msg = f"{info.name} with id {info.id} is not there any more"
+    msg = f"{info.name} with id {info.id} is no longer there"
     return NoSuchRef(msg, hint="it was deleted or replaced meanwhile; ckstore log shows what there is")

@@ -135,7 +135,7 @@ def fill_from_newest_valid(
             if not begun:
                 raise
             msg = f"{error.message}; but the target holds a part of {begun[-1]}, which turned out to be damaged"
-            raise BadInput(msg, hint="make the target anew before it is used") from error
+            raise BadInput(msg, hint="build the target again before you use it") from error
 
     return take_newest_valid(context, ref, take, read_touched=not verify)
 
@@ -144,7 +144,7 @@ def _run_of(ref: str) -> str | None:
     """Return the run that a ref to the newest valid checkpoint names; None: all runs."""
     parsed = parse_ref(ref)
     if parsed.kind != "latest-valid":
-        msg = f"{ref!r} is no ref to the newest valid checkpoint"
+        msg = f"{ref!r} is not a ref to the newest valid checkpoint"
         raise BadInput(msg)
     return parsed.run
 
@@ -211,7 +211,7 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
     if not everything:
         there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
         return NoSuchRef(f"latest-valid: {there}", hint="save one first")
-    hint = "load one of them with select= or verify=False to save what can be saved"
+    hint = "load one of them with select= or verify=False to rescue what can be read"
     return NoSuchRef(f"latest-valid: no checkpoint{of_run} is whole: {_listed(everything)}", hint=hint)
 
 

@@ -65,7 +65,7 @@ def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
     try:
         info = find(context, what)
     except (NoSuchRef, BadInput) as error:
-        msg = f"there is no pin {what!r}, and {error.message}"
+        msg = f"no pin has the name {what!r}, and it is not a checkpoint either: {error.message}"
         raise NoSuchRef(msg, hint="store.pins() lists them") from error
     names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]

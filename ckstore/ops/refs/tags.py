@@ -90,7 +90,7 @@ def tags(context: Context) -> list[Tag]:
 def _no_tag(context: Context, name: str) -> NoSuchRef:
     known = sorted(context.layout.tags())[:5]
     msg = f"there is no tag {name!r}"
-    return NoSuchRef(msg, hint=f"there is {', '.join(known)}" if known else "the store has no tags")
+    return NoSuchRef(msg, hint=f"the tags are {', '.join(known)}" if known else "the store has no tags")
 
 
 def _tell_catalog(context: Context) -> None:

@@ -40,7 +40,7 @@ def examine_all(context: Context) -> DoctorReport:
         except (CkstoreError, OSError) as error:
             found = describe_os_error(error) if isinstance(error, OSError) else error.message
             do = "run doctor as the owner of the store, or as root"
-            findings.append(DoctorFinding("warning", what, f"could not be looked at: {found}", do))
+            findings.append(DoctorFinding("warning", what, f"could not be checked: {found}", do))
     return DoctorReport(tuple(findings))
 
 

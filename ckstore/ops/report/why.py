@@ -42,7 +42,7 @@ def why(context: Context, digest: str) -> list[Use]:
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
-        msg = f"{digest}: {len(digests)} digests begin so: {listed}{' …' if len(digests) > 4 else ''}"
+        msg = f"{digest}: {len(digests)} digests begin with these digits: {listed}{' …' if len(digests) > 4 else ''}"
         raise AmbiguousRef(msg, hint="give more digits")
     if not digests:
         msg = f"{digest}: no checkpoint uses a blob or a piece of that name, and the store has no such blob"
@@ -56,7 +56,7 @@ def _complete_pattern(context: Context, digest: str) -> str:
     prefix = context.algorithm.prefix
     known = {algorithm.prefix for algorithm in ALGORITHMS.values()}
     if match is None or match[1] not in (None, *known):
-        msg = f"a digest is {prefix}- and its digits, of which the first {_LEAST_DIGITS} will do, got {digest!r}"
+        msg = f"a digest is {prefix}- and its digits, of which the first {_LEAST_DIGITS} suffice, got {digest!r}"
         raise BadInput(msg)
     return f"{match[1] or prefix}-{match[2]}"
 

@@ -50,7 +50,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
         _check_complete(entries, paths, options)
         if not entries:
             msg = f"{paths[0]} is empty: there is nothing to commit"
-            raise BadInput(msg, hint="name the directory that has the files of the checkpoint")
+            raise BadInput(msg, hint="give the directory that has the files of the checkpoint")
         captured, warnings = _capture(entries, paths, options)
     except OSError as error:
         msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"
@@ -190,5 +190,5 @@ def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -
 
 def _checked_target(entry: Entry) -> str:
     if not entry.target or "\0" in entry.target:
-        raise CannotStore(entry.path, "it is a symlink to nothing")
+        raise CannotStore(entry.path, "its target is empty")
     return entry.target

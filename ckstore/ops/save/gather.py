@@ -45,7 +45,7 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve(strict=True)
     except FileNotFoundError as error:
-        raise BadInput(f"there is no {path}") from error
+        raise BadInput(f"{path} does not exist") from error
     except (RuntimeError, OSError) as error:
         raise BadInput(f"{path} cannot be reached: {error}") from error
 
@@ -58,7 +58,7 @@ def _check_names(entries: Sequence[Entry]) -> None:
         except BadInput as error:
             raise CannotStore(entry.path, error.message, hint="rename it, then commit again") from error
         if entry.path in seen:
-            msg = f"two of the paths are called {entry.path}"
+            msg = f"two of the paths have the name {entry.path}"
             raise BadInput(msg, hint="commit the directory that holds both")
         seen.add(entry.path)
 
@@ -83,7 +83,7 @@ def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) ->
         if here == root or root in here.parents or here in root.parents:
             inside = [entry for entry in entries if entry.where == root]
             if here == root or root in here.parents or inside:
-                msg = f"{path} and the store {store} overlap: a store cannot be put into itself"
+                msg = f"{path} and the store {store} overlap: a store cannot be committed into itself"
                 raise BadInput(msg, hint="commit the directories of the checkpoints by their names")
 
 
@@ -130,4 +130,4 @@ def _missing_shards(entry: Entry, there: set[str]) -> list[str]:
     lacking = sorted(
         name for name in files if isinstance(name, str) and (f"{folder}/{name}" if folder else name) not in there
     )
-    return [f"{entry.path} names {lacking[0]}, which is not there ({len(lacking)} missing)"] if lacking else []
+    return [f"{entry.path} names {lacking[0]}, which is missing ({len(lacking)} missing in all)"] if lacking else []

@@ -225,8 +225,8 @@ class Recheck:
     def _warning(self, digest: str, problem: str) -> str:
         if digest in self._staging.written:
             return (
-                f"{problem}. The save read it again, as it does with a share of what the store has, and put the right"
-                " bytes in its place in every checkpoint that uses it. Check the disk"
+                f"{problem}. Each save rereads a share of the blobs that it reuses; this one put the right"
+                " bytes in place in every checkpoint that uses the blob. Check the disk"
             )
         try:
             hurt = self._mark_users(digest)
@@ -235,7 +235,8 @@ class Recheck:
             why = describe_os_error(error) if isinstance(error, OSError) else error.message
             marked = f"; the checkpoints that use it could not be marked: {why}"
         return (
-            f"{problem}. The save wrote what it needs of it to another blob{marked}. Run ckstore verify, check the disk"
+            f"{problem}. The save wrote what it needs from it to another blob{marked}. Run ckstore "
+            "verify and check the disk"
         )
 
     def _mark_users(self, digest: str) -> list[str]:

@@ -153,7 +153,8 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     notes += after_save(context, manifest.run)
     if why_not_catalogued:
         notes.append(
-            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next opening enters it"
+            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
+            "opening of the store adds it"
         )
     return replace(info, durable=context.durable, catalogued=not why_not_catalogued, warnings=tuple(notes))
 
@@ -197,7 +198,7 @@ def _stage_and_publish(
             if request.step is not None:
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
-    msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by others one after another"
+    msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
     raise SaveFailed(msg, hint="give step= to save()")
 
 
@@ -208,7 +209,7 @@ def _next_step(context: Context, run: str) -> int:
 
 def _step_after(step: int, run: str) -> int:
     if step >= MAX_STEP:
-        msg = f"the run {run} has a checkpoint at step {step}, after which there is none"
+        msg = f"the run {run} has a checkpoint at step {step}, the greatest step there is"
         raise BadInput(msg, hint="give step= to save(), or another run")
     return step + 1
 
@@ -322,7 +323,7 @@ def _failing_as_save(context: Context, what: str) -> Iterator[None]:
         msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
-        raise SaveFailed(msg, hint="see the cause above; the store can be used further") from error
+        raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
     except MemoryError as error:
         msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
         raise SaveFailed(msg) from error

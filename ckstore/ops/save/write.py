@@ -169,8 +169,8 @@ def _records(
 
 def collision(name: str) -> CannotStore:
     """Return the error for bytes that were made so that this store cannot tell them from others."""
-    why = "its bytes have the digests of other bytes, which does not happen by accident"
-    return CannotStore(name, why, hint="keep files that others made in a store with hash='blake3'")
+    why = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
+    return CannotStore(name, why, hint="keep files from other people in a store with hash='blake3'")
 
 
 class _Stopped(Exception):
@@ -251,7 +251,7 @@ class _ChunkWriter:
         if given_up:
             lacking = self._staging.keep_exactly(wanted)
         if lacking:
-            msg = f"{len(lacking)} blobs are not in the staging directory as they were put there, {lacking[0]} is one"
+            msg = f"{len(lacking)} blobs in the staging directory are missing or changed, such as {lacking[0]}"
             raise SaveFailed(msg, hint="did another program change the store? save again")
 
     def stop(self) -> None:

@@ -223,8 +223,8 @@ def _check_source(path: Path) -> Path:
     try:
         os.listdir(path)
     except OSError as error:
-        msg = f"{path} is no directory that can be read: {error.strerror}"
-        raise BadInput(msg, hint="name another store, or a directory with copies of checkpoints") from error
+        msg = f"{path} is not a directory that can be read: {error.strerror}"
+        raise BadInput(msg, hint="give another store, or a directory with copies of checkpoints") from error
     return path.resolve()
 
 

@@ -84,7 +84,7 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     yield from _wrong_names(context.layout, names, checker, mode)
     yield from _unused(context, names, may_write=may_write)
     for path in names.too_deep:
-        what = f"{path.inner} is nested deeper than any directory of a store, and was not looked into"
+        what = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
         yield StoreFinding("deep", what, path.inner)
     for info in misplaced(context):
         yield StoreFinding("order", context.problems[order_problem(info)], info.name, harmful=True)
@@ -98,7 +98,10 @@ def _touched(names: Names) -> Iterator[StoreFinding]:
         for path in paths.values():
             status = peek.find(path)
             if status is not None and status.st_mtime_ns != files.BLOB_MTIME_NS:
-                what = f"somebody wrote into blob {digest}, or copied it without its time; a full verification reads it"
+                what = (
+                    f"a program wrote into blob {digest}, or copied it without its modification "
+                    "time; a full verification reads it"
+                )
                 yield StoreFinding("touched", what, digest, harmful=True)
 
 
@@ -116,7 +119,7 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
         if link_count > name_count:
             more = link_count - name_count
             what = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
-            yield StoreFinding("outside", f"{what}; whoever writes there damages it", digest)
+            yield StoreFinding("outside", f"{what}; a write there damages the blob", digest)
         else:
             what = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
             yield StoreFinding("links", f"{what}: check the filesystem", digest, harmful=True)

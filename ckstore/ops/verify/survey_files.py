@@ -56,7 +56,9 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         if stale and may_write:
             _write_anew(context, stale)
         for run, step in stale:
-            yield StoreFinding("catalog", f"the catalog says something else about {run}@{step}", mended=may_write)
+            yield StoreFinding(
+                "catalog", f"the catalog does not agree with the manifest of {run}@{step}", mended=may_write
+            )
     except (CatalogUnavailable, InUse, NewerFormat) as error:
         yield StoreFinding("catalog", f"the catalog cannot be compared: {error.message}")
 
@@ -122,7 +124,7 @@ def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[StoreFi
             return
         _PARSERS[path.name if kind != "pin" else "pin"](data, str(path))
         if not check_seal(data, str(path)):
-            what = f"{subject} has no digest of itself: it is of an older ckstore, or was written by hand"
+            what = f"{subject} has no digest of its content: an older ckstore wrote it, or it was edited by hand"
             yield StoreFinding(kind, what, subject)
     except (CkstoreError, OSError) as error:
         yield StoreFinding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
@@ -161,4 +163,4 @@ def _pins(context: Context) -> Iterator[StoreFinding]:
         if pin_name(entry) is not None:
             yield from _file(context, "pin", layout.pins / entry)
         elif not entry.startswith("."):
-            yield StoreFinding("pin", f"pins/{entry} is no pin by its name", f"pins/{entry}", harmful=True)
+            yield StoreFinding("pin", f"pins/{entry} does not have the name of a pin", f"pins/{entry}", harmful=True)

@@ -64,13 +64,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.sample is not None and not 0 < self.sample <= 1:
-            msg = f"sample is the part of the blobs to read, above 0 and at most 1, got {self.sample!r}"
+            msg = f"sample must be above 0 and at most 1, got {self.sample!r}"
             raise BadInput(msg)
         if self.budget_s is not None and not 0 < self.budget_s < math.inf:
-            raise BadInput(f"budget_s is a number of seconds above 0, got {self.budget_s!r}")
+            raise BadInput(f"budget_s must be a number of seconds above 0, got {self.budget_s!r}")
         reading = (self.sample, self.budget_s, self.rate_bytes_s)
         if self.quick and any(option is not None for option in reading):
-            raise BadInput("a quick verification reads no data: it goes without sample, budget_s and rate_bytes_s")
+            raise BadInput("a quick verification reads no data: give no sample, budget_s or rate_bytes_s")
 
     @property
     def mode(self) -> Mode:
@@ -295,7 +295,7 @@ class Verification:
                 raise error
             return []
         locked = [
-            StoreFinding("locked", f"{run}@{step} was not looked at: {error.message}", f"{run}@{step}", harmful=True)
+            StoreFinding("locked", f"{run}@{step} was not checked: {error.message}", f"{run}@{step}", harmful=True)
             for (run, step), error in sorted(checker.locked.items())
         ]
         return [*locked, *survey(self._context, checker, self._options.mode)]

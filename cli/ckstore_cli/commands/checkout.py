@@ -21,7 +21,7 @@ from ckstore_cli._refs import complete_ref
     type=click.Choice(["auto", "reflink", "hardlink", "copy"]),
     default="auto",
     show_default=True,
-    help="How bytes get there; see above.",
+    help="How the bytes get there; see above.",
 )
 @store_option
 @json_option
@@ -29,14 +29,14 @@ from ckstore_cli._refs import complete_ref
 def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: str) -> None:
     """Write the files of the checkpoint REF to the new directory DEST.
 
-    Every byte is checked. DEST appears at once when all of it is durable; it
-    must not exist yet, or be empty. A saved state is exported as safetensors.
+    Every byte is checked. DEST appears all at once, when all of it is durable;
+    it must be new or empty. A saved state is exported as safetensors.
 
     \b
     --link auto      shares blocks with the store where the filesystem can, else copies
-    --link hardlink  files become names of the store's own blobs, where one blob is the
-                     whole file. Read-only, and for good: who writes into one all the
-                     same (root can, torch.save does) damages every checkpoint with it.
+    --link hardlink  a file that is one whole blob becomes a hardlink to the store's own
+                     blob. It is read-only and must stay so: writing to it (root can,
+                     torch.save does) damages every checkpoint that uses the blob.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
       2  wrong usage: DEST is not empty, or cannot be made
       3  some bytes are damaged; nothing was written
       4  there is no such store, checkpoint or file, or several fit
-      6  the disk is full; nothing was left there
+      6  the disk is full; nothing was left behind
     """
     out = frame.output()
     with frame.reading() as store, Progress("checking out", quiet=out.as_json) as shown:
@@ -73,5 +73,6 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
     out.line(f"wrote {count}, {size_text(report.nbytes)}{shared}, to {printable(str(report.destination))}")
     if report.hardlinked:
         out.line(
-            "names of the store's own blobs, never to be written into: " + ", ".join(map(printable, report.hardlinked))
+            "hardlinks to the store's own blobs, which you must never write to: "
+            + ", ".join(map(printable, report.hardlinked))
         )

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 @click.option("--run", metavar="RUN", default="main", show_default=True, shell_complete=complete_run, help="The run.")
 @metric_option
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
-@click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for it; repeatable.")
+@click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
 @click.option(
     "--if-exists",
     type=click.Choice(["error", "replace", "keep"]),
     default="error",
     show_default=True,
-    help="When the run has another checkpoint at that step.",
+    help="What to do if the run has another checkpoint at that step.",
 )
-@click.option("--times", is_flag=True, help="Keep modification times, too.")
-@click.option("--allow-incomplete", is_flag=True, help="Take files that say that they are unfinished.")
+@click.option("--times", is_flag=True, help="Keep modification times as well.")
+@click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
 @store_option
 @json_option
 @pass_frame
@@ -50,11 +50,12 @@ def commit(
     times: bool,
     allow_incomplete: bool,
 ) -> None:
-    """Put the files at PATHS into the store: a checkpoint directory of any trainer, or anything else.
+    """Store the files at PATHS: a checkpoint directory of any trainer, or anything else.
 
-    They come back byte for byte (ckstore checkout). Nothing is unpickled.
-    Tensors in safetensors and torch files are stored once, whatever file they
-    are in. One directory is kept as it is, several paths under their names.
+    They come back byte for byte with ckstore checkout. Nothing is unpickled.
+    Equal tensors in safetensors and torch files are stored once, whatever file
+    they are in. A single directory is stored as it is, several paths under
+    their names.
 
     \b
     Example:
@@ -63,7 +64,7 @@ def commit(
 
     \b
     Exit status:
-      0  done: the files survive a power cut now
+      0  done: the files now survive a power cut
       1  the step exists, a file changed or cannot be stored, or only a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store

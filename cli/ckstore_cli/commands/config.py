@@ -14,8 +14,10 @@ RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back"
 @click.command()
 @click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK]))
 @rule_options
-@click.option("--on/--off", "wanted", default=None, help="Have it done, or no more. A policy is set by its rules.")
-@click.option("--share", type=float, help="How much of a state is read again, from 0 to 1; 0.005 by default.")
+@click.option(
+    "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
+)
+@click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
 @store_option
 @json_option
 @pass_frame
@@ -29,14 +31,14 @@ def config(  # noqa: PLR0917 - one for each option
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
 ) -> None:
-    """Show what the store does by itself, or change one SETTING of it.
+    """Show what the store does by itself, or change one SETTING.
 
-    retention: the policy that is applied to a run after each save to it; what
-    it drops is freed. make-room: the policy by which a save that would not fit
-    may drop the oldest checkpoints. read-back: whether a save reads what it
-    wrote from the disk before that counts as durable. recheck: how much of what
-    a save finds in the store it reads again, to find rot. It is kept in the
-    store, for every process.
+    retention: the policy that is applied to a run after each save to it; the
+    space of what it drops is freed. make-room: the policy by which a save that
+    does not fit may drop the oldest checkpoints. read-back: whether a save reads
+    back from the disk what it wrote before it counts as durable. recheck: the
+    share of reused data that a save reads again, to find bit rot. Settings are
+    kept in the store and apply to every process.
 
     \b
     Example:
@@ -55,7 +57,7 @@ def config(  # noqa: PLR0917 - one for each option
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     if setting is None and (policy is not None or wanted is not None or share is not None):
-        raise BadInput("there is no SETTING to change", hint="name one: retention, make-room, read-back or recheck")
+        raise BadInput("no SETTING was given", hint="name one: retention, make-room, read-back or recheck")
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
@@ -84,7 +86,9 @@ def config(  # noqa: PLR0917 - one for each option
             "recheck_share": share,
         }
     )
-    out.line(f"{RETENTION}  {options_of(retention) or 'off: everything stays until it is dropped'}")
+    out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
     out.line(f"{MAKE_ROOM}  {options_of(make_room) or 'off: a save that does not fit fails'}")
     out.line(f"{READ_BACK}  {'on' if read_back else 'off'}")
-    out.line(f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves rely on what is in the store unread'}")
+    out.line(
+        f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
+    )

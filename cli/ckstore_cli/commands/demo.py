@@ -25,7 +25,7 @@ def demo(ctx: click.Context, directory: Path | None, keep: bool, quick: bool) ->
     A small GPT is trained on the text of Python's own standard library, killed
     with kill -9 while it saves, and resumed from the store; its weights then
     equal those of a run that was never stopped, bit for bit. Old checkpoints
-    go, while somebody still reads one. Needs torch.
+    are dropped while a process still reads one. Needs torch.
 
     \b
     Example:

@@ -75,7 +75,7 @@ def _summary(found: Diff) -> str:
         return f"{pair} hold the same values in another order or with other strides"
     tensors = _counts(len(found.changed), len(found.added), len(found.removed))
     told = f"{tensors}, {found.unchanged_count} the same" if tensors else f"all {found.unchanged_count} the same"
-    size = f", {size_text(found.changed_bytes)} of bytes changed" if found.changed else ""
+    size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
     kinds = [file.kind for file in found.files]
     files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
     return f"from {found.before} to {found.after}: {files}tensors: {told}{size}"

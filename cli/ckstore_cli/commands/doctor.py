@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--leaks", is_flag=True, help="Only list deleted files that still take space, and who has them open.")
+@click.option(
+    "--leaks",
+    is_flag=True,
+    help="Only list deleted files that still take space, and the processes that have them open.",
+)
 @store_option
 @json_option
 @pass_frame
 def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
-    """Look at a store and its place, and say what to do.
+    """Check a store and its filesystem, and say what to do.
 
-    The filesystem, free space, what the kernel can do, the libraries, what dead
-    saves left, pins, owners and permissions. Nothing in the store is changed;
-    links are tried with names that are gone at once.
+    It checks the filesystem, free space, what the kernel can do, the libraries,
+    what dead saves left, pins, owners and permissions. It changes nothing in the
+    store; it tests hardlinks with names that it removes at once.
 
-    With --leaks: deleted files, of any program, that still take space: df does
-    not go down until they are closed. As root all processes are seen, otherwise
-    your own.
+    With --leaks it lists the deleted files of any program that still take space:
+    df does not go down until they are closed. As root it sees all processes,
+    otherwise only your own.
 
     \b
     Example:
@@ -39,8 +43,8 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
 
     \b
     Exit status:
-      0  nothing is an error; with --leaks: done
-      1  something is an error: a promise is not kept here
+      0  no finding is an error; with --leaks: done
+      1  a finding is an error: a promise is not kept here
       2  wrong usage
       4  there is no such store
     """
@@ -98,4 +102,4 @@ def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
     out.line(out.style(head, "dim"))
     for line in lines:
         out.line(cut(line, out.width))
-    out.line(f"{size_text(sum(one.nbytes for one in found))} come back when these processes close them or end")
+    out.line(f"{size_text(sum(one.nbytes for one in found))} will be free when these processes close them or end")

@@ -23,8 +23,8 @@ _HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
 def du(frame: Frame) -> None:
     """Show what each checkpoint takes on the disk, and what deleting it would free.
 
-    HOLDS is the size of a copy, FREES what goes when only this checkpoint is
-    deleted, SHARES what others need too.
+    HOLDS is the size of a copy, FREES what deleting only this checkpoint frees,
+    SHARES what other checkpoints need too.
 
     \b
     Example:
@@ -79,8 +79,8 @@ def _summary(usage: Usage) -> Iterator[str]:
     holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
     if usage.shared_bytes:
-        yield f"{size_text(usage.shared_bytes)} of it are shared"
+        yield f"{size_text(usage.shared_bytes)} of it is shared"
     if usage.unused_bytes:
-        yield f"{size_text(usage.unused_bytes)} of it nobody needs: ckstore gc frees them"
+        yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
     if usage.dead_bytes:
-        yield f"{size_text(usage.dead_bytes)} of it are dead, in blobs of which other parts are needed"
+        yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"

@@ -35,10 +35,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     default="50GB",
     show_default=True,
     callback=_size,
-    help="Most bytes of tensors in one file.",
+    help="Largest size of the tensors in one file.",
 )
-@click.option("--select", metavar="NAME", multiple=True, help="Only this name, what is below it, or what fits a glob.")
-@click.option("--strip-prefix", is_flag=True, help="Leave the path that --select names out of the tensors' names.")
+@click.option(
+    "--select", metavar="NAME", multiple=True, help="Only this name and what is below it, or what matches a glob."
+)
+@click.option("--strip-prefix", is_flag=True, help="Remove the path given by --select from the tensors' names.")
 @store_option
 @json_option
 @pass_frame
@@ -53,10 +55,10 @@ def export(
 ) -> None:
     """Write the tensors of the saved state REF as safetensors files.
 
-    They go to the new directory DEST: model.safetensors, or shards with
-    model.safetensors.index.json. What safetensors cannot hold, such as a learning
-    rate, goes into state.json beside them. Every byte is checked, made durable and
-    read back before DEST appears.
+    The new directory DEST holds model.safetensors, or shards with
+    model.safetensors.index.json. Values that safetensors cannot hold, such as a
+    learning rate, go into state.json beside them. Every byte is checked, made
+    durable and read back before DEST appears.
 
     \b
     Example:
@@ -68,9 +70,9 @@ def export(
     Exit status:
       0  done
       1  failed
-      2  wrong usage, DEST is not empty, or this state cannot be exported so
-      3  it is damaged
-      4  there is no such store or checkpoint, several fit, or no name fits
+      2  wrong usage, DEST is not empty, or this state cannot be exported this way
+      3  the checkpoint is damaged
+      4  there is no such store or checkpoint, several fit, or no name matches
       6  not enough space
     """
     out = frame.output()
@@ -99,7 +101,7 @@ def _lines(report: ExportReport, destination: Path) -> Iterator[str]:
         yield f"tied, written once: {_listed(pairs)}"
     if report.state_names:
         names = [printable(plain(name)) or "(the state itself)" for name in report.state_names]
-        yield f"not for safetensors, in state.json: {_listed(names)}"
+        yield f"in state.json, since safetensors cannot hold it: {_listed(names)}"
     if report.left_out:
         yield f"left out: {_listed([printable(what) for what in report.left_out])}"
     files = f"{len(report.files)} {'file' if len(report.files) == 1 else 'files'}"

@@ -22,20 +22,22 @@ _NOBODY_SEEN = "?"
 
 @click.command()
 @click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="First drop all but the last N of each run.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be dropped and freed.")
-@click.option("--exclusive", is_flag=True, help="No other host has the store in use: free on a shared filesystem, too.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
+@click.option(
+    "--exclusive", is_flag=True, help="Free space on a shared filesystem too: no other host is using the store."
+)
 @store_option
 @json_option
 @pass_frame
 def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> int:  # noqa: FBT001 - click's
-    """Free what no checkpoint needs, and name who keeps the rest.
+    """Free what no checkpoint needs, and name the processes that hold the rest.
 
-    It may run at any time: saves and readers go on. What somebody has open is
-    not freed; it is reported with the process, and freed by the next gc after
-    that. With --keep-last checkpoints are dropped first, as by ckstore prune.
+    Run it at any time: saves and readers go on. A blob that a process has open
+    is not freed; gc names the process, and a later gc frees the blob. With
+    --keep-last, checkpoints are dropped first, as by ckstore prune.
 
-    On a shared filesystem (NFS, Lustre, FUSE ...) other hosts cannot be seen:
-    there nothing is freed unless --exclusive says that none is at work.
+    On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts and
+    frees nothing unless --exclusive says that no other host uses the store.
 
     \b
     Example:
@@ -48,8 +50,8 @@ def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> i
       0  done, also when there was nothing to free
       2  wrong usage
       4  there is no such store
-      5  another gc is at work, or other hosts may be: see --exclusive
-      7  done, but some bytes are open in a process, or wait for another user's gc
+      5  another gc is running, or other hosts may use the store: see --exclusive
+      7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(keep_last, None, (), None)
     out = frame.output()
@@ -85,7 +87,7 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
     if opened:
         yield f"{kept} {_size(opened)} in {_blobs(len(opened))} that processes have open:"
         yield from (cut(line, out.width) for line in _holder_lines(opened))
-        yield "gc frees it once they are done"
+        yield "gc frees it once they close it"
     for why, blobs in unasked.items():
         yield f"{kept} {_size(blobs)} in {_blobs(len(blobs))}: {why}"
     for one in report.linked_elsewhere:
@@ -94,11 +96,11 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
     if not (report.freed_count or report.held or report.linked_elsewhere):
         yield report.explanation
     if report.dead_pack_bytes:
-        yield f"{size_text(report.dead_pack_bytes)} in shared blobs are dead and go with the rest of their blob"
+        yield f"{size_text(report.dead_pack_bytes)} in shared blobs is dead and is freed with the rest of its blob"
     if report.unseen_processes is None:
-        yield "which processes have files open could not be seen: /proc is missing, or hides them"
+        yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left:
-        yield f"{len(report.trash_left)} in trash/ wait for who is at work there"
+        yield f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them"
 
 
 def _size(held: Sequence[HeldBlob]) -> str:
@@ -136,7 +138,7 @@ def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:
     for holder in blob.holders:
         yield (holder.pid, holder.command), holder.how
     if not blob.holders:
-        yield (None, "a process that cannot be seen from here"), "open"
+        yield (None, "a process that is not visible from here"), "open"
 
 
 def _some(hows: list[str]) -> str:

@@ -31,13 +31,13 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     type=click.Choice(["xxh3_128", "blake3"]),
     default="xxh3_128",
     show_default=True,
-    help="blake3 for a store that takes files from people who are not trusted.",
+    help="Choose blake3 if the store takes files from people you do not trust.",
 )
 @click.option(
     "--chunk-bytes",
     metavar="SIZE",
     callback=_size,
-    help="Cut tensors into pieces of this size, such as 16MiB; whole MiB. It cannot change later.",
+    help="Size of a chunk, such as 16MiB, in whole MiB. It cannot be changed later.",
 )
 @store_option
 @json_option
@@ -45,9 +45,10 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | None) -> None:
     """Make an empty store at PATH.
 
-    Without PATH it is made where the other commands look: at --store, else
-    CKSTORE_PATH, else .ckstore in this directory. The place is tried: what it
-    cannot promise is said, and a place that cannot hold a store is refused.
+    Without PATH the store is made where the other commands look: at --store,
+    else CKSTORE_PATH, else .ckstore in this directory. The place is tested: a
+    promise that it cannot keep gives a warning, and a place that cannot hold a
+    store is refused.
 
     \b
     Example:
@@ -63,7 +64,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
     """
     place = Path.cwd() / place_for_new(path, frame.store, os.environ)
     if is_store(place):
-        msg = f"there is a store at {place} already; nothing was changed"
+        msg = f"there is already a store at {place}; nothing was changed"
         raise CkstoreError(msg, hint=f"look at it with ckstore log --store {place}")
     from ckstore.store import Store
 
@@ -85,6 +86,6 @@ def _report(out: Output, store: Store) -> None:
         }
     )
     out.line(f"made a store at {printable(str(store.path))}")
-    out.line(f"hash {settings.hash}, pieces of {size_text(settings.chunk_bytes)}")
+    out.line(f"hash {settings.hash}, chunks of {size_text(settings.chunk_bytes)}")
     for warning in store.warnings:
         out.warning(printable(warning))

@@ -40,9 +40,9 @@ _ALIGN = "><<<>>"
 def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
     """List the checkpoints, the newest first.
 
-    SIZE is what a checkpoint holds, NEW what its save added to the store. The
-    order is that in which they were saved, also where a run went back to an
-    earlier step. In a pipe each checkpoint is one line.
+    SIZE is what a checkpoint holds, NEW what its save added to the store.
+    Checkpoints are listed in the order in which they were saved, even if a run
+    went back to an earlier step. In a pipe each checkpoint is one line.
 
     \b
     Example:

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
     """List the files, tensors and other leaves of REF (default: latest).
 
-    With GLOB only those whose whole name fits: * stands for any characters, ?
-    for one. Brackets stand for themselves, since names have them: layers[0].weight.
-    Backslashes before dots in a key are shown only where a name would be ambiguous.
+    With GLOB, list only the names that match it as a whole: * stands for any
+    characters, ? for one. Brackets stand for themselves, since names contain
+    them: layers[0].weight. A backslash before a dot in a key is shown only where
+    the name would be ambiguous without it.
 
     \b
     Example:
@@ -43,7 +44,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
       0  done
       2  wrong usage
       3  its manifest is damaged
-      4  there is no such store or checkpoint, several fit, or no name fits GLOB
+      4  there is no such store or checkpoint, several fit, or no name matches GLOB
     """
     out = frame.output()
     with frame.reading() as store:
@@ -52,7 +53,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     shown = [row for row in rows if glob is None or fits(row.name, glob) or fits(row.plain_name, glob)]
     if glob is not None and not shown:
         raise NoSuchRef(
-            f"none of the {len(rows)} names in {info.name} fits {glob!r}",
+            f"no name in {info.name} matches {glob!r}",
             hint=f"see them all: ckstore ls {info.name}",
         )
     if out.as_json:

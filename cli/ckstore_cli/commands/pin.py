@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
-@click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin keeps something.")
-@click.option("--expires", metavar="TIME", help="Protect for so long: 90m, 36h, 7d. Default: for ever.")
+@click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin protects something.")
+@click.option("--expires", metavar="TIME", help="How long to protect it: 90m, 36h, 7d. Default: forever.")
 @store_option
 @json_option
 @pass_frame
@@ -35,18 +35,18 @@ def pin(frame: Frame, ref: str | None, reason: str | None, expires: str | None) 
     \b
     Exit status:
       0  done
-      2  wrong usage, or TIME is none
+      2  wrong usage, or TIME is not a valid time
       4  there is no such store or checkpoint, or several fit
-      5  somebody is deleting that checkpoint
+      5  another process is deleting that checkpoint
     """
     out = frame.output()
     if ref is None:
         if reason is not None or expires is not None:
-            raise click.UsageError("--reason and --expires need the checkpoint REF that is to be pinned")
+            raise click.UsageError("--reason and --expires need the REF of the checkpoint to pin")
         _list(frame, out)
         return
     if reason is None:
-        raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint stays")
+        raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
     with frame.writing() as store:
         made = store.pin(ref, reason, expires)
     out.document(_document(made, datetime.now(UTC)))
@@ -70,14 +70,14 @@ def _list(frame: Frame, out: Output) -> None:
 
 
 def _place(one: Pin) -> str:
-    return f"{one.run}@{one.step}{' (another one is there, or none)' if one.dangling else ''}"
+    return f"{one.run}@{one.step}{' (replaced or gone)' if one.dangling else ''}"
 
 
 def _until(one: Pin, now: datetime) -> str:
     if one.expires is None:
         return "until it is unpinned"
     if one.expired(now):
-        return "no more, it expired"
+        return "no longer: it expired"
     return f"until {one.expires[:16].replace('T', ' ')} UTC"
 
 

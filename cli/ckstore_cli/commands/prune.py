@@ -12,7 +12,9 @@ from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan
 
 @click.command()
 @rule_options
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: each run by itself.")
+@click.option(
+    "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
+)
 @click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @store_option
 @json_option
@@ -26,12 +28,12 @@ def prune(  # noqa: PLR0917 - one for each option
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
 ) -> None:
-    """Drop the checkpoints that no rule keeps, and say of each why.
+    """Drop the checkpoints that no rule keeps, and say why for each.
 
-    What any rule keeps is kept. Whatever the rules say, nothing is dropped that
-    has a tag, is pinned or open, or is the newest whole one of its run. Without
-    a rule the policy is taken that is kept in the store. The space is given
-    back by ckstore gc.
+    A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
+    that has a tag, is pinned or open, or is the newest whole one of its run is
+    never dropped. Without rules, the store's own policy applies. Run ckstore gc
+    afterwards to free the space.
 
     \b
     Example:
@@ -42,7 +44,7 @@ def prune(  # noqa: PLR0917 - one for each option
     \b
     Exit status:
       0  done, also when there was nothing to drop
-      2  wrong usage, or there is no rule
+      2  wrong usage, or no rule
       4  there is no such store
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
@@ -50,7 +52,7 @@ def prune(  # noqa: PLR0917 - one for each option
     with frame.reading() if dry_run else frame.writing() as store:
         if policy is None and store.config.retention is None:
             raise BadInput(
-                "there is no rule, and the store keeps no policy: everything would be dropped",
+                "no rule was given and the store has no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
         plan = store.plan_retention(policy, run)
@@ -60,4 +62,4 @@ def prune(  # noqa: PLR0917 - one for each option
     out.line(outcome(plan, done=done))
     warn(out, plan, done)
     if done and done.dropped:
-        out.note("ckstore gc gives the space back")
+        out.note("run ckstore gc to free the space")

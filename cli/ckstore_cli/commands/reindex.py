@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--relink", is_flag=True, help="Make files that hold the same blob one again, after a copy.")
+@click.option("--relink", is_flag=True, help="After a copy: make the files that hold the same blob one file again.")
 @store_option
 @json_option
 @pass_frame
 def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
-    """Build the catalog anew from the directories.
+    """Rebuild the catalog from the directories.
 
     The catalog is an index: checkpoints, tags, pins and metrics are in the
-    directories. The old one is kept aside. Others may work in the store
-    meanwhile. --relink is for a store that was copied without its hardlinks
-    (cp -r, rsync without -H): every file that is kept for others is read first.
+    directories. The old catalog is kept beside the new one. Other processes may
+    use the store meanwhile. --relink is for a store that was copied without its
+    hardlinks (cp -r, rsync without -H): each file is read before another file is
+    replaced by a hardlink to it.
 
     \b
     Example:
@@ -40,10 +41,10 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     Exit status:
       0  done
       2  wrong usage
-      3  done, but a directory is no complete checkpoint, or a blob is damaged
+      3  done, but a directory is not a complete checkpoint, or a blob is damaged
       4  there is no such store
-      5  others write to the store all the time
-      6  there is no room for a second catalog; nothing was changed
+      5  other processes kept writing to the store
+      6  there is no space for a second catalog; nothing was changed
     """
     out = frame.output()
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
@@ -71,9 +72,10 @@ def _lines(report: ReindexReport, out: Output) -> Iterator[str]:
     held = f"{_blobs(report.blob_count)} of {size_text(report.blob_bytes)}"
     yield f"{checkpoints(report.checkpoint_count)}, {held}, {tags}, {pins}"
     if report.restored_count:
-        yield f"{_blobs(report.restored_count)} had lost the name in blobs/ and can be shared again"
+        its, it = ("its name", "it") if report.restored_count == 1 else ("their names", "them")
+        yield f"gave {_blobs(report.restored_count)} {its} in blobs/ again, so that new saves can share {it}"
     if report.orphan_count:
-        yield f"{_blobs(report.orphan_count)} of {size_text(report.orphan_bytes)} nobody needs: ckstore gc frees them"
+        yield f"{_blobs(report.orphan_count)} of {size_text(report.orphan_bytes)} unused: ckstore gc frees them"
     if report.copy_count:
         taken = f"{report.copy_count} names of blobs are copies that take {size_text(report.copy_bytes)}"
         yield f"{taken}: ckstore reindex --relink makes them one file again"
@@ -83,10 +85,10 @@ def _lines(report: ReindexReport, out: Output) -> Iterator[str]:
 
 def _relinked(done: RelinkReport, out: Output) -> Iterator[str]:
     for digest in done.damaged:
-        what = f"no file of blob {digest} is right; ckstore verify names what needs it"
+        what = f"every file of blob {digest} is damaged; ckstore verify names the checkpoints that need it"
         yield f"{out.style('damaged', 'red')}  {what}"
     names = "1 name" if done.relinked_count == 1 else f"{done.relinked_count} names"
-    yield f"relinked {names}, which gives back {size_text(done.spare_bytes)}; {size_text(done.checked_bytes)} were read"
+    yield f"relinked {names}, which frees {size_text(done.spare_bytes)}; {size_text(done.checked_bytes)} read"
 
 
 def _blobs(count: int) -> str:

@@ -16,8 +16,8 @@ from ckstore_cli._refs import complete_ref
 def rm(frame: Frame, ref: str) -> None:
     """Delete the checkpoint REF, and free what only it used.
 
-    Refused while it is open, has a tag, or is pinned. What somebody still has
-    open is freed by the next ckstore gc after that.
+    Refused while the checkpoint is open, has a tag, or is pinned. If a process
+    still has one of its blobs open, a ckstore gc after it is closed frees it.
 
     \b
     Example:

@@ -95,10 +95,10 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
     files = f"{file_count} file{'s' if file_count != 1 else ''} with " if file_count else ""
     leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"
     yield "holds", f"{size_text(info.logical_bytes)} in {files}{leaves}"
-    yield "new", f"{size_text(info.new_bytes)} were written by its save"
+    yield "new", f"{size_text(info.new_bytes)} written by its save"
     if info.logical_bytes:
         share = share_text(info.reused_bytes, info.logical_bytes)
-        yield "reused", f"{size_text(info.reused_bytes)} were in the store already, {share} of it"
+        yield "reused", f"{size_text(info.reused_bytes)} already in the store, {share} of it"
         yield "read", _reading(info)
     yield "content", info.content
     yield "directory", printable(str(directory))
@@ -109,8 +109,8 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
 def _reading(info: CheckpointInfo) -> str:
     """Return since when every blob of a checkpoint was read or written."""
     if not info.oldest_reading:
-        return "it is not known when all of its blobs were last read; ckstore verify reads them"
-    return f"every blob was read or written since {age_text(info.oldest_reading, datetime.now(UTC))}"
+        return "not all of its blobs have a known time of reading; ckstore verify reads them"
+    return f"the blob read longest ago: {age_text(info.oldest_reading, datetime.now(UTC))}"
 
 
 def _block(label: str, text: str) -> Iterator[tuple[str, str]]:

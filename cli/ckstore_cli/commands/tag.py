@@ -22,7 +22,7 @@ from ckstore_cli._refs import complete_ref, complete_tag
 def tag(frame: Frame, name: str | None, ref: str | None) -> None:
     """Name the checkpoint REF (default: latest), or list the tags.
 
-    A tag that exists moves. What has a tag is never dropped.
+    A tag that exists moves to REF. A checkpoint with a tag is never dropped.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def tag(frame: Frame, name: str | None, ref: str | None) -> None:
       0  done
       2  wrong usage, or NAME cannot be a tag
       4  there is no such store or checkpoint, or several fit
-      5  somebody is deleting that checkpoint
+      5  another process is deleting that checkpoint
     """
     out = frame.output()
     if name is None:
@@ -55,7 +55,7 @@ def _list(frame: Frame, out: Output) -> None:
     for one in found:
         out.document(_document(one.name, one.run, one.step, one.id))
     rows = [
-        (one.name, f"{one.run}@{one.step}", "no such checkpoint any more" if one.id is None else short_id(one.id))
+        (one.name, f"{one.run}@{one.step}", "the checkpoint is gone" if one.id is None else short_id(one.id))
         for one in found
     ]
     if not found:

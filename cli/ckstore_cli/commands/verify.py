@@ -59,21 +59,29 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
-@click.option("--quick", is_flag=True, help="Read no data: sizes, times, links, names, the catalog, small files.")
 @click.option(
-    "--sample", metavar="PART", callback=_sample, help="Read only this part, 5% or 0.05: what was read longest ago."
+    "--quick", is_flag=True, help="Read no data; check sizes, times, links, names, the catalog and small files."
 )
 @click.option(
-    "--budget", metavar="TIME", callback=_budget, help="Stop after 10m or 2h; read first what was read longest ago."
+    "--sample",
+    metavar="PART",
+    callback=_sample,
+    help="Read only this part, such as 5% or 0.05: the blobs read longest ago.",
 )
-@click.option("--rate", metavar="SIZE", callback=_rate, help="Read at most 200MB, or so, a second.")
-@click.option("--repair", is_flag=True, help="Put damaged blobs aside, and right copies in their place.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    callback=_budget,
+    help="Stop after this time, such as 10m or 2h; read the blobs read longest ago first.",
+)
+@click.option("--rate", metavar="SIZE", callback=_rate, help="Read at most this much a second, such as 200MB.")
+@click.option("--repair", is_flag=True, help="Move damaged blobs to quarantine/ and put intact copies in their place.")
 @click.option(
     "--repair-from",
     metavar="PATH",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Take right bytes from this store or directory, too; may be given several times.",
+    help="Also take intact copies from this store or directory. Repeatable.",
 )
 @store_option
 @json_option
@@ -91,9 +99,9 @@ def verify(
 ) -> int:
     """Read every byte of the checkpoint REF, or of all, and say what is damaged.
 
-    What is damaged is remembered: latest-valid passes over it. Saving the same
-    step again replaces it, saving the same bytes anywhere heals it, and so does
-    --repair where a right copy is found.
+    Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
+    step again replaces such a checkpoint; saving the same bytes anywhere heals
+    it, and so does --repair if it finds an intact copy.
 
     \b
     Example:
@@ -105,7 +113,7 @@ def verify(
 
     \b
     Exit status:
-      0  everything that was looked at is right, or was repaired
+      0  everything that was checked is intact, or was repaired
       2  wrong usage
       3  something is damaged
       4  there is no such store or checkpoint, or several fit
@@ -147,7 +155,7 @@ def _lines(report: VerifyReport, out: Output) -> Iterator[str]:
         whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
         yield f"{whole} of {checkpoints(report.checkpoint_count)} whole, as far as was read"
     for path in report.quarantined:
-        yield f"put aside: {printable(path)}"
+        yield f"moved aside: {printable(path)}"
     if report.mode == "sampled":
         yield _age(report)
     yield _summary(report)

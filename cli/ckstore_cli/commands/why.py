@@ -41,7 +41,7 @@ def why(frame: Frame, blob: str) -> None:
     rows = [
         (use.checkpoint, printable(plain(name)) or "(the state itself)")
         for use in uses
-        for name in use.names or ("(no tensor; a part that nothing uses any more)",)
+        for name in use.names or ("(no tensor: nothing uses this part any more)",)
     ]
     head, *lines = columns([("CHECKPOINT", "NAME"), *rows], "<<")
     out.line(out.style(head, "dim"))

@@ -120,7 +120,7 @@ class Demo:
         say(ckstore_command(["log", "--store", str(self.store)]))
         say_heading("7. What each save cost")
         self.show_costs()
-        say_heading("8. Keep the last three and the best, while somebody still reads an old one")
+        say_heading("8. Keep the last three and the best, while a process still reads an old one")
         rotate(self.store, RUN)
         say_heading("9. Fine-tune with LoRA: the base stays as it is")
         files = self.place / "trainer" / f"checkpoint-{SAVES * SAVE_EVERY}"
@@ -226,7 +226,7 @@ class Demo:
         say(f"\nThe store gives back both as they were in memory: {'yes' if as_loaded else 'NO'}")
         if resumed != reference or not as_loaded:
             raise DemoFailed("the resumed run should end like the uninterrupted one, it did not")
-        say("PROVEN: the kill has cost nothing but time.")
+        say("PROVEN: the kill cost nothing but time.")
 
     def _arguments(self, run: str, save_every: int) -> list[str]:
         options = {
@@ -244,8 +244,8 @@ def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            msg = f"the demo wants a new or an empty directory, there is something in {directory}"
-            raise BadInput(msg, hint="name another one, or none for a temporary one")
+            msg = f"the demo needs a new or empty directory, and {directory} is not empty"
+            raise BadInput(msg, hint="choose another one, or none for a temporary one")
         yield directory.absolute()
         return
     temporary = Path(tempfile.mkdtemp(prefix="ckstore-demo-"))

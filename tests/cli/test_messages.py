@@ -1,0 +1,14 @@
+"""`messages.txt` is what the command line says now, so that it can be read in one go."""
+
+from __future__ import annotations
+
+from ckstore_cli.app import COMMANDS
+from tests.cli.messages import PAGE, page
+
+
+def test_the_page_of_messages_is_up_to_date() -> None:
+    now = page()
+
+    assert now == PAGE.read_text(encoding="utf-8"), "run python -m tests.cli.messages, and read the page"
+    for name in COMMANDS:
+        assert f"$ ckstore {name} --help" in now
