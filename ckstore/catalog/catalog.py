@@ -3,7 +3,7 @@
 The directories are the truth. What the catalog says can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
 takes an exclusive flock for as long as one transaction, and is durable when it returns. What only
-writers need is imported when somebody writes, so that `ckstore log` starts fast.
+writers need is imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
         if hint:
             text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
-    with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+    with contextlib.suppress(BrokenPipeError):  # the reader of stderr is gone
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
     return status

@@ -61,7 +61,7 @@ def share_text(part: int, whole: int) -> str:
 def printable(text: str, *, keep_lines: bool = False) -> str:
     """Return `text` with control characters and lone surrogates as escapes.
 
-    Names and messages come from whoever saved: they must not move the cursor of whoever reads.
+    Names and messages come from the user who saved: they must not move the cursor of the user who reads.
 
     Args:
         text: Anything.

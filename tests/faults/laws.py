@@ -24,7 +24,10 @@ LAWS = {
     "N2": "what is acknowledged has its name after a power cut, whatever others have made durable",
     "N3": "what is acknowledged has one name only",
     "N4": "of a rename the new parent is made durable first",
-    "T1": "nothing is unlinked outside of trash but claims and temporary files in one's own staging, and what is named",
+    "T1": (
+        "nothing is unlinked outside trash but claims and temporary files in the process's own "
+        "staging, and what is named"
+    ),
     "T2": "trash is made durable before anything below it is unlinked",
     "H1": "a mark of damage goes only when the names in the checkpoint are durable",
     "K1": "a last link in trash goes only after the kernel granted a lease on it there",

@@ -121,7 +121,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "fsync by oneself when somebody else renamed",
+        "fsync by the process itself when another one renamed",
         "rename-of-others-trusted",
         "objects/publish.py",
         "        _sync(parents)\n        return outcome\n",

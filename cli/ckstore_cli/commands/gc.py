@@ -17,7 +17,7 @@ from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan
 if TYPE_CHECKING:
     from ckstore.model.reports.gc_report import GcReport, HeldBlob
 
-_NOBODY_SEEN = "?"
+_UNSEEN = "?"
 
 
 @click.command()
@@ -110,7 +110,7 @@ def _size(held: Sequence[HeldBlob]) -> str:
 def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
     rows = [
         (
-            "  " + (_NOBODY_SEEN if pid is None else str(pid)),
+            "  " + (_UNSEEN if pid is None else str(pid)),
             _size(blobs),
             how,
             printable(command),

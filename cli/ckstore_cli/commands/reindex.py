@@ -1,4 +1,4 @@
-"""``ckstore reindex``: build the catalog anew from the directories, and say what is in them."""
+"""``ckstore reindex``: rebuild the catalog from the directories, and say what is in them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def read_corpus(package: str = "", limit_bytes: int = CORPUS_BYTES) -> Corpus:
 
 
 class Batches:
-    """Batches of windows into a text, in an order that is drawn anew each epoch.
+    """Batches of windows into a text, in an order that is drawn again for each epoch.
 
     An epoch is a draw of `epoch_windows` windows out of the whole text.
     """

@@ -164,7 +164,7 @@ class Demo:
         )
 
     def show_leftover(self, cut: Leftover, cut_step: int) -> None:
-        """Say what lies in the store before anybody has opened it."""
+        """Say what is in the store before a process opens it."""
         missing = "not yet renamed to its place" if cut.sealed else "no manifest yet"
         blobs = "1 blob" if cut.blobs == 1 else f"{cut.blobs} blobs"
         told = f"{blobs} ({cut.unfinished} unfinished), {size_text(cut.blob_bytes)}, {missing}"
