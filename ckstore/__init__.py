@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         CkstoreError,
         CkstoreWarning,
         DamagedBlob,
+        DoesNotFit,
         InsufficientSpace,
         InUse,
         NewerFormat,
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
-    from ckstore.ops.read.load import LoadReport, Select
+    from ckstore.ops.read.load import Select
+    from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
     from ckstore.store import RefLike, Store, open_checkpoint
 
@@ -70,6 +72,7 @@ __all__ = [
     "Difference",
     "DoctorFinding",
     "DoctorReport",
+    "DoesNotFit",
     "ExportReport",
     "ExportedFile",
     "FileChange",
@@ -127,7 +130,7 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotStore CatalogUnavailable CkstoreError CkstoreWarning DamagedBlob "
-    "InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveFailed StateChanged StepExists "
+    "DoesNotFit InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveFailed StateChanged StepExists "
     "StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
@@ -145,7 +148,8 @@ _HOMES = {
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",
     "ckstore.ops.read.checkout": "CheckoutReport LinkMode",
-    "ckstore.ops.read.load": "LoadReport Select",
+    "ckstore.ops.read.load": "Select",
+    "ckstore.ops.read.load_into": "LoadReport",
     "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",
     "ckstore.store": "RefLike Store open_checkpoint",
     "ckstore.ops.config": "StoreConfig",

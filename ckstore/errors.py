@@ -5,7 +5,8 @@
     ├── NoSuchRef                4   no checkpoint, tag or id of that name (also a LookupError)
     ├── AmbiguousRef             4   the ref fits several checkpoints (also a LookupError)
     ├── BadInput                 2   an argument or a file that cannot be used as given (also a ValueError)
-    │   └── CannotStore          1   a value in the state that the format does not hold
+    │   ├── CannotStore          1   a value in the state that the format does not hold
+    │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
     ├── StepExists               1   the run has another checkpoint at that step
     ├── StateChanged             1   the state was changed while it was being saved
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
@@ -24,7 +25,10 @@ pickling, since training code raises them across processes. Exit statuses: docs/
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class CkstoreWarning(UserWarning):
@@ -100,6 +104,30 @@ class CannotStore(BadInput):
     def __init__(self, path: str, why: str, *, hint: str = "") -> None:
         super().__init__(f"{path or 'the state itself'}: {why}", hint=hint)
         self.path = path
+
+
+class DoesNotFit(BadInput):
+    """A checkpoint and the target that it was to be loaded into differ; nothing was loaded.
+
+    Attributes:
+        missing: Names in the target that the checkpoint lacks.
+        unexpected: Names in the checkpoint that the target lacks.
+        mismatched: Names in both -> what was wanted and what was found.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        missing: tuple[str, ...] = (),
+        unexpected: tuple[str, ...] = (),
+        mismatched: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+        self.unexpected = unexpected
+        self.mismatched = dict(mismatched or {})
 
 
 class StepExists(CkstoreError):

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
-    from ckstore.ops.read.load import LoadReport, Select
+    from ckstore.ops.read.load import Select
+    from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
     from ckstore.ops.save.save import Request
 
@@ -358,22 +359,53 @@ class Store:
 
     @act
     def load_into(
-        self, target: Any, ref: RefLike = "latest", *, strict: bool = True, verify: bool = True
+        self,
+        target: Any,
+        ref: RefLike = "latest",
+        *,
+        strict: bool = True,
+        select: Select = None,
+        rename: Mapping[str, str] | None = None,
+        cast: bool = False,
+        assign: bool = False,
+        verify: bool = True,
     ) -> LoadReport:
         """Read a state into `target`, without a second copy in memory.
 
-        `target` is a state dict, or a dict of objects with ``load_state_dict``. Tensors are read straight into the
-        memory that they have; then ``load_state_dict`` of the objects is called. Names, shapes and dtypes are compared
-        before anything is touched; if a blob turns out to be damaged, the target holds a part of the new state (with
-        ``latest-valid`` the checkpoint before is then read into it).
+        `target` is a dict of modules, optimizers, other objects with ``load_state_dict`` and plain values, or one of
+        them, or a state dict. Tensors are read straight into the memory that they have; then ``load_state_dict`` of the
+        objects is called. Names, shapes and dtypes of tensors, modules and optimizers are compared before anything is
+        touched; if a blob turns out to be damaged, the target holds a part of the new state (with ``latest-valid`` the
+        checkpoint before is then read into it).
+
+        Args:
+            target: What to load into.
+            ref: Which checkpoint; as in `load`.
+            strict: False: load what fits, leave the rest as it is and report it. Another dtype, tensors on the meta
+                device, and a module of which no name fits, are refused all the same.
+            select: As in `load`, by the names in the checkpoint; everything else in the target stays as it is. What has
+                a ``load_state_dict``, modules apart, is loaded whole or not at all.
+            rename: Beginnings of the checkpoint's names -> what replaces them: ``{"_orig_mod.": "", "module.": ""}``.
+                These are the keys of a module's state and of tensors in a dict. Of the keys of `rename` that a name
+                begins with the longest is replaced; what follows may begin with another one, and each is used once.
+                What ``""`` stands for is put in front of the others. Keys that begin with a dot are replaced wherever
+                they stand: ``{"._orig_mod.": "."}``.
+            cast: Convert tensors to the dtype that they have in the target, as ``torch.can_cast`` allows it.
+            assign: Give memory on the CPU to tensors of the target that are on the meta device; parameters stay
+                parameters, with their ``requires_grad``, and tied ones stay tied.
+            verify: As in `load`.
 
         Raises:
-            BadInput: Names (with `strict`), shapes or dtypes differ; nothing was touched.
+            DoesNotFit: Names (with `strict`), shapes or dtypes differ; nothing was touched. The message has twenty
+                names of each kind, the error all of them.
+            BadInput: `rename` makes two names equal, or `select` takes a part of what is loaded whole: nothing was
+                touched. Or an object's own ``load_state_dict`` raised: what came before it is loaded.
             DamagedBlob: As `load`.
         """
-        from ckstore.ops.read.load import load_into
+        from ckstore.ops.read.load_into import IntoRequest, load_into
 
-        return load_into(self._context, ref, target, strict=strict, verify=verify)
+        request = IntoRequest(strict=strict, select=select, rename=rename, cast=cast, assign=assign, verify=verify)
+        return load_into(self._context, ref, target, request)
 
     @act
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Filling:
     """What becomes of each leaf: the values of a tensor or array of the target, or a new value.
 
-    Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then `finish`.
+    Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then fill what it says, then `finish`.
     """
 
     def __init__(self, leaves: Sequence[LeafRecord]) -> None:
@@ -30,14 +30,23 @@ class Filling:
         self._bound: dict[int, Any] = {}
         self._new: set[int] = set()
         self._direct: set[int] = set()
+        self._copied: dict[int, list[int]] = {}
         self._left: dict[int, Any] = {}
+        self._made: dict[int, Callable[[], Any]] = {}
 
-    def bind(self, target: Any, index: int) -> bool:
-        """Let the values of leaf `index` go to `target`; False if dtype or shape differ."""
-        if not _functions(target).takes(target, self._leaves[index]):
+    def bind(self, target: Any, index: int, *, cast: bool = False) -> bool:
+        """Let the values of leaf `index` go to `target`; False if dtype (unless it can be `cast`) or shape differ."""
+        functions = _functions(target)
+        if not functions.takes(target, self._leaves[index]) and not (
+            cast and functions.casts(target, self._leaves[index])
+        ):
             return False
         self._bound[index] = target
         return True
+
+    def bind_later(self, make: Callable[[], Any], index: int) -> None:
+        """Let the values of leaf `index` go to a tensor that `make` gives when it is decided; it takes the leaf."""
+        self._made[index] = make
 
     def make_new(self, index: int) -> None:
         """Let leaf `index` be a value of its own."""
@@ -47,13 +56,25 @@ class Filling:
         """Let the value of leaf `index` be `target`, just as it is."""
         self._left[index] = target
 
-    def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, memoryview], set[int]]:
-        """Return the memory of storages that go straight into the target, and the other storages.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no leaf is wanted."""
+        return not (self._bound or self._new or self._made)
+
+    @property
+    def later_bytes(self) -> int:
+        """What the tensors of `bind_later` take; those that are one are counted once for each name."""
+        return sum(_elements_bytes(self._leaves[index]) for index in self._made)
+
+    def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, memoryview], list[int], set[int]]:
+        """Return the memory of storages that go straight into the target, those to be copied, and those to be kept.
 
         A storage goes straight to its place if one leaf covers it and the target's tensor lies in
         memory as that leaf does, if all other leaves of it lie there too (tied tensors that are tied
-        in the target), and if no other storage goes to the same memory.
+        in the target), and if no other storage goes to the same memory. Of one that is copied no new value is made.
         """
+        for index, make in self._made.items():
+            self._bound[index] = make()
         wanted = defaultdict(list)
         for index in (*self._bound, *self._new):
             if not is_empty(self._leaves[index]):
@@ -65,15 +86,41 @@ class Filling:
             region = self._region_of(indexes, sizes[storage])
             if region is not None and claims.add(region):
                 direct[storage] = region.memory
+            elif not any(index in self._new for index in indexes):
+                self._copied[storage] = indexes
         self._direct = set(direct)
-        return direct, set(wanted) - set(direct)
+        return direct, sorted(self._copied), set(wanted) - set(direct) - set(self._copied)
+
+    def streams(self, storage: int, cuts: Sequence[int]) -> bool:
+        """Whether a storage that is copied can be given to `fill_part` in parts that begin at these bytes of it."""
+        for index in self._copied[storage]:
+            leaf, target = self._leaves[index], self._bound[index]
+            size = itemsize(leaf.kind, leaf.dtype) or 1
+            if not _functions(target).streams(target, leaf) or any((cut - leaf.offset) % size for cut in cuts):
+                return False
+        return True
+
+    def fill_part(self, storage: int, start: int, data: memoryview) -> None:
+        """Copy the bytes of a storage from `start` on to where they belong; both ends are those of elements."""
+        for index in self._copied[storage]:
+            leaf = self._leaves[index]
+            low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
+            if low < high:
+                part = data[low - start : high - start]
+                _functions(self._bound[index]).fill_part(self._bound[index], leaf, low - leaf.offset, part)
+
+    def fill(self, storage: int, memory: StorageMemory) -> None:
+        """Copy a whole storage to where its bytes belong."""
+        maker = LeafMaker(self._leaves, lambda _: memory)
+        for index in self._copied[storage]:
+            _functions(self._bound[index]).fill(self._bound[index], maker.leaf(index))
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
-        """Copy what did not go straight to its place; return what gives each leaf's value."""
+        """Copy what is left, of storages with new values; return what gives each leaf's value."""
         maker = LeafMaker(self._leaves, memory)
         for index, target in self._bound.items():
             leaf = self._leaves[index]
-            if is_empty(leaf):
+            if is_empty(leaf) or leaf.storage in self._copied:
                 continue
             if leaf.storage not in self._direct:
                 _functions(target).fill(target, maker.leaf(index))
@@ -96,6 +143,8 @@ class Filling:
             leaf = self._leaves[index]
             if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
+            if not _functions(self._bound[index]).takes(self._bound[index], leaf):
+                continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
             if region is not None and all(self._lies_in(region, other) for other in indexes if other != index):
                 return region
@@ -106,6 +155,8 @@ class Filling:
         if not is_tensor(target) or not target.is_cpu or target.is_conj() or target.is_neg():
             return False
         strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
+        if not _functions(target).takes(target, leaf):
+            return False
         same_strides = all(
             size == 1 or mine == its for size, mine, its in zip(leaf.shape, target.stride(), strides, strict=True)
         )

@@ -141,6 +141,18 @@ def takes(target: object, leaf: LeafRecord) -> bool:
     return bool(target.flags.c_contiguous) or not may_overlap(target.shape, steps)
 
 
+def casts(target: object, leaf: LeafRecord) -> bool:
+    """Return False: an array is replaced by what was stored, not converted."""
+    del target, leaf
+    return False
+
+
+def streams(target: object, leaf: LeafRecord) -> bool:
+    """Return False: arrays that are not filled straight from the disk are copied whole."""
+    del target, leaf
+    return False
+
+
 def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
     """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
     if leaf.strides is not None or not target.flags.c_contiguous or not target.size:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
-from ckstore.errors import CannotStore
+from ckstore.errors import BadInput, CannotStore, CkstoreError
+from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 
 _NEVER = (dict, OrderedDict, list, tuple)
@@ -31,6 +33,22 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
     )
 
 
+def is_module(value: object) -> bool:
+    """Whether `value` is a torch module that loads its state in torch's own way."""
+    kind: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
+    return kind is not None and isinstance(value, kind) and _loads_as(kind, value)
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether `value` is a torch optimizer that loads its state in torch's own way."""
+    kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    return kind is not None and isinstance(value, kind) and _loads_as(kind, value)
+
+
+def _loads_as(kind: Any, value: object) -> bool:
+    return type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value)  # type: ignore[attr-defined]
+
+
 def state_of(value: Stateful, path: str) -> object:
     """Return the state of an object.
 
@@ -42,3 +60,20 @@ def state_of(value: Stateful, path: str) -> object:
         why = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
         raise CannotStore(path, why, hint="let it give a dict of values")
     return state
+
+
+def hand_over(target: Any, state: object, path: str, **how: bool) -> None:
+    """Call `load_state_dict` of an object.
+
+    Raises:
+        BadInput: It raised.
+    """
+    try:
+        target.load_state_dict(state, **how)
+    except (CkstoreError, MemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {what}"
+        hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
+        raise BadInput(msg, hint=hint) from error

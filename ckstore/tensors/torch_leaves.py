@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.memory import StorageMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -145,10 +145,10 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
     Raises:
         BadInput: This torch lacks the dtype, or the leaf is not aligned to its elements.
     """
-    if leaf.dtype not in _DTYPES:
+    if leaf.dtype not in DTYPES:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
-    dtype = _DTYPES[leaf.dtype]
+    dtype = DTYPES[leaf.dtype]
     tensor = _no_elements(dtype, flat)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)

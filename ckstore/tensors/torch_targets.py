@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.errors import BadInput
-from ckstore.tensors.layout import Region, may_overlap
-from ckstore.tensors.torch_leaves import DTYPE_NAMES, as_bits
+from ckstore.tensors.layout import Region, may_overlap, row_major
+from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord
+
+_PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
+"""torch holds them and converts them badly or not at all."""
 
 
 def can_be_filled(target: torch.Tensor) -> bool:
@@ -22,15 +26,47 @@ def can_be_filled(target: torch.Tensor) -> bool:
     return target.device.type != "meta" and not may_overlap(target.shape, target.stride())
 
 
+def can_copy(target: torch.Tensor) -> bool:
+    """Whether `target`, of a class of its own, takes the values of a plain tensor by `copy_`, as far as can be seen."""
+    if hasattr(target, "placements") or target.layout is not torch.strided or target.device.type == "meta":
+        return False
+    return not may_overlap(target.shape, target.stride())
+
+
 def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
     """Whether `target` (`can_be_filled`) can hold the values of a leaf just as they are."""
     same_type = leaf.kind == "torch" and DTYPE_NAMES[target.dtype] == leaf.dtype
     return same_type and tuple(target.shape) == leaf.shape
 
 
+def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
+    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have.
+
+    As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
+    """
+    return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
+
+
+@cache
+def _can_cast(name: str, dtype: torch.dtype) -> bool:
+    found = DTYPES.get(name)
+    if found is None or not torch.can_cast(found, dtype) or _PACKED & {found, dtype}:
+        return False
+    try:
+        torch.zeros(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, dtype=found, device="cpu"))
+    except (NotImplementedError, RuntimeError, TypeError):  # torch knows the one or the other only as bits
+        return False
+    return True
+
+
+def dtype_name(target: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype."""
+    return DTYPE_NAMES.get(target.dtype, str(target.dtype))
+
+
 def describe(target: torch.Tensor) -> str:
     """Return shape and dtype for messages, as `into` writes them for leaves."""
-    return f"shape {list(target.shape)} {DTYPE_NAMES.get(target.dtype, target.dtype)}"
+    return f"shape {list(target.shape)} {dtype_name(target)}"
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
@@ -58,15 +94,89 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
 
 
 def fill(target: torch.Tensor, found: object) -> None:
-    """Copy the values of a tensor of the same dtype and shape into `target`, bit for bit."""
+    """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype."""
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
     # Outside of inference mode, torch refuses to write to tensors that were made in it.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
-        if target.is_conj() or target.is_neg():
+        if target.is_conj() or target.is_neg() or target.dtype is not found.dtype:
             target.copy_(found)
         else:
             as_bits(target).copy_(as_bits(found))
+
+
+def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
+    """Whether `fill_part` can fill `target`: the leaf lies in memory without a gap, row-major in some order of axes."""
+    return not target.is_conj() and not target.is_neg() and _axes(leaf) is not None
+
+
+def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> None:
+    """Copy bytes of a leaf, from its byte `start` on, into `target`, whole elements that are converted to its dtype."""
+    axes = _axes(leaf)
+    if axes is None:
+        raise BadInput(f"{leaf.name}: its elements do not follow each other")
+    values = torch.frombuffer(data, dtype=DTYPES[leaf.dtype])
+    with torch.inference_mode() if target.is_inference() else torch.no_grad():
+        place = target.detach().permute(axes)
+        if target.dtype is values.dtype:
+            place, values = as_bits(place), as_bits(values)
+        _fill_flat(place, start // values.element_size(), values)
+
+
+def _fill_flat(place: torch.Tensor, first: int, values: torch.Tensor) -> None:
+    """Copy values to the elements of `place` that are `first` and the following ones in row-major order."""
+    if place.is_contiguous():
+        place.view(-1)[first : first + values.numel()].copy_(values)
+        return
+    if place.dim() == 1:
+        place[first : first + values.numel()].copy_(values)
+        return
+    row = place[0].numel()
+    at = 0
+    while at < values.numel():
+        index, inside = divmod(first + at, row)
+        rows = 0 if inside else (values.numel() - at) // row
+        if rows:
+            count = rows * row
+            place[index : index + rows].copy_(values[at : at + count].view(rows, *place.shape[1:]))
+        else:
+            count = min(row - inside, values.numel() - at)
+            _fill_flat(place[index], inside, values[at : at + count])
+        at += count
+
+
+def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
+    """Return the order of axes in which a leaf is row-major; None if it is so in none."""
+    if leaf.strides is None:
+        return tuple(range(len(leaf.shape)))
+    strides = leaf.strides
+    axes = sorted(range(len(strides)), key=lambda axis: (-strides[axis], leaf.shape[axis] != 1))
+    shape = [leaf.shape[axis] for axis in axes]
+    same = all(
+        size == 1 or strides[axis] == wanted for axis, size, wanted in zip(axes, shape, row_major(shape), strict=True)
+    )
+    return tuple(axes) if same else None
+
+
+def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with memory on the CPU, of shape, dtype and strides of one on the meta device.
+
+    Raises:
+        MemoryError: There is not so much.
+    """
+    strides = row_major(target.shape) if may_overlap(target.shape, target.stride()) else target.stride()
+    try:
+        return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")
+    except RuntimeError as error:
+        msg = f"{describe(target)} could not be allocated"
+        raise MemoryError(msg) from error
+
+
+def as_parameter_of(target: torch.Tensor, value: object) -> object:
+    """Return `value`, as a parameter with the same `requires_grad` if `target` is one."""
+    if isinstance(target, torch.nn.Parameter) and isinstance(value, torch.Tensor):
+        return torch.nn.Parameter(value, requires_grad=target.requires_grad)
+    return value
 
 
 def count_as_modified(target: torch.Tensor) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import MAX_DEPTH, Node
+from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def holds_live(target: object, path: str, depth: int = 1) -> bool:
@@ -68,3 +69,18 @@ def name_below(path: str, key: object) -> str:
     if isinstance(key, str):
         return join_key(path, key)
     return join_index(path, key) if isinstance(key, int) else f"{path}[{key!r}]"
+
+
+def value_names(node: Node, path: str, leaves: Sequence[LeafRecord]) -> Iterator[str]:
+    """Give the names of the values at and below a node: of leaves, plain values and empty containers."""
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "leaf":
+        yield leaves[node[1]].name
+    elif tag in ("list", "tuple") and node[1]:
+        for i, item in enumerate(node[1]):
+            yield from value_names(item, join_index(path, i), leaves)
+    elif tag in ("dict", "odict", "counter") and node[1]:
+        for own, item in node[1]:
+            yield from value_names(item, name_below(path, decode_key(own)), leaves)
+    else:
+        yield path

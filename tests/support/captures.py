@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.digest import ALGORITHMS
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.captured import ByteSource
+    from ckstore.tensors.differences import Terms
 
 
 def bytes_of(source: ByteSource) -> bytes:
@@ -76,17 +78,25 @@ class Saved:
         assert sorted(self.asked) == needed_storages(self.manifest.state, self.manifest.leaves, keep)
         return value
 
-    def plan(self, target: object) -> IntoPlan:
+    def plan(self, target: object, terms: Terms | None = None) -> IntoPlan:
         """Return the plan to load into `target`."""
-        sizes = [record.nbytes for record in self.manifest.storages]
-        return plan_into(target, self.manifest.state, self.manifest.leaves, sizes)
+        plan = plan_into(target, self.manifest.state, self.manifest.leaves, terms)
+        plan.prepare([record.nbytes for record in self.manifest.storages])
+        return plan
 
-    def load_into(self, target: object) -> IntoPlan:
+    def load_into(self, target: object, terms: Terms | None = None) -> IntoPlan:
         """Load into `target`; check that only what is indirect was asked for, and once."""
-        plan = self.plan(target)
-        self.asked.clear()
+        plan = self.plan(target, terms)
         for storage, memory in plan.direct.items():
             memory[:] = self.data[storage]
+        for storage in plan.copied:
+            plan.fill(storage, self.memory(storage))
+        self.asked.clear()
         plan.finish(self.memory)
         assert sorted(self.asked) == sorted(plan.indirect)
         return plan
+
+
+def differences(plan: IntoPlan) -> dict[str, Any]:
+    """Return what a plan found, without the kinds of which there is nothing."""
+    return {name: value for name, value in dataclasses.asdict(plan.differences).items() if value}

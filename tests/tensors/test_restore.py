@@ -245,7 +245,7 @@ def test_a_dtype_that_torch_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def _dtypes() -> dict[str, torch.dtype]:
     from ckstore.tensors import torch_leaves
 
-    return torch_leaves._DTYPES
+    return torch_leaves.DTYPES
 
 
 @pytest.mark.parametrize(

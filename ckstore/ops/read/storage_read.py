@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 _WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
+STREAM_BYTES = 64 * 2**20
+_ALIGN_BYTES = 64
 _ASK_FROM_BYTES = 64 * 2**20
 """Less is not asked for: the kernel's answer takes longer than reading it."""
+
+Part = tuple["Extent", memoryview, str]
+"""What is read, where to, and what it belongs to."""
 
 
 class StorageNames:
@@ -57,23 +62,76 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
         OSError: Reading failed.
     """
     names = StorageNames(directory)
-    by_blob: dict[int, list[tuple[Extent, memoryview, str]]] = defaultdict(list)
+    parts: list[Part] = []
     for storage, out in into.items():
         at = 0
         for extent in directory.manifest.storages[storage].extents:
-            by_blob[extent.blob].append((extent, out[at : at + extent.length], names.name(storage)))
+            parts.append((extent, out[at : at + extent.length], names.name(storage)))
             at += extent.length
+    _read_parts(directory, parts, verify=verify)
+
+
+def _read_parts(directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool) -> None:
+    by_blob: dict[int, list[Part]] = defaultdict(list)
+    for part in parts:
+        by_blob[part[0].blob].append(part)
 
     def read_blob(blob: int) -> None:
-        parts = sorted(by_blob[blob], key=lambda part: part[0].offset)
+        of_blob = sorted(by_blob[blob], key=lambda part: part[0].offset)
         with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
-            _begin(fd, [extent for extent, _, _ in parts])
-            for extent, out, what in parts:
+            _begin(fd, [extent for extent, _, _ in of_blob])
+            for extent, out, what in of_blob:
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
 
     with directory.reporting_damage():
-        bytes_of = {blob: sum(len(out) for _, out, _ in parts) for blob, parts in by_blob.items()}
+        bytes_of = {blob: sum(len(out) for _, out, _ in of_blob) for blob, of_blob in by_blob.items()}
         _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of))
+
+
+def stream_storages(
+    directory: CheckpointDirectory,
+    storages: Iterable[int],
+    take: Callable[[int, int, memoryview], object],
+    *,
+    verify: bool,
+) -> None:
+    """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more.
+
+    Args:
+        directory: An open checkpoint.
+        storages: Which ones, in this order.
+        take: Called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
+        verify: Check them before they are handed out.
+
+    Raises:
+        DamagedBlob, OSError: As `read_storages`.
+    """
+    names = StorageNames(directory)
+    buffer = memoryview(b"")
+    window: list[tuple[int, int, Extent, int]] = []
+    used = 0
+
+    def flush() -> None:
+        nonlocal buffer, used
+        if len(buffer) < used:
+            buffer = memoryview(bytearray(used))
+        parts = [(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
+        _read_parts(directory, parts, verify=verify)
+        for (storage, at, _, _), (_, data, _) in zip(window, parts, strict=True):
+            take(storage, at, data)
+        window.clear()
+        used = 0
+
+    for storage in storages:
+        at = 0
+        for extent in directory.manifest.storages[storage].extents:
+            if window and used + extent.length > STREAM_BYTES:
+                flush()
+            window.append((storage, at, extent, used))
+            used += -(-extent.length // _ALIGN_BYTES) * _ALIGN_BYTES
+            at += extent.length
+    if window:
+        flush()
 
 
 def _threads_for(directory: CheckpointDirectory, bytes_of: Mapping[int, int]) -> int:

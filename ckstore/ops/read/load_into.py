@@ -1,0 +1,187 @@
+"""Read a state into a target that exists: compare first, and touch nothing unless it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from ckstore.errors import DoesNotFit
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
+from ckstore.ops.read.storage_read import check_room, read_memories, read_storages, stream_storages
+from ckstore.ops.refs.find import read_checkpoint_into
+from ckstore.tensors.differences import Differences, Terms, spelled
+from ckstore.tensors.into import IntoPlan, plan_into
+from ckstore.tensors.renames import check_rename
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+    from ckstore.ops.refs.find import AnyRef
+
+SHOWN_MOST = 20
+"""So many names of a kind are in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did. Printed, it is a list of everything that was not loaded as it is in the checkpoint.
+
+    Attributes:
+        info: The checkpoint.
+        missing: Names in the target that the checkpoint lacks; they were left as they were.
+        unexpected: Names in the checkpoint that the target lacks; they were not loaded.
+        not_loaded: Names in both that do not fit -> why: ``shape [1024, 8] float32 wanted, found shape [1000, 8]
+            float32``; they were left as they were.
+        cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
+    """
+
+    info: CheckpointInfo
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    not_loaded: Mapping[str, str] = field(default_factory=dict)
+    cast: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        kinds = (
+            ("only in the target, left as they were", self.missing),
+            ("only in the checkpoint, not loaded", self.unexpected),
+            ("do not fit, left as they were", _pairs(self.not_loaded)),
+            ("converted", _pairs(self.cast)),
+        )
+        lines = [line for what, names in kinds for line in _listed(what, names)]
+        return "\n".join([f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines])
+
+
+@dataclass(frozen=True, slots=True)
+class IntoRequest:
+    """What `ckstore.Store.load_into` was asked for."""
+
+    strict: bool = True
+    select: Select = None
+    rename: Mapping[str, str] | None = None
+    cast: bool = False
+    assign: bool = False
+    verify: bool = True
+
+    @property
+    def fills_all(self) -> bool:
+        """Whether nothing in the target stays as it was."""
+        return self.strict and self.select is None
+
+
+def load_into(context: Context, ref: AnyRef, target: object, request: IntoRequest) -> LoadReport:
+    """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
+
+    def read(directory: CheckpointDirectory) -> LoadReport:
+        report = _load_into_open(directory, target, request)
+        continue_from(context, directory)
+        return report
+
+    return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+
+
+def _load_into_open(directory: CheckpointDirectory, target: object, request: IntoRequest) -> LoadReport:
+    manifest = directory.manifest
+    if request.select is not None:
+        check_selection(directory, request.select)
+    rename = check_rename(request.rename)
+    terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign)
+    plan = plan_into(target, manifest.state, manifest.leaves, terms)
+    _check_fits(plan, directory, request)
+    check_room(directory, plan.new_bytes)
+    plan.prepare([storage.nbytes for storage in manifest.storages])
+    read_storages(directory, plan.direct, verify=request.verify)
+    _copy(directory, plan, verify=request.verify)
+    memories = read_memories(directory, sorted(plan.indirect), verify=request.verify)
+    plan.finish(memories.__getitem__)
+    return _report(CheckpointInfo.of(manifest, directory.manifest_id), plan.differences)
+
+
+def _copy(directory: CheckpointDirectory, plan: IntoPlan, *, verify: bool) -> None:
+    """Read what does not lie in the target as it is stored, with one buffer; a tensor with gaps as a whole."""
+    whole: list[int] = []
+    streamed: list[int] = []
+    for storage in plan.copied:
+        cuts = list(accumulate(extent.length for extent in directory.manifest.storages[storage].extents))[:-1]
+        (streamed if plan.streams(storage, cuts) else whole).append(storage)
+    stream_storages(directory, streamed, plan.fill_part, verify=verify)
+    for storage in whole:
+        plan.fill(storage, read_memories(directory, [storage], verify=verify)[storage])
+
+
+def _report(info: CheckpointInfo, found: Differences) -> LoadReport:
+    return LoadReport(
+        info,
+        tuple(spelled(found.missing)),
+        tuple(spelled(found.unexpected)),
+        _spelled_keys(found.mismatched),
+        _spelled_keys(found.cast),
+    )
+
+
+def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoRequest) -> None:
+    """Raise if the target and the checkpoint differ in more than the caller allows.
+
+    Raises:
+        DoesNotFit: They do.
+    """
+    found = plan.differences
+    differ = found.missing or found.unexpected or found.mismatched
+    never = found.dtypes or found.meta or found.strangers or (plan.is_empty and differ)
+    if not never and not (request.strict and differ):
+        return
+    report = _report(CheckpointInfo.of(directory.manifest, directory.manifest_id), found)
+    dtypes = _spelled_keys(found.dtypes)
+    kinds = (
+        ("another shape or kind", _pairs(report.not_loaded)),
+        ("another dtype", _pairs(dtypes)),
+        ("on the meta device, without memory", spelled(found.meta)),
+        ("only in the target", report.missing),
+        ("only in the checkpoint", report.unexpected),
+    )
+    lines = [line for what, names in kinds for line in _listed(what, names)]
+    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
+    raise DoesNotFit(
+        message,
+        hint="; ".join(_advice(found, request, loadable=not plan.is_empty and not found.strangers)),
+        missing=report.missing,
+        unexpected=report.unexpected,
+        mismatched={**report.not_loaded, **dtypes, **dict.fromkeys(spelled(found.meta), "on the meta device")},
+    )
+
+
+def _advice(found: Differences, request: IntoRequest, *, loadable: bool) -> Iterator[str]:
+    if found.rename:
+        yield f"rename={ {**(request.rename or {}), **found.rename}!r} makes all names fit"
+    if found.dtypes and not request.cast:
+        yield "cast=True converts to the dtype of the target"
+    if found.meta and not request.assign:
+        yield "assign=True gives memory to what has none"
+    elif found.meta:
+        yield "load the module first, then make its optimizer, and load that"
+    if request.strict and loadable and not found.rename and (found.missing or found.unexpected or found.mismatched):
+        yield "strict=False loads what fits and reports the rest"
+    if not loadable and not found.rename:
+        yield "ckstore ls REF lists the names of the checkpoint"
+
+
+def _listed(what: str, names: Iterable[str]) -> list[str]:
+    names = list(names)
+    if not names:
+        return []
+    more = len(names) - SHOWN_MOST
+    lines = [f"  {what} ({len(names)}):", *(f"    {name}" for name in names[:SHOWN_MOST])]
+    return [*lines, f"    and {more} more"] if more > 0 else lines
+
+
+def _pairs(found: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {what}" for name, what in found.items()]
+
+
+def _spelled_keys(found: Mapping[str, str]) -> dict[str, str]:
+    return dict(zip(spelled(found), found.values(), strict=True))

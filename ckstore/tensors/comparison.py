@@ -1,0 +1,141 @@
+"""What planning a load into a target works with: what is wanted, what fits, what does not, and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.names import plain
+from ckstore.tensors.differences import Differences, Terms
+from ckstore.tensors.fill import Filling
+from ckstore.tensors.refusals import type_name
+from ckstore.tensors.renames import renamed
+from ckstore.tensors.restore import build_with
+from ckstore.tensors.walks import leaf_numbers, name_below, value_names
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import LeafRecord, Node
+
+Leaf = Callable[[int], object]
+"""Gives the value of a leaf by its number."""
+Make = Callable[[Leaf], object]
+Found = dict[Any, tuple[str, Any]]
+"""What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
+DICTS = ("dict", "odict", "counter")
+_CONTAINERS = {**dict.fromkeys(DICTS, "a dict"), "list": "a list", "tuple": "a tuple"}
+
+
+class Comparison:
+    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
+
+    def __init__(self, leaves: Sequence[LeafRecord], terms: Terms) -> None:
+        self.leaves = leaves
+        self.terms = terms
+        self.filling = Filling(leaves)
+        self.steps: list[Callable[[Leaf], object]] = []
+        self.differences = Differences()
+
+    def wants(self, node: Node, path: str) -> bool:
+        """Whether what is at and below a node is selected.
+
+        Raises:
+            BadInput: A part of it is.
+        """
+        keep = self.terms.keep
+        if keep is None:
+            return True
+        kept = {keep(name): name for name in value_names(node, path, self.leaves)}
+        if len(kept) > 1:
+            msg = f"{plain(path)} is loaded as a whole; select takes {plain(kept[True])} and not {plain(kept[False])}"
+            raise BadInput(msg, hint=f"select {plain(path)!r}, or nothing of it")
+        return True in kept
+
+    def wants_some(self, node: Node, path: str) -> bool:
+        """Whether anything at or below a node is selected."""
+        keep = self.terms.keep
+        return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
+
+    def found_in(self, node: Node, path: str, *, rename_all: bool) -> Found:
+        """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them.
+
+        Raises:
+            BadInput: Two of them are equal then.
+        """
+        found: Found = {}
+        for own, item in node[1]:
+            key = decode_key(own)
+            name = name_below(path, key)
+            if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
+                key = renamed(key, self.terms.rename)
+            if key in found:
+                msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
+                raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
+            found[key] = name, item
+        return found
+
+    def bind(self, live: Any, item: Node, name: str) -> bool:
+        """Let a leaf of the checkpoint fill a tensor that can be filled, or say why it cannot."""
+        from ckstore.tensors import torch_targets
+
+        leaf = self.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
+        if leaf is None or leaf.kind != "torch" or leaf.shape != tuple(live.shape):
+            self.mismatch(name, torch_targets.describe(live), self.described(item))
+            return False
+        if not torch_targets.takes(live, leaf):
+            wanted = torch_targets.dtype_name(live)
+            if not self.terms.cast or not torch_targets.casts(live, leaf):
+                cannot = ", which cannot be converted" if self.terms.cast else ""
+                self.differences.dtypes[name] = f"{wanted} wanted, found {leaf.dtype}{cannot}"
+                return False
+            self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
+        if live.device.type != "meta":
+            self.filling.bind(live, item[1], cast=self.terms.cast)
+        return True
+
+    def new(self, node: Node) -> Make:
+        """Let a value be made new, as it was stored."""
+        for index in leaf_numbers(node):
+            self.filling.make_new(index)
+        return lambda leaf: build_with(node, leaf, self.leaves)
+
+    def mismatch(self, path: str, wanted: str, found: str) -> None:
+        """Say that what is at `path` is of another shape or kind."""
+        self.differences.mismatched[path or "the state itself"] = f"{wanted} wanted, found {found}"
+
+    def described(self, node: Node) -> str:
+        """Return what a node holds, for messages."""
+        if not isinstance(node, list):
+            return type_name(type(node)) if node is not None else "None"
+        if node[0] != "leaf":
+            return _CONTAINERS.get(node[0], str(node[0]))
+        leaf = self.leaves[node[1]]
+        if leaf.kind in {"bytes", "str"}:
+            return leaf.kind
+        array = "a NumPy array of " if leaf.kind == "numpy" else ""
+        return f"{array}shape {list(leaf.shape)} {leaf.dtype}"
+
+    def miss(self, name: str) -> None:
+        """Say that the checkpoint lacks what the target has, if it was asked for."""
+        if self.terms.keep is None or self.terms.keep(name):
+            self.differences.missing.append(name)
+
+    def not_expect(self, name: str, node: Node) -> None:
+        """Say that the target lacks what the checkpoint has, if it was asked for."""
+        if self.wants_some(node, name):
+            self.differences.unexpected.append(name)
+
+    def bind_shown(self, own: dict[str, Any], indexes: Iterable[int]) -> None:
+        """Let leaves fill the tensors that an object shows under their names; make the others new."""
+        for index in indexes:
+            leaf = self.leaves[index]
+            live = own.get(leaf.name)
+            if live is None or leaf.kind != "torch":
+                self.filling.make_new(index)
+            elif not self.bind(live, ["leaf", index], leaf.name):
+                self.filling.leave(live, index)
+
+    def is_tensor_leaf(self, node: Node) -> bool:
+        """Whether a node is a tensor or an array."""
+        return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind in ("torch", "numpy")

@@ -1,0 +1,62 @@
+"""What of a checkpoint and a target does not fit, by name, and what the caller of a load allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.model.names import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the caller of a load into a target allows.
+
+    Attributes:
+        keep: Says by the checkpoint's name what is to be loaded; None: everything.
+        rename: See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
+        cast: Convert to the dtype of the target.
+        assign: Give memory to tensors of the target on the meta device.
+    """
+
+    keep: Callable[[str], bool] | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    cast: bool = False
+    assign: bool = False
+
+
+@dataclass(slots=True)
+class Differences:
+    """What a plan found, each by its name in the target (`unexpected`: in the checkpoint), in the order of the target.
+
+    Attributes:
+        missing: In the target only.
+        unexpected: In the checkpoint only.
+        mismatched: Name -> ``shape [2] float32 wanted, found a dict``: another shape or kind.
+        dtypes: Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
+        cast: Name -> ``float32 to bfloat16``, of tensors that will be converted.
+        meta: Tensors of the target without memory, which are not assigned.
+        strangers: Modules of which the checkpoint has names, and not one that fits.
+        rename: A renaming with which more would fit.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    cast: dict[str, str] = field(default_factory=dict)
+    meta: list[str] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+    rename: dict[str, str] = field(default_factory=dict)
+
+
+def spelled(names: Iterable[str]) -> list[str]:
+    """Return names as people write them; those that would be the same stay as they are."""
+    names = list(names)
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[plain(name)] = seen.get(plain(name), 0) + 1
+    return [plain(name) if seen[plain(name)] == 1 else name for name in names]

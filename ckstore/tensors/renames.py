@@ -1,0 +1,134 @@
+"""Rename what a checkpoint has, and find the renaming that turns its names into those of a module. Strings only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from ckstore.errors import BadInput
+
+Rename = Mapping[str, str]
+"""Beginnings of names, and ``.parts.`` that stand anywhere in them, to what replaces them; see `renamed`."""
+
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What torch.compile, DataParallel and DDP, FSDP, and activation checkpointing put into names."""
+_SUGGESTED_MOST = 20
+
+
+def check_rename(rename: object) -> Rename:
+    """Return `rename`; None is an empty one.
+
+    Raises:
+        BadInput: It does not map strings to strings.
+    """
+    if rename is None:
+        return {}
+    pairs = rename.items() if isinstance(rename, Mapping) else None
+    if pairs is None or any(not isinstance(old, str) or not isinstance(new, str) for old, new in pairs):
+        msg = f"rename must map beginnings of names to what replaces them, got {rename!r}"
+        raise BadInput(msg, hint='for example rename={"_orig_mod.": "", "module.": ""}')
+    return dict(pairs)
+
+
+def renamed(key: str, rename: Rename) -> str:
+    """Return a name of a state dict as `rename` makes it.
+
+    Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each is
+    used once. What an empty key stands for is put in front of names that begin with no other. Then keys that begin with
+    a dot are replaced wherever they stand, in their order.
+    """
+    done, rest = "", key
+    left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
+    if not any(rest.startswith(old) for old in left):
+        done = rename.get("", "")
+    while (old := next((old for old in left if rest.startswith(old)), None)) is not None:
+        done, rest = done + rename[old], rest[len(old) :]
+        left.remove(old)
+    name = done + rest
+    for old, new in rename.items():
+        if old.startswith("."):
+            name = name.replace(old, new)
+    return name
+
+
+def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
+    """Return a `rename` with which more names of a checkpoint are those that a module wants; None if none is known.
+
+    It is tried on all names: no two of them become equal, and no name is lost that fits as it is.
+    """
+    wanted_names = set(wanted)
+    best, best_count = None, len(wanted_names & set(found))
+    for candidate in _candidates(list(found), list(wanted)):
+        names = {renamed(name, candidate) for name in found}
+        count = len(names & wanted_names)
+        if count > best_count and len(names) == len(found):
+            best, best_count = candidate, count
+    return best
+
+
+def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
+    if not found or not wanted:
+        return
+    unwrapping: dict[str, str] = {}
+    for wrapper in _WRAPPERS:
+        if any(_is_in_front(name, wrapper) for name in found):
+            unwrapping[f"{wrapper}."] = ""
+        if any(f".{wrapper}." in name.removeprefix(f"{wrapper}.") for name in found):
+            unwrapping[f".{wrapper}."] = "."
+    for keys in (unwrapping, *([key] for key in unwrapping)):
+        yield {key: unwrapping[key] for key in keys}
+    theirs, ours = _front(found), _front(wanted)
+    if theirs != ours:
+        yield {theirs: ours}
+    yield from _constant_fronts(found, wanted)
+    by_name = {_unwrapped(name): name for name in wanted}
+    pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]
+    fronts = dict(_fronts(*pair) for pair in pairs)
+    if len(fronts) <= _SUGGESTED_MOST:
+        yield fronts
+
+
+def _constant_fronts(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
+    """Give what is in front of one name on the one side only: ``model.`` of a backbone that is loaded alone."""
+    shortest = min(wanted, key=len)
+    for name in found:
+        if name.endswith(f".{shortest}"):
+            yield {name[: -len(shortest)]: ""}
+            return
+    shortest = min(found, key=len)
+    for name in wanted:
+        if name.endswith(f".{shortest}"):
+            yield {"": name[: -len(shortest)]}
+            return
+
+
+def _is_in_front(name: str, wrapper: str) -> bool:
+    parts = name.split(".")
+    for part in parts:
+        if part == wrapper:
+            return True
+        if part not in _WRAPPERS:
+            return False
+    return False
+
+
+def _front(names: list[str]) -> str:
+    """Return the wrappers that all names begin with, such as ``module._orig_mod.``."""
+    front = ""
+    while True:
+        longer = next((f"{front}{one}." for one in _WRAPPERS if all(n.startswith(f"{front}{one}.") for n in names)), "")
+        if not longer:
+            return front
+        front = longer
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _fronts(found: str, wanted: str) -> tuple[str, str]:
+    """Return what is left of two names in front of the parts that they end with alike."""
+    theirs, ours = found.split("."), wanted.split(".")
+    while theirs and ours and theirs[-1] == ours[-1]:
+        theirs.pop()
+        ours.pop()
+    return "".join(f"{part}." for part in theirs), "".join(f"{part}." for part in ours)
