@@ -153,6 +153,7 @@ class Store:
         tags: Iterable[str] = (),
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
+        force: bool = False,
     ) -> CheckpointInfo:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -174,6 +175,8 @@ class Store:
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
                 ``keep`` it. The same content again is no error in any case, and a damaged checkpoint is always
                 replaced.
+            force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
+                and `warnings` say so. A tag in `tags` moves in any case.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there.
@@ -182,6 +185,7 @@ class Store:
             CannotStore: A value in the state cannot be stored; nothing was written.
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
+            InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
@@ -190,7 +194,7 @@ class Store:
         from ckstore.ops.save.save import save
 
         about = self._description(metrics, metadata, message, parent)
-        return save(self._context, state, self._request(run, step, about, tags, if_exists))
+        return save(self._context, state, self._request(run, step, about, tags, if_exists, force=force))
 
     @act
     def commit(
@@ -205,6 +209,7 @@ class Store:
         tags: Iterable[str] = (),
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
+        force: bool = False,
         times: bool = False,
         allow_incomplete: bool = False,
     ) -> CheckpointInfo:
@@ -226,6 +231,7 @@ class Store:
             tags: As in `save`.
             parent: As in `save`.
             if_exists: As in `save`.
+            force: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
 
@@ -242,7 +248,7 @@ class Store:
 
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
-        request = self._request(run, step, about, tags, if_exists)
+        request = self._request(run, step, about, tags, if_exists, force=force)
         return commit(self._context, [Path(path) for path in given], request, CommitOptions(times, allow_incomplete))
 
     @act
@@ -842,7 +848,7 @@ class Store:
         return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
 
     def _request(
-        self, run: str, step: int | None, about: Description, tags: Iterable[str], if_exists: IfExists
+        self, run: str, step: int | None, about: Description, tags: Iterable[str], if_exists: IfExists, *, force: bool
     ) -> Request:
         from ckstore.model.names import check_step
         from ckstore.ops.save.save import Request
@@ -851,7 +857,7 @@ class Store:
             msg = f"tags must be a list of names, got the string {tags!r}"
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
-        return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists)
+        return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists, force=force)
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)

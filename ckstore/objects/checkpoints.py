@@ -37,11 +37,13 @@ class Found:
         published: The checkpoint if it is complete, else None.
         problem: Why it is not complete; empty if it is, or if there is nothing at all.
         is_another: A checkpoint of another run or step, or of a store with another hash, was put there.
+        content: The content digest that its manifest gives; empty if that cannot be read.
     """
 
     published: Published | None
     problem: str = ""
     is_another: bool = False
+    content: str = ""
 
 
 def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
@@ -78,10 +80,13 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
         try:
             status = directory.stat_blob(blob.digest)
         except (FileNotFoundError, NotADirectoryError):
-            return Found(None, f"{directory.path}: blob {blob.digest} is missing")
+            problem = f"{directory.path}: blob {blob.digest} is missing"
+            return Found(None, problem, content=manifest.content)
         if not blobs.has_size(status, blob.nbytes):
-            return Found(None, f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}")
-    return Found(Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp))
+            problem = f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
+            return Found(None, problem, content=manifest.content)
+    published = Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp)
+    return Found(published, content=manifest.content)
 
 
 def id_at(path: Inside) -> str | None:

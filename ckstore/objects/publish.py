@@ -15,7 +15,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS, RunChange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.model.checkpoint.published import Published
@@ -31,25 +31,41 @@ _RUN_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class IfThere:
+    """What to do where a checkpoint is already.
+
+    Attributes:
+        rule: Whether it is to be replaced.
+        check_replaceable: Raises if other bytes must not take its place: a tag or a pin names it.
+    """
+
+    rule: Rule
+    check_replaceable: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a save.
 
     Attributes:
         existing: The checkpoint that was there and stays, if the new one was not published.
         old: Where the replaced checkpoint lies now, to be moved to trash.
+        other_bytes: Whether it held other bytes, or may have.
         change: The run, while others could only add to it; None: they could do more.
     """
 
     existing: Published | None = None
     old: Inside | None = None
+    other_bytes: bool = False
     change: RunChange | None = None
 
 
-def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
+def publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
     """Give the sealed `staging` its place and make that durable.
 
     A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
-    and one that is marked as damaged, always is.
+    and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing can
+    tag or pin the old ones by then.
 
     Raises:
         StepExists: Another checkpoint is there; nothing was changed.
@@ -65,12 +81,12 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rul
         except NotInStore as error:
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
-        outcome = _publish(layout, staging, manifest, if_exists)
+        outcome = _publish(layout, staging, manifest, if_there)
         _sync(parents)
         return outcome
 
 
-def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
+def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
     """Rename into a free place; else judge what is there and exchange, or leave it, while nobody else changes the run.
 
     Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
@@ -86,7 +102,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Ru
             if _renamed(staging, target):
                 return Outcome()
             try:
-                return _replace(layout, staging, manifest, if_exists)
+                return _replace(layout, staging, manifest, if_there)
             except FileNotFoundError:  # what was there has gone
                 continue
     msg = f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish"
@@ -104,41 +120,46 @@ def _renamed(staging: Staging, target: Inside) -> bool:
     return True
 
 
-def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_exists: Rule) -> Outcome:
+def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
     """Change places with the checkpoint that is there, unless that stays."""
-    stays = _existing_to_keep(layout, manifest, if_exists)
+    stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
     links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
-    return Outcome(old=staging.path)
+    return Outcome(old=staging.path, other_bytes=other_bytes)
 
 
-def _existing_to_keep(layout: Layout, manifest: Manifest, if_exists: Rule) -> Published | None:
-    """Return the checkpoint that is there if it is to stay; None if it is to be replaced.
+def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
+    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes.
 
     Raises:
         StepExists: There is another checkpoint, which is whole, or one that was moved there.
         InUse: It is being taken apart for long.
+        CkstoreError: What `if_there` raises.
     """
     found = look(layout, manifest.run, manifest.step)
     if found.is_another:
         raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
-    if marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
-        return None
-    if found.published is None or _to_be_replaced(found.published.manifest, manifest, if_exists):
-        return None
-    folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
-    needed = found.published.manifest.blobs
-    whole = all(blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in needed)
-    return found.published if whole else None
+    there = found.published
+    if there is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
+        folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
+        whole = _stays(there.manifest, manifest, if_there.rule) and all(
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in there.manifest.blobs
+        )
+        if whole:
+            return there, False
+    other_bytes = found.content != manifest.content
+    if other_bytes and found.content:  # without a manifest it cannot be loaded, and this may be the same state again
+        if_there.check_replaceable()
+    return None, other_bytes
 
 
-def _to_be_replaced(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
+def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     same = there.content == new.content
     if if_exists == "replace":
-        return not same or there.description != new.description
+        return same and there.description == new.description
     if (same and if_exists != "taken") or if_exists == "keep":
-        return False
+        return True
     msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
     raise StepExists(msg, hint="choose another step, or if_exists='replace' or 'keep'")
 

@@ -32,7 +32,7 @@ DECIDING = [
     Mutant(
         "while a tag cannot be read nothing is dropped",
         "doubtful-tags-dropped-over",
-        "ops/free/drop.py",
+        "ops/refs/protection.py",
         "    check_tags(context.layout)\n",
         "",
         f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",

@@ -216,7 +216,7 @@ def test_a_tag_that_is_removed_with_its_checkpoint_meanwhile_is_in_no_doubt(
 def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) -> None:
     with pytest.raises(InUse, match="has the tag good"):
         tagged.delete(0)
-    tagged.save(state(9), 0, if_exists="replace")
+    tagged.save(state(9), 0, if_exists="replace", force=True)
     tagged.gc(POLICY)
 
     assert not any(tag.dangling for tag in tagged.tags())

@@ -18,7 +18,7 @@ _HELD = "ops.refs.hold.held"
 _TAG = "ops.refs.tags.write_tag"
 _PLAN = "ops.free.retain.plan_retention"
 _TAKE = "fs.locks.try_exclusive"
-_CHECK = "ops.free.drop._check"
+_CHECK = "ops.refs.protection.check_unprotected"
 _DROP = "ops.free.drop.drop"
 _REPLACE = "objects.publish._replace"
 _SWEEP = "objects.trash.sweep_staging"
@@ -34,7 +34,7 @@ class TagRules:
     sweep_locks: bool = True  # trash.sweep_staging: the same
     empty_locks: bool = True  # Collector._take_apart: the same
     tagger_locks: bool = True  # ops.refs.hold.held: whoever tags uses the checkpoint
-    look_again: bool = True  # ops.free.drop._check: tags are read again under the exclusive lock
+    look_again: bool = True  # ops.refs.protection: tags are read again under the exclusive lock
     replaced: bool = False
 
     def without(self, *names: str) -> TagRules:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, InUse
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.names import CheckpointKey
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
-from ckstore.objects.pins import read_pins
-from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import enter_one
-from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.hold import gone
+from ckstore.ops.refs.protection import check_unprotected
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
-    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
 
 _CATALOG_TIMEOUT_S = 5.0
@@ -67,7 +63,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
         run_lock = held.enter_context(_run_locked(info, path.parent))
         lock = held.enter_context(_taken(info, path))
-        _check(context, info)
+        check_unprotected(context, info.key)
         if id_at(path) != info.id:
             raise gone(info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
@@ -108,29 +104,3 @@ def _reconcile(context: Context, info: CheckpointInfo) -> bool:
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True
-
-
-def _check(context: Context, info: CheckpointInfo) -> None:
-    """Look at the rules again, now that nobody can tag or pin it any more."""
-    check_tags(context.layout)
-    tags = tags_by_checkpoint(context.layout).get(info.key)
-    if tags:
-        msg = f"{info.name} has the tag {', '.join(tags)}"
-        raise InUse(msg, hint="remove the tag first")
-    pins = pins_by_checkpoint(context, datetime.now(UTC)).get(info.key)
-    if pins:
-        msg = f"{info.name} is pinned: {'; '.join(str(pin) for pin in pins)}"
-        raise InUse(msg, hint="unpin it first")
-
-
-def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
-    """Return the unexpired pins of every checkpoint that has some.
-
-    Raises:
-        CkstoreError: One cannot be read.
-    """
-    found: dict[CheckpointKey, tuple[Pin, ...]] = {}
-    for pin in read_pins(context.layout):
-        if not pin.expired(now):
-            found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)
-    return found

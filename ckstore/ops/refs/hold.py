@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.errors import NoSuchRef
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def held(context: Context, info: CheckpointInfo) -> Iterator[locks.DirectoryLock]:
+def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
     """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F).
+
+    Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the caller
+    has made sure of it.
 
     Raises:
         NoSuchRef: It is gone, or another one has taken its place.
@@ -28,14 +31,15 @@ def held(context: Context, info: CheckpointInfo) -> Iterator[locks.DirectoryLock
     """
     context.check_writable()
     path = context.layout.checkpoint(info.run, info.step)
-    try:
-        lock = locks.lock_shared(path)
-    except FileNotFoundError:
-        raise gone(info) from None
-    with lock:
+    with ExitStack() as locked:
+        try:
+            locked.enter_context(locks.lock_shared(path.parent))
+            lock = locked.enter_context(locks.lock_shared(path))
+        except FileNotFoundError:
+            raise gone(info) from None
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
-        for parent in (path.parent, context.layout.checkpoints, context.layout.staging):
+        for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):
             files.sync_directory(parent)
         yield lock
 

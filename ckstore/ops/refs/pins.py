@@ -17,6 +17,7 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
 
 if TYPE_CHECKING:
+    from ckstore.model.names import CheckpointKey
     from ckstore.ops.context import Context
 
 
@@ -47,6 +48,19 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
     with held(context, info):
         write_pin(context.layout, made)
     return made
+
+
+def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[str]:
+    """Let the pins of a checkpoint that was replaced name the one that has its place; return their names.
+
+    Raises:
+        CkstoreError, OSError: One of them still names what was there before.
+    """
+    moved = [found for found in read_pins(context.layout) if (found.run, found.step) == key]
+    for found in moved:
+        if found.id != checkpoint_id:
+            write_pin(context.layout, replace(found, id=checkpoint_id))
+    return [found.name for found in moved]
 
 
 def unpin(context: Context, what: AnyRef | Pin) -> list[str]:

@@ -18,6 +18,7 @@ import errno
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import (
@@ -42,7 +43,7 @@ from ckstore.model.manifest.manifest import (
     render,
 )
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.model.names import MAX_STEP, check_run, check_step, check_tag
+from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
 from ckstore.objects import marks
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
@@ -56,6 +57,8 @@ from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.pins import pin_again
+from ckstore.ops.refs.protection import check_unprotected
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
@@ -83,6 +86,7 @@ class Request:
     about: Description
     tags: tuple[str, ...]
     if_exists: IfExists
+    force: bool = False
 
     def check(self) -> None:
         """Raise if something in it cannot be.
@@ -130,16 +134,15 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             raise
     # Committed: from here the save does not fail any more.
     mine: Published | None = None
-    if outcome.existing is not None:
-        manifest, manifest_id = outcome.existing.manifest, outcome.existing.manifest_id
-    else:
-        mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
+    published = outcome.existing
+    if published is None:
+        published = mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+    manifest, manifest_id = published.manifest, published.manifest_id
     try:
-        if outcome.existing is None:  # locked by its staging
-            tags = _write_tags(context, manifest, request.tags, notes)
-        else:
-            tags = _tag_existing(context, outcome.existing, request.tags, notes)
+        tags = _tag(context, published, request.tags, notes, is_durable=mine is not None)
+        if outcome.old is not None:
+            notes += _say_followed(context, published, [tag for tag in tags if tag not in request.tags], outcome)
         why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, recheck)
     finally:
         if outcome.existing is not None:
@@ -193,13 +196,21 @@ def _stage_and_publish(
         context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
-            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, rule)
+            if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
+            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, if_there)
         except StepExists:
             if request.step is not None:
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
     raise SaveFailed(msg, hint="give step= to save()")
+
+
+def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -> None:
+    """Refuse to put other bytes under a name that a tag or a pin protects, unless the caller says `force`."""
+    if not request.force:
+        or_else = ", save under another step, or give force=True"
+        check_unprotected(context, key, moving=request.tags, or_else=or_else)
 
 
 def _next_step(context: Context, run: str) -> int:
@@ -251,38 +262,50 @@ def _draft(context: Context, captured: Captured, stored: Stored, request: Reques
     )
 
 
-def _write_tags(context: Context, manifest: Manifest, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
-    """Point the tags to the committed checkpoint as far as that works; return those that it has.
+def _tag(
+    context: Context, there: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
+) -> tuple[str, ...]:
+    """Point the tags to a published checkpoint as far as that works; return those that it has.
 
-    The caller holds its directory locked. A tag that could not be made durable is not among those returned, and in
-    `notes` with the reason.
+    A tag that could not be made durable is not among those returned, and in `notes` with the reason.
     """
-    failed = set()
+    failed: set[str] = set()
+    try:
+        if tags:
+            info = CheckpointInfo.of(there.manifest, there.manifest_id)
+            with held(context, info, is_durable=is_durable):
+                _write_tags(context, there.manifest, tags, failed, notes)
+        found = tags_by_checkpoint(context.layout).get((there.manifest.run, there.manifest.step), ())
+        return tuple(tag for tag in found if tag not in failed)
+    except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
+        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+        notes.extend(_untagged(there.manifest, tag, why) for tag in tags if tag not in failed)
+        return ()
+
+
+def _write_tags(
+    context: Context, manifest: Manifest, tags: tuple[str, ...], failed: set[str], notes: list[str]
+) -> None:
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
         except OSError as error:
             failed.add(tag)
             notes.append(_untagged(manifest, tag, describe_os_error(error)))
-    try:
-        there = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
-    except OSError as error:
-        notes.append(f"the tags of {manifest.run}@{manifest.step} cannot be read: {describe_os_error(error)}")
-        return tuple(sorted(set(tags) - failed))
-    return tuple(tag for tag in there if tag not in failed)
 
 
-def _tag_existing(context: Context, there: Published, tags: tuple[str, ...], notes: list[str]) -> tuple[str, ...]:
-    """As `_write_tags`, for a checkpoint that was there before: it is locked, so that nobody drops it meanwhile."""
-    if not tags:
-        return _write_tags(context, there.manifest, (), notes)
+def _say_followed(context: Context, new: Published, tags: list[str], outcome: Outcome) -> list[str]:
+    """Let the pins of a checkpoint that was replaced name the new one; return what the user should know."""
+    name = f"{new.manifest.run}@{new.manifest.step}"
     try:
-        with held(context, CheckpointInfo.of(there.manifest, there.manifest_id)):
-            return _write_tags(context, there.manifest, tags, notes)
-    except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
+        pins = pin_again(context, (new.manifest.run, new.manifest.step), new.manifest_id)
+    except (CkstoreError, OSError) as error:
         why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
-        notes.extend(_untagged(there.manifest, tag, why) for tag in tags)
-        return ()
+        return [f"{name} was replaced, and its pins still name what was there before: {why}"]
+    followed = [*(f"the tag {tag}" for tag in tags), *(f"the pin {pin}" for pin in pins)]
+    if not outcome.other_bytes or not followed:
+        return []
+    return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
 
 
 def _untagged(manifest: Manifest, tag: str, why: str) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to do if the run has another checkpoint at that step.",
 )
+@click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
 @store_option
@@ -47,6 +48,7 @@ def commit(
     message: str,
     tags: tuple[str, ...],
     if_exists: str,
+    force: bool,
     times: bool,
     allow_incomplete: bool,
 ) -> None:
@@ -68,6 +70,7 @@ def commit(
       1  the step exists, a file changed or cannot be stored, or only a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
+      5  the step is to be replaced, and a tag or a pin names it
       6  the disk is full
     """
     out = frame.output()
@@ -80,6 +83,7 @@ def commit(
             message=message,
             tags=tags,
             if_exists=if_exists,  # type: ignore[arg-type]  # click has checked it
+            force=force,
             times=times,
             allow_incomplete=allow_incomplete,
         )

@@ -1,0 +1,53 @@
+"""What protects a checkpoint: tags and pins. Neither retention nor `delete` nor a replacement takes such a one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InUse
+from ckstore.objects.pins import read_pins
+from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.refs.doubtful import check_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.names import CheckpointKey
+
+
+def check_unprotected(context: Context, key: CheckpointKey, *, moving: Container[str] = (), or_else: str = "") -> None:
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others.
+
+    Args:
+        context: The store.
+        key: Of the checkpoint.
+        moving: Tags that do not count, since the caller is about to move them.
+        or_else: What the user can do besides removing the tag or the pin.
+
+    Raises:
+        InUse: It is protected.
+        CkstoreError: A tag or a pin cannot be read, so what it protects is unknown.
+    """
+    check_tags(context.layout)
+    name = f"{key[0]}@{key[1]}"
+    tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
+    if tags:
+        raise InUse(f"{name} has the tag {', '.join(tags)}", hint=f"remove the tag first{or_else}")
+    pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
+    if pins:
+        raise InUse(f"{name} is pinned: {'; '.join(str(pin) for pin in pins)}", hint=f"unpin it first{or_else}")
+
+
+def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
+    """Return the unexpired pins of every checkpoint that has some.
+
+    Raises:
+        CkstoreError: One cannot be read.
+    """
+    found: dict[CheckpointKey, tuple[Pin, ...]] = {}
+    for pin in read_pins(context.layout):
+        if not pin.expired(now):
+            found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)
+    return found
