@@ -52,6 +52,8 @@ def flip(path: Path, at: int = 100, *, keep_time: bool = False) -> None:
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 0xFF]))
+        file.flush()
+        os.fsync(file.fileno())  # what rots is on the disk
     os.chmod(path, 0o444)
     if keep_time:
         os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
