@@ -687,10 +687,11 @@ class Store:
 
     @act
     def untag(self, name: str) -> None:
-        """Take a tag away, durably; the checkpoint stays.
+        """Take a tag away, durably, also one that cannot be read; the checkpoint stays.
 
         Raises:
             NoSuchRef: There is no such tag.
+            BadInput: A directory has the place of the tag.
         """
         from ckstore.ops.refs.tags import untag
 
@@ -698,7 +699,7 @@ class Store:
 
     @act
     def tags(self) -> list[Tag]:
-        """Return all tags by name; those that dangle say so."""
+        """Return all tags by name; those that dangle say so, and a warning names those that cannot be read."""
         from ckstore.ops.refs.tags import tags
 
         return tags(self._context)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import RetentionPolicy, Store
+from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.objects.layout import Layout
 from ckstore.ops.refs.doubtful import doubtful_tags
@@ -120,6 +120,17 @@ def test_a_tag_that_cannot_be_read_is_no_ref(tagged: Store, harm: Callable[[Stor
 
     with pytest.raises(DamagedBlob, match="good"):
         tagged.load("good")
+
+
+@pytest.mark.parametrize("harm", [other_name, nonsense, file])
+def test_the_list_of_tags_warns_of_one_that_cannot_be_read(tagged: Store, harm: Callable[[Store], None]) -> None:
+    tagged.tag("other", 1)
+    harm(tagged)
+
+    with pytest.warns(CkstoreWarning, match="`ckstore untag good`"):
+        found = tagged.tags()
+
+    assert [tag.name for tag in found] == ["other"]
 
 
 @HARMS

@@ -10,8 +10,10 @@ from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.names import check_tag
+from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -80,11 +82,15 @@ def untag(context: Context, name: str) -> None:
 
 
 def tags(context: Context) -> list[Tag]:
-    """Return every tag by name, with what it names."""
+    """Return every tag by name, with what it names; warn of those that cannot be read."""
     from ckstore.ops.refs.listing import infos
 
     there = {info.key: info.id for info in infos(context)}
-    return [Tag(name, *target, there.get(target)) for name, target in sorted(context.layout.tags().items())]
+    found = context.layout.tags()
+    for name, why in doubtful_tags(context.layout).items():
+        if name not in found:
+            warn(f"{why}, so that nothing is dropped; {way_out(name)}")
+    return [Tag(name, *target, there.get(target)) for name, target in sorted(found.items())]
 
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:
