@@ -619,37 +619,35 @@ class Store:
         return plan_gc(self._context)
 
     @act
-    def gc(self, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
-        """Free what no checkpoint needs and nobody has open, and what killed saves left.
+    def gc(
+        self,
+        policy: RetentionPolicy | None = None,
+        *,
+        run: str | None = None,
+        dry_run: bool = False,
+        exclusive: bool = False,
+    ) -> GcReport:
+        """Free what no checkpoint needs and no process has open, and what killed saves left.
 
-        Savers and readers go on meanwhile. What somebody has open is reported with its holder, and freed by the
+        Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
         next gc after it was closed.
 
         Args:
-            policy: Drop the checkpoints first that it does not keep.
-            dry_run: Change nothing; report what would be freed.
+            policy: Drop the checkpoints first that it does not keep, as `apply` does; `GcReport.retention` says which.
+            run: Apply the policy to this run only; None: to each run by itself.
+            dry_run: Change nothing; report what would be dropped and freed.
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem nothing is freed without it: open files of other hosts cannot be seen. Then every checkpoint
                 is looked at first. Elsewhere it changes nothing.
 
         Raises:
             InUse: Another gc is at work; or other hosts may be, and `exclusive` is not given: nothing was changed.
+            BadInput: A tag or a pin cannot be read, or a run is given without a policy.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
         from ckstore.ops.free.gc import gc
 
-        return gc(self._context, policy, dry_run=dry_run, exclusive=exclusive)
-
-    @act
-    def check_alone(self, *, exclusive: bool = False) -> None:
-        """Raise if `gc` would be refused because other hosts may be at work; nothing is changed.
-
-        Raises:
-            InUse: They may be, and `exclusive` is not given.
-        """
-        from ckstore.ops.free.exclusive import check_alone
-
-        check_alone(self._context, exclusive=exclusive)
+        return gc(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
 
     @act
     def leaks(self) -> list[DeletedFile]:

@@ -43,18 +43,13 @@ ROOM_OF_CALLS = frozenset({"peek", "links", "files", "entry", "e"})
 
 EXCEPTIONS = {
     # The root of a store, by the path that its user named: it has no directory of the store above it.
-    "objects/reserve.py: os.statvfs(layout.path)": "the root",
     "ops/acts.py: os.stat(root)": "the root",
-    "ops/save/admission.py: os.statvfs(layout.path)": "the root",
     "ops/index/catalog_place.py: os.stat(root)": "the root",
     "ops/report/doctor.py: os.stat(context.layout.path)": "the root",
     "ops/report/doctor.py: os.stat(layout.path)": "the root",
-    "ops/report/doctor.py: os.statvfs(context.layout.path)": "the root",
-    "ops/free/gc.py: os.statvfs(context.layout.path)": "the root",
     "ops/open/opening.py: folder.is_dir()": "the root of a store that is not made yet, or what is above it",
     "ops/open/opening.py: os.access(root, os.W_OK)": "the root",
     "ops/open/place_notes.py: os.stat(place.path)": "the root",
-    "ops/free/make_room.py: os.statvfs(context.layout.path)": "the root",
     # The catalog: SQLite knows paths only.
     "ops/index/catalog_place.py: catalog.owner()": "asks SQLite",
     "ops/index/catalog_place.py: folder.is_dir()": "the directory of the catalog, on this host",
@@ -63,13 +58,10 @@ EXCEPTIONS = {
     "ops/report/doctor.py: path.exists()": "the file of the catalog",
     'ops/free/gc.py: os.stat(f"{context.catalog.path}{suffix}")': "the files of the catalog",
     "ops/open/reindex.py: os.stat(path, follow_symlinks=False)": "the file of the catalog",
-    "ops/open/reindex.py: os.statvfs(path.parent)": "the directory of the catalog",
     # Places outside of a store.
-    "ops/read/checkout.py: os.statvfs(tree.path)": "the destination",
     "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
     "ops/verify/copies.py: path.resolve()": "a source of a repair",
     "ops/read/destination.py: path.parent.resolve()": "the destination",
-    "ops/read/export.py: os.statvfs(path)": "the destination",
     "ops/save/gather.py: path.resolve()": "files that are committed",
     "ops/save/gather.py: path.resolve(strict=True)": "files that are committed",
     "ops/save/gather.py: roots[0].is_dir()": "files that are committed",

@@ -141,8 +141,9 @@ class Catalog:
         import datetime as dt
 
         from ckstore.catalog import rows
+        from ckstore.model.times import text_of_time
 
-        at = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        at = text_of_time(dt.datetime.now(dt.UTC))
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_event(connection, at, kind, encode_json(dict(detail)), kept=EVENTS_KEPT)
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ckstore.fs import peek
+
 if TYPE_CHECKING:
     import sqlite3
     from pathlib import Path
@@ -27,7 +29,7 @@ def may_be_mapped(path: Path) -> bool:
     Raises:
         OSError: The system refused.
     """
-    if os.statvfs(path).f_frsize < _SAFE_BLOCK_BYTES:
+    if peek.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
         return True

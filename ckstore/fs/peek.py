@@ -6,11 +6,36 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from ckstore.fs.inside import Inside, Where, at, open_directory
 
 MOST_LEVELS = 16
 """How deep `walk` goes."""
+
+
+class FreeSpace(NamedTuple):
+    """A filesystem's room.
+
+    Attributes:
+        block_bytes: What a file takes is a multiple of this.
+        total_bytes: The size of the filesystem.
+        free_bytes: What this user may take.
+        unused_bytes: What is free, with what is kept for root.
+        free_inodes: What this user may take; None: the filesystem counts no inodes.
+        total_inodes: 0 if it counts none.
+    """
+
+    block_bytes: int
+    total_bytes: int
+    free_bytes: int
+    unused_bytes: int
+    free_inodes: int | None
+    total_inodes: int
+
+    def has_inodes(self, count: int) -> bool:
+        """Whether so many inodes are free."""
+        return self.free_inodes is None or self.free_inodes >= count
 
 
 def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
@@ -138,3 +163,21 @@ def symlink_text(where: Where) -> str:
     """
     with at(where) as (parent, name):
         return os.readlink(name, dir_fd=parent)
+
+
+def free_space(path: str | os.PathLike[str]) -> FreeSpace:
+    """Return what is free on the filesystem of `path`: the root of a store, or a place outside of stores.
+
+    Raises:
+        OSError: The system refused.
+    """
+    found = os.statvfs(path)
+    block = found.f_frsize
+    return FreeSpace(
+        block_bytes=block,
+        total_bytes=found.f_blocks * block,
+        free_bytes=found.f_bavail * block,
+        unused_bytes=found.f_bfree * block,
+        free_inodes=found.f_favail if found.f_files else None,
+        total_inodes=found.f_files,
+    )

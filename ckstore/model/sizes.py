@@ -6,9 +6,9 @@ import re
 
 from ckstore.errors import BadInput
 
-UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    name: 1024 ** (power + 1) for power, unit in enumerate(UNITS[:4]) for name in (unit.upper(), unit[0])
+    name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
 _SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 
@@ -31,3 +31,13 @@ def parse_size(text: str) -> int:
     if rest:
         raise BadInput(f"a size is a whole number of bytes, got {text!r}")
     return nbytes
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size as ``512 B``, ``1.0 KiB``, ``37.4 MiB``: one decimal, powers of 1024."""
+    if nbytes < 1024:
+        return f"{int(nbytes)} B"
+    value, power = nbytes / 1024, 0
+    while value >= 1023.95 and power < len(_UNITS) - 1:  # or it would be written as 1024.0
+        value, power = value / 1024, power + 1
+    return f"{value:.1f} {_UNITS[power]}"

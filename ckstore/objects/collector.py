@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, holders, lease, links, locks, peek
+from ckstore.fs import files, holders, links, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import HeldBlob
 from ckstore.objects import trash
+from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None
 (run, step) that they were taken from; raises if it cannot."""
 
 _ENTER_BATCH = 1000
-_BLIND = "without /proc, gc cannot see which process has it open"
-_CANNOT_ASK = "the kernel does not say here which process has it open"
 
 
 @dataclass(slots=True)
@@ -54,27 +53,12 @@ class Collected:
         freed_bytes, freed_count: Sizes and number of the blobs that were freed.
         held: Blobs that somebody has open, by digest.
         linked: Digests without a use that have further names, and their sizes.
-        unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
     """
 
     freed_bytes: int = 0
     freed_count: int = 0
     held: dict[str, HeldBlob] = field(default_factory=dict)
     linked: dict[str, int] = field(default_factory=dict)
-    unseen_count: int | None = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """The last name of a blob, about to go."""
-
-    digest: str
-    path: Inside
-    status: os.stat_result
-
-    @property
-    def inode(self) -> holders.Inode:
-        return self.status.st_dev, self.status.st_ino
 
 
 class Collector:
@@ -86,7 +70,7 @@ class Collector:
 
     def __init__(self, layout: Layout, lock: locks.DirectoryLock, enter: EnterCandidates, *, leases: bool) -> None:
         self.collected = Collected()
-        self._leases = leases
+        self._judge = Judge(leases=leases)
         self._layout = layout
         self._lock = lock
         self._trash = lock.inside
@@ -98,6 +82,11 @@ class Collector:
         """Return a collector, without waiting; None if there is one. `leases`: whether they tell something here."""
         lock = locks.try_exclusive(layout.trash)
         return None if lock is None else cls(layout, lock, enter, leases=leases)
+
+    @property
+    def unseen_count(self) -> int | None:
+        """Processes that could not be looked at; see `Judge`."""
+        return self._judge.unseen_count
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +169,7 @@ class Collector:
         """Go on with a condemned blob that a collector left when it died."""
         status = peek.status(path)
         self._enter([(digest, status.st_size)], None)
-        if status.st_nlink == 1 and self._free([_Last(digest, path, status)]):
+        if status.st_nlink == 1 and self._free([LastName(digest, path, status)]):
             return
         if not trash.put_back(self._layout, digest, path):
             self._unlink_unless_last(path)
@@ -196,26 +185,26 @@ class Collector:
             OSError: Something could not be made durable, renamed or unlinked; the next collector goes on with it.
         """
         gone: list[str] = []
-        moved: list[_Last] = []
-        open_now: list[_Last] = []
+        moved: list[LastName] = []
+        open_now: list[LastName] = []
         for digest, nbytes in blobs:
             canonical = self._layout.blob(digest)
             try:
                 status = peek.status(canonical)
                 if status.st_nlink > 1:
                     self.collected.linked[digest] = nbytes
-                elif self._may_be_open(canonical):
-                    open_now.append(_Last(digest, canonical, status))
+                elif self._judge.may_be_open(canonical):
+                    open_now.append(LastName(digest, canonical, status))
                 else:
                     target = trash.name_in_trash(self._layout, digest)
                     links.rename(canonical, target)
-                    moved.append(_Last(digest, target, status))
+                    moved.append(LastName(digest, target, status))
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
         if moved:
             files.sync_directory(self._layout.trash)
-        seen = self._look_for(moved + open_now)
+        seen = self._judge.look_for(moved + open_now)
         self._note_held(open_now, seen)
         freed = self._free(moved, seen)
         for last in moved:
@@ -223,17 +212,14 @@ class Collector:
                 self._unlink_unless_last(last.path)
         return [*gone, *freed]
 
-    def _free(self, lasts: list[_Last], seen: holders.Scan | None = None) -> set[str]:
+    def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
         lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]
-        seen = seen or self._look_for(lasts)
-        if seen.blind and not self._leases:  # nothing can be asked
-            self._note_held(lasts, seen)
-            return set()
+        seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
-        held: list[_Last] = []
+        held: list[LastName] = []
         for last in lasts:
-            if last.inode in seen.holders or self._may_be_open(last.path):
+            if self._judge.is_held(last, seen):
                 held.append(last)
                 continue
             links.unlink(last.path)
@@ -246,28 +232,9 @@ class Collector:
         self.collected.freed_count += 1
         self.collected.freed_bytes += status.st_size
 
-    def _note_held(self, lasts: list[_Last], seen: holders.Scan) -> None:
+    def _note_held(self, lasts: list[LastName], seen: holders.Scan) -> None:
         for last in lasts:
-            named = tuple(seen.holders.get(last.inode, ()))
-            why = _BLIND if seen.blind and not self._leases else why_unasked(last.path)
-            self.collected.held[last.digest] = HeldBlob(last.digest, last.status.st_size, named, why)
-
-    def _look_for(self, lasts: list[_Last]) -> holders.Scan:
-        """Look at all processes once: after the renames, so that nobody finds the way to these files any more."""
-        seen = holders.find_holders([last.inode for last in lasts])
-        before, now = self.collected.unseen_count, seen.unseen_count
-        self.collected.unseen_count = None if before is None or now is None else max(before, now)
-        return seen
-
-    def _may_be_open(self, path: Inside) -> bool:
-        """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
-        return self._leases and lease.ask(path) is not lease.Holding.FREE
-
-    def _is_open(self, path: Inside, status: os.stat_result) -> bool:
-        if self._leases:
-            return self._may_be_open(path)
-        seen = holders.find_holders([(status.st_dev, status.st_ino)])
-        return seen.blind or bool(seen.holders)
+            self.collected.held[last.digest] = self._judge.held(last, seen)
 
     def _unlink_unless_last(self, path: Inside) -> None:
         """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
@@ -278,7 +245,7 @@ class Collector:
         """Unlink one name; False if it is the last one of a file that somebody has open (rule K)."""
         status = peek.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
-        if last and self._is_open(path, status):
+        if last and self._judge.is_open(LastName(path.name, path, status)):
             return False
         links.unlink(path)
         if last and is_digest(path.name):
@@ -326,28 +293,13 @@ def _remove_if_empty(folder: Inside) -> None:
         links.remove_directory(folder)
 
 
-def _split(entries: list[Inside]) -> tuple[list[_Last], list[Inside]]:
+def _split(entries: list[Inside]) -> tuple[list[LastName], list[Inside]]:
     """Return the last names of blobs, and all others."""
     lasts, others = [], []
     for entry in entries:
         status = peek.status(entry)
         if status.st_nlink == 1 and is_digest(entry.name) and stat.S_ISREG(status.st_mode):
-            lasts.append(_Last(entry.name, entry, status))
+            lasts.append(LastName(entry.name, entry, status))
         else:
             others.append(entry)
     return lasts, others
-
-
-def why_unasked(path: Inside) -> str:
-    """Return why the kernel does not say who has a file open; empty if it does."""
-    try:
-        if lease.ask(path) is not lease.Holding.UNKNOWN:
-            return ""
-        owner = peek.status(path).st_uid
-    except FileNotFoundError:
-        return ""
-    return (
-        _CANNOT_ASK
-        if os.geteuid() in (owner, 0)
-        else f"it belongs to uid {owner}: only a gc by that user or by root can free it"
-    )

@@ -50,8 +50,8 @@ def fill(layout: Layout) -> None:
     try:
         if all(_has_size(path, wanted // INODES) for path in _paths(layout)):
             return
-        status = os.statvfs(layout.path)
-        if status.f_bavail * status.f_frsize >= _PLENTY * wanted and not 0 < status.f_favail < _PLENTY * INODES:
+        room = peek.free_space(layout.path)
+        if room.free_bytes >= _PLENTY * wanted and room.has_inodes(_PLENTY * INODES):
             _make(layout, wanted)
     except OSError:  # no room after all, or no right to write: then gc on a full disk may need help
         return
@@ -95,13 +95,13 @@ def is_full(layout: Layout) -> bool:
     Raises:
         OSError: The system refused.
     """
-    status = os.statvfs(layout.path)
-    return status.f_bavail * status.f_frsize <= LEAST_BYTES or (status.f_files > 0 and status.f_favail <= INODES)
+    room = peek.free_space(layout.path)
+    return room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1)
 
 
 def _give_up(layout: Layout) -> bool:
     """Remove the reserve; return whether there was one."""
-    before = os.statvfs(layout.path)
+    before_bytes = peek.free_space(layout.path).unused_bytes
     removed = 0
     for name in names_in(layout.reserve):
         try:
@@ -111,18 +111,18 @@ def _give_up(layout: Layout) -> bool:
             continue
     if removed:
         files.sync_directory(layout.reserve)
-        _wait_until_free(layout, before)
+        _wait_until_free(layout, before_bytes)
     return removed > 0
 
 
-def _wait_until_free(layout: Layout, before: os.statvfs_result) -> None:
+def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
 
     What the filesystem says of free inodes is no help: XFS says none while it has some below its limit.
     """
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline:
-        if os.statvfs(layout.path).f_bfree > before.f_bfree and _can_make_a_file(layout):
+        if peek.free_space(layout.path).unused_bytes > before_bytes and _can_make_a_file(layout):
             return
         time.sleep(_PAUSE_S)
 

@@ -6,6 +6,7 @@ What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks, peek
@@ -13,7 +14,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
@@ -73,11 +74,9 @@ def former_place(name: str) -> CheckpointKey | None:
 def dead_stagings(layout: Layout) -> list[str]:
     """Return the names of the staging directories whose owner is dead; nothing is changed."""
     found = []
-    for name in names_in(layout.staging):
-        lock = _try_directory(layout.staging / name)
-        if lock is not None:
-            lock.release()
-            found.append(name)
+    for path, lock in _locked_dead(layout):
+        lock.release()
+        found.append(path.name)
     return found
 
 
@@ -87,22 +86,20 @@ def sweep_staging(layout: Layout) -> int:
     Whoever empties the trash makes durable first what replaced them (`former_parents`).
     """
     swept = 0
-    for name in names_in(layout.staging):
-        path = layout.staging / name
-        lock = _try_directory(path)
-        if lock is None:
-            continue
-        with lock:
-            try:
-                move_to_trash(layout, path, lock)
-            except (FileNotFoundError, PermissionError):  # gone, or its owner's alone to move (a sticky directory)
-                continue
+    for path, lock in _locked_dead(layout):
+        with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+            move_to_trash(layout, path, lock)
             swept += 1
     return swept
 
 
-def _try_directory(path: Inside) -> locks.DirectoryLock | None:
-    return locks.try_exclusive(path) if peek.is_directory(path) else None
+def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
+    """Yield the staging directories whose owner is dead, each with a lock that the caller releases."""
+    for name in names_in(layout.staging):
+        path = layout.staging / name
+        lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+        if lock is not None:
+            yield path, lock
 
 
 def put_back(layout: Layout, digest: str, path: Inside) -> bool:

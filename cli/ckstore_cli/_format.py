@@ -6,21 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from ckstore.model.sizes import UNITS
-
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _DAY_S = 24 * _HOUR_S
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size as ``512 B``, ``1.0 KiB``, ``37.4 MiB``: one decimal, powers of 1024."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    value, power = nbytes / 1024, 0
-    while value >= 1023.95 and power < len(UNITS) - 1:  # or it would be written as 1024.0
-        value, power = value / 1024, power + 1
-    return f"{value:.1f} {UNITS[power]}"
 
 
 def age_text(created: str, now: datetime) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from ckstore_cli._format import cut, printable, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import cut, printable
 
 _PERIOD_S = 0.1
 _SETTLE_S = 2.0

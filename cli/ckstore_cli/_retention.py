@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +12,7 @@ from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
+    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,11 +114,22 @@ def _because(entry: PlanEntry) -> str:
     return printable("; ".join(entry.reasons))
 
 
-def plan_document(plan: RetentionPlan, *, dry_run: bool, done: RetentionReport | None) -> dict[str, Any]:
+def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> None:
+    """Print how many checkpoints go, and warn of what the user may not expect."""
+    plan, all_count = report.plan, checkpoints(len(report.plan.entries))
+    if dry_run:
+        out.line(f"would drop {len(plan.dropped)} of {all_count}; nothing was changed")
+    else:
+        out.line(f"dropped {len(report.dropped)} of {all_count}")
+    for text in (*plan.notes, *(f"{one.info.name} stays, since {one.reason}" for one in report.skipped)):
+        out.warning(printable(text))
+
+
+def retention_document(report: RetentionReport, *, dry_run: bool) -> dict[str, Any]:
     """Return a plan, and what was done of it, as ``prune`` and ``gc`` print it."""
     return {
         "dry_run": dry_run,
-        "policy": plan.policy.to_json(),
+        "policy": report.plan.policy.to_json(),
         "checkpoints": [
             {
                 "run": entry.run,
@@ -127,33 +138,11 @@ def plan_document(plan: RetentionPlan, *, dry_run: bool, done: RetentionReport |
                 "keep": entry.keep,
                 "reasons": list(entry.reasons),
             }
-            for entry in plan.entries
+            for entry in report.plan.entries
         ],
-        "skipped": [
-            {"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in (done.skipped if done else ())
-        ],
-        "warnings": list(plan.notes),
+        "skipped": [{"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in report.skipped],
+        "warnings": list(report.plan.notes),
     }
-
-
-def warn(out: Output, plan: RetentionPlan, done: RetentionReport | None) -> None:
-    """Say what the user may not expect."""
-    for text in _warnings(plan, done):
-        out.warning(printable(text))
-
-
-def _warnings(plan: RetentionPlan, done: RetentionReport | None) -> Iterator[str]:
-    yield from plan.notes
-    for one in done.skipped if done else ():
-        yield f"{one.info.name} stays, since {one.reason}"
-
-
-def outcome(plan: RetentionPlan, *, done: RetentionReport | None) -> str:
-    """Return one line that says how many go and how many stay."""
-    all_count = len(plan.entries)
-    if done is None:
-        return f"would drop {len(plan.dropped)} of {checkpoints(all_count)}; nothing was changed"
-    return f"dropped {len(done.dropped)} of {checkpoints(all_count)}"
 
 
 def checkpoints(count: int) -> str:

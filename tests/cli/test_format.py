@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckstore.model.sizes import size_text
 from ckstore_cli import _format
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
@@ -13,7 +14,7 @@ NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
 
 @given(nbytes=st.integers(0, 2**63))
 def test_a_size_is_short_and_within_its_rounding(nbytes: int) -> None:
-    text = _format.size_text(nbytes)
+    text = size_text(nbytes)
     number, unit = text.split()
     factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB").index(unit)
 
@@ -34,7 +35,7 @@ def test_a_size_is_short_and_within_its_rounding(nbytes: int) -> None:
     ],
 )
 def test_sizes_are_written_with_one_decimal(nbytes: int, text: str) -> None:
-    assert _format.size_text(nbytes) == text
+    assert size_text(nbytes) == text
 
 
 @pytest.mark.parametrize(

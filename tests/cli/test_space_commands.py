@@ -191,6 +191,33 @@ def test_the_dry_run_of_gc_reports_what_the_real_run_reports(run: Run, path: Pat
     assert steps(path) == [100, 400, 500, 600]
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ["--keep-last", "2"],
+        ["--keep-every", "200", "--run", "main"],
+        ["--keep-best", "loss", "--keep-last", "1"],
+        ["--keep-within", "7d", "--keep-every", "300"],
+    ],
+)
+def test_gc_drops_by_every_rule_what_prune_would_drop(run: Run, path: Path, rule: list[str]) -> None:
+    plan = document(run("prune", *rule, "--dry-run", "--json", "--store", path).stdout)
+
+    done = document(run("gc", *rule, "--json", "--store", path).stdout)
+
+    names = {"policy", "checkpoints", "skipped", "warnings"}
+    assert {name: done[name] for name in names} == {name: plan[name] for name in names}
+    assert steps(path) == [one["step"] for one in plan["checkpoints"] if one["keep"]] != []
+    assert (done["freed_count"] > 0) == any(not one["keep"] for one in plan["checkpoints"])
+
+
+def test_gc_of_a_run_without_a_rule_is_wrong_usage(run: Run, path: Path) -> None:
+    shown = run("gc", "--run", "main", "--store", path)
+
+    assert shown.exit_code == 2
+    assert "there is no policy" in shown.stderr
+
+
 def test_the_dry_run_of_gc_foresees_which_parts_of_packs_die(run: Run, path: Path) -> None:
     Store.open(path).untag("paper")  # or its pack would stay as it is
     words = ["gc", "--keep-last", "3", "--json", "--store", path]

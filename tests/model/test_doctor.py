@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.doctor import abilities, contents, owners, space
-from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words, size_words
+from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.model.reports.gc_report import DeletedFile, Holder
+from ckstore.model.sizes import size_text
 
 GIB = 2**30
 sizes = st.integers(0, 2**50)
@@ -243,5 +244,5 @@ def test_leaked_files_are_told_by_process_the_largest_first() -> None:
 )
 def test_ages_are_told_in_words(age_s: float, words: str) -> None:
     assert age_words(age_s) == words
-    assert size_words(1536) == "1.5 KiB"
-    assert size_words(12) == "12 B"
+    assert size_text(1536) == "1.5 KiB"
+    assert size_text(12) == "12 B"

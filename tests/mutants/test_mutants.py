@@ -31,7 +31,7 @@ def test_the_guard_that_a_mutant_takes_away_is_still_there(name: str) -> None:
 
 
 def test_a_guard_that_has_moved_is_noticed() -> None:
-    with pytest.raises(ValueError, match=r"mutant no-lease: its text is 0 times in ckstore/objects/collector\.py"):
+    with pytest.raises(ValueError, match=r"mutant no-lease: its text is 0 times in ckstore/objects/last_names\.py"):
         MUTANTS["no-lease"].without_guard("")
 
 

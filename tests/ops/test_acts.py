@@ -55,7 +55,6 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "why": lambda store: store.why("abcdef"),
     "plan_gc": lambda store: store.plan_gc(),
     "gc": lambda store: store.gc(),
-    "check_alone": lambda store: store.check_alone(),
     "leaks": lambda store: store.leaks(),
     "doctor": lambda store: store.doctor(),
     "tag": lambda store: store.tag("best", 1),

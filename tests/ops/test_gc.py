@@ -25,6 +25,7 @@ from ckstore.fs.host import machine
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.objects import publish
 from ckstore.ops.free import reclaim
+from ckstore.ops.free.gc_plan import plan_gc
 from ckstore.ops.index import scan_blobs
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
@@ -329,6 +330,72 @@ def test_the_plan_is_what_the_run_reports_and_nothing_that_is_needed_goes(  # no
     for step in set(range(len(saved))) - gone:
         for seed in saved[step]:
             assert np.array_equal(store.load(step)[str(seed)], state(seed)[f"w{seed}"])
+    shutil.rmtree(folder)
+
+
+def blob_names(store: Store) -> set[str]:
+    """Every digest of which there is a file in ``blobs/`` or, on its way out, in ``trash/``."""
+    files_there = [*(store.path / "blobs").rglob("xxh3-*"), *(store.path / "trash").rglob("xxh3-*")]
+    return {path.name.partition(".")[0] for path in files_there if path.is_file() and not path.is_symlink()}
+
+
+@pytest.mark.property
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(
+    saved=st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5),
+    dropped=st.sets(st.integers(0, 4)),
+    condemned=st.sets(st.integers(0, 5)),
+    put_back=st.sets(st.integers(0, 5)),
+    forgotten=st.booleans(),
+    policy=st.none()
+    | st.builds(RetentionPolicy, keep_last=st.integers(1, 3))
+    | st.builds(RetentionPolicy, keep_every=st.integers(2, 3), keep_last=st.none() | st.integers(1, 2)),
+)
+def test_what_a_dry_run_plans_is_exactly_what_goes(  # noqa: PLR0917
+    tmp_path: Path,
+    saved: list[set[int]],
+    dropped: set[int],
+    condemned: set[int],
+    put_back: set[int],
+    forgotten: bool,
+    policy: RetentionPolicy | None,
+) -> None:
+    folder = tmp_path / f"at-{len(list(tmp_path.iterdir()))}"
+    store = Store.init(folder, chunk_bytes=MIB)
+    for step, seeds in enumerate(saved):
+        store.save({str(seed): np.full(MIB, seed, np.uint8) for seed in seeds}, step=step)
+    digests = {path.name: path for path in (folder / "blobs").rglob("xxh3-*")}
+    of_seed = {int(path.read_bytes()[0]): path for path in digests.values()}
+    with nothing_given_back():
+        for step in dropped & set(range(len(saved))):
+            store.delete(step)
+    for number, seed in enumerate(
+        sorted((condemned | put_back) & of_seed.keys())
+    ):  # as gc left them when it was killed
+        in_trash = folder / "trash" / f"{of_seed[seed].name}.{number:012}"
+        os.link(of_seed[seed], in_trash)
+        if seed not in put_back:
+            of_seed[seed].unlink()
+    if forgotten:  # as where the catalog was rebuilt meanwhile, and the checkpoints were taken apart
+        for taken_apart in [path for path in (folder / "trash").iterdir() if path.is_dir()]:
+            shutil.rmtree(taken_apart)
+        store._context.catalog.forget(list(digests), timeout_s=5.0)
+    there = blob_names(store)
+
+    would = store.gc(policy, dry_run=True)
+    dropping = [entry.info.key for entry in would.retention.plan.dropped] if would.retention else []
+    plan = plan_gc(store._context, dropping)
+    report = store.gc(policy)
+
+    assert (would.freed_count, would.freed_bytes) == (report.freed_count, report.freed_bytes)
+    assert {blob.digest for blob in plan.blobs} == there - blob_names(store)
+    assert (would.held, would.linked_elsewhere) == (report.held, report.linked_elsewhere) == ((), ())
+    assert (would.retention is None) == (report.retention is None) == (policy is None)
+    if would.retention is not None and report.retention is not None:
+        planned = [entry.info.name for entry in would.retention.plan.dropped]
+        assert [info.name for info in report.retention.dropped] == planned
+        assert (report.retention.skipped, would.retention.dropped) == ((), ())
+    check_store(store.path)
     shutil.rmtree(folder)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import DoctorFinding, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.sizes import size_text
 
 _LEAST_READ_AHEAD_KIB = 128
 _LEAST_FILES = 1024
@@ -113,7 +114,7 @@ def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
     """Return how far the kernel reads ahead."""
     if facts.read_ahead_kib is None:
         return ok("read-ahead", "there is no block device to ask")
-    found = f"{size_words(facts.read_ahead_kib * 1024)} on this device"
+    found = f"{size_text(facts.read_ahead_kib * 1024)} on this device"
     if facts.read_ahead_kib < _LEAST_READ_AHEAD_KIB:
         do = f"as root: blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loading reads large files in order"
         return DoctorFinding("note", "read-ahead", found, do)

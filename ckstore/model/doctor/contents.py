@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import DoctorFinding, age_words, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.gc_report import DeletedFile
+from ckstore.model.sizes import size_text
 
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
@@ -54,7 +55,7 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
         kept_bytes = sum(found.nbytes for found in dead)
         died = "died, or are running on another host," if shared else "died"
         told = (
-            f"{_count(len(dead), 'save')} {died} and left {size_words(kept_bytes)}: {_listed([_told(d) for d in dead])}"
+            f"{_count(len(dead), 'save')} {died} and left {size_text(kept_bytes)}: {_listed([_told(d) for d in dead])}"
         )
         do = "ckstore gc frees it, and so does any save by that user; no checkpoint needs it"
         if shared:
@@ -73,7 +74,7 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)
     oldest = max(trash, key=lambda found: found.age_s)
-    told = f"{_count(len(trash), 'entry', 'entries')} with {size_words(kept_bytes)}; the oldest: {_told(oldest)}"
+    told = f"{_count(len(trash), 'entry', 'entries')} with {size_text(kept_bytes)}; the oldest: {_told(oldest)}"
     if shared:
         return DoctorFinding("note", "trash", told, f"{_GC_ALONE} frees it")
     if oldest.age_s > _OLD_S:
@@ -211,8 +212,8 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
         for key in {(who.pid, who.command) for who in leak.holders}:
             by_process[key] = by_process.get(key, 0) + leak.nbytes
     most = sorted(by_process.items(), key=lambda item: (-item[1], item[0]))
-    who = [f"{size_words(nbytes)} by PID {pid} ({command})" for (pid, command), nbytes in most]
+    who = [f"{size_text(nbytes)} by PID {pid} ({command})" for (pid, command), nbytes in most]
     total_bytes = sum(leak.nbytes for leak in leaks)
-    told = f"{_count(len(leaks), 'deleted file')} with {size_words(total_bytes)} not yet freed: {_listed(who)}"
+    told = f"{_count(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)

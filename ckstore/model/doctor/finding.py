@@ -66,12 +66,3 @@ def age_words(age_s: float) -> str:
         if count >= 2 or unit_s == 1:
             return f"{max(count, 0)} {unit}{'' if count == 1 else 's'}"
     return "0 seconds"
-
-
-def size_words(nbytes: float) -> str:
-    """Return a size as ``512 B`` or ``37.4 MiB``."""
-    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while value >= 1023.95 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{int(value)} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

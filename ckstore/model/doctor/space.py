@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.model.doctor.finding import DoctorFinding, ok, size_words
+from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.sizes import size_text
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
@@ -48,11 +49,11 @@ class DirtyFacts:
 
 def check_bytes(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of free bytes."""
-    found = f"{size_words(facts.free_bytes)} of {size_words(facts.total_bytes)} are free"
+    found = f"{size_text(facts.free_bytes)} of {size_text(facts.total_bytes)} are free"
     if facts.free_bytes < facts.reserve_wanted_bytes:
         return DoctorFinding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_bytes < facts.newest_bytes:
-        found += f", less than the newest checkpoint takes ({size_words(facts.newest_bytes)})"
+        found += f", less than the newest checkpoint takes ({size_text(facts.newest_bytes)})"
         return DoctorFinding("warning", "free space", found, _MAKE_ROOM)
     if facts.free_bytes < _LOW_PART * facts.total_bytes:
         return DoctorFinding("warning", "free space", f"{found}, less than {_LOW_PART:.0%}", _MAKE_ROOM)
@@ -74,8 +75,8 @@ def check_inodes(facts: SpaceFacts) -> DoctorFinding:
 def check_reserve(facts: SpaceFacts) -> DoctorFinding:
     """Return what is to be said of the space that is kept back."""
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
-        return ok("reserve", f"{size_words(facts.reserve_bytes)} are reserved for gc on a full disk")
-    part = f"{size_words(facts.reserve_bytes)} of {size_words(facts.reserve_wanted_bytes)}"
+        return ok("reserve", f"{size_text(facts.reserve_bytes)} are reserved for gc on a full disk")
+    part = f"{size_text(facts.reserve_bytes)} of {size_text(facts.reserve_wanted_bytes)}"
     return DoctorFinding(
         "note",
         "reserve",
@@ -87,10 +88,10 @@ def check_reserve(facts: SpaceFacts) -> DoctorFinding:
 def check_dirty(facts: DirtyFacts) -> DoctorFinding:
     """Return what is to be said of what the kernel has not written yet."""
     waiting_bytes = facts.dirty_bytes + facts.writeback_bytes
-    found = f"{size_words(facts.dirty_bytes)} dirty and {size_words(facts.writeback_bytes)} in write-back"
+    found = f"{size_text(facts.dirty_bytes)} dirty and {size_text(facts.writeback_bytes)} in write-back"
     if not facts.limit_bytes:
         return ok("dirty pages", f"{found}; the limit is not known")
-    found += f", writers wait from {size_words(facts.limit_bytes)} on"
+    found += f", writers wait from {size_text(facts.limit_bytes)} on"
     if waiting_bytes > 0.8 * facts.limit_bytes:
         do = (
             "wait until it is written, or find the writer with iotop; a smaller vm.dirty_bytes makes such waits shorter"

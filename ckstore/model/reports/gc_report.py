@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.sizes import size_text
+
 _NAMED_HOLDERS = 3
 
 
@@ -130,6 +132,8 @@ class GcReport:
         unseen_processes: How many processes could not be looked at for holders; None: unknown, since ``/proc`` is not
             there or does not list the processes of others. The kernel's own answer about a
             blob does not depend on it.
+        retention: The retention plan, and which checkpoints it dropped before; None without a policy. In a dry run
+            it dropped none.
         dry_run: Nothing was changed; the numbers say what would have been.
         explanation: What happened, in words; when nothing was freed, what would.
     """
@@ -144,6 +148,7 @@ class GcReport:
     trash_left: tuple[str, ...] = ()
     catalog_bytes: int = 0
     unseen_processes: int | None = 0
+    retention: RetentionReport | None = None
     dry_run: bool = False
     explanation: str = ""
 
@@ -248,13 +253,3 @@ def _named(held: tuple[HeldBlob, ...]) -> str:
 
 def _blobs(count: int) -> str:
     return "1 blob" if count == 1 else f"{count} blobs"
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size as ``512 B``, ``1.0 KiB``, ``37.4 MiB``."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    value, power = nbytes / 1024, 0
-    while value >= 1023.95 and power < len(_UNITS) - 1:
-        value, power = value / 1024, power + 1
-    return f"{value:.1f} {_UNITS[power]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.settings.retention import RetentionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,11 @@ class RetentionReport:
     """What applying a plan did.
 
     Attributes:
+        plan: The plan.
         dropped: Checkpoints that are gone; gc frees the blobs that only they used.
         skipped: Checkpoints that were to go and were not: something had changed since the plan was made.
     """
 
-    dropped: tuple[CheckpointInfo, ...]
-    skipped: tuple[Skipped, ...]
+    plan: RetentionPlan
+    dropped: tuple[CheckpointInfo, ...] = ()
+    skipped: tuple[Skipped, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckstore.model.reports.gc_report import size_text
+from ckstore.model.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)

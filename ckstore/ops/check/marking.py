@@ -10,6 +10,7 @@ from ckstore.errors import DamagedBlob, OtherHash
 from ckstore.fs import locks, peek
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
+from ckstore.model.times import text_of_time
 from ckstore.objects import blobs, marks
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
@@ -64,7 +65,7 @@ def remember(
     if context.readonly or context.writes_disabled_because:
         return False
     entries = tuple(entries)
-    found = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    found = text_of_time(datetime.now(UTC))
     try:
         for entry in entries:
             if entry.blob and distrust:

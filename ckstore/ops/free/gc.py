@@ -19,10 +19,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse
+from ckstore.fs import peek
 from ckstore.fs.inside import NotInStore
-from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcReport, explain
+from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops.free import reclaim, retain
@@ -35,8 +36,6 @@ from ckstore.ops.os_errors import unsafe
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.ops.context import Context
 
@@ -50,22 +49,31 @@ _OWN_WRITES_BYTES = 2**20
 
 
 def gc(
-    context: Context, policy: RetentionPolicy | None = None, *, dry_run: bool = False, exclusive: bool = False
+    context: Context,
+    policy: RetentionPolicy | None = None,
+    run: str | None = None,
+    *,
+    dry_run: bool = False,
+    exclusive: bool = False,
 ) -> GcReport:
-    """Apply a retention policy, if one is given, then `collect`; in a dry run say what both would free."""
+    """Drop what a retention policy does not keep, if one is given, then `collect`; in a dry run say what both would do.
+
+    Raises:
+        As `collect`, `retain.plan_retention` and `retain.carry_out`.
+        BadInput: A run is given, and no policy.
+    """
+    if policy is None and run is not None:
+        msg = f"run={run!r} limits a retention policy to one run, and there is no policy"
+        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave out the run")
     if not dry_run:
         check_alone(context, exclusive=exclusive)
-    if policy is None:
-        return _dry(context, ()) if dry_run else collect(context, exclusive=exclusive)
-    plan = retain.plan_asked(context, policy, None)
+    plan = None if policy is None else retain.plan_asked(context, policy, run)
     if dry_run:
-        return _dry(context, [(entry.info.run, entry.info.step) for entry in plan.dropped])
-    retain.carry_out(context, plan)
-    return collect(context, exclusive=exclusive)
-
-
-def _dry(context: Context, dropping: Collection[CheckpointKey]) -> GcReport:
-    return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
+        dropping = [] if plan is None else [entry.info.key for entry in plan.dropped]
+        report = replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
+        return replace(report, retention=None if plan is None else RetentionReport(plan))
+    done = None if plan is None else retain.carry_out(context, plan)
+    return replace(collect(context, exclusive=exclusive), retention=done)
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -> GcReport:
@@ -103,7 +111,7 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
 
 def _collect(context: Context, *, settle: bool) -> GcReport:
     layout = context.layout
-    free_bytes = _free_bytes(context)
+    free_bytes = peek.free_space(context.layout.path).unused_bytes
     with _start(context) as collector, reserve.given_up(layout):
         thorough = context.catalog_is_private and settle
         catch_up(context, whole=thorough)
@@ -126,7 +134,7 @@ def _collect(context: Context, *, settle: bool) -> GcReport:
             linked_elsewhere=linked_elsewhere(context, done.linked),
             swept_stagings=swept,
             trash_left=tuple(trash.names_in(layout.trash)),
-            unseen_processes=done.unseen_count,
+            unseen_processes=collector.unseen_count,
         )
     grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
     with reserve.given_up(layout):  # measured without it; the catalog is read once more
@@ -166,13 +174,13 @@ def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s:
 
     What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
     """
-    most_bytes = grown_bytes = _free_bytes(context) - before_bytes
+    most_bytes = grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
         if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + quiet_s:
             break
         time.sleep(_START_PAUSE_S)
-        grown_bytes = _free_bytes(context) - before_bytes
+        grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
         if grown_bytes > most_bytes:
             most_bytes, grew_s = grown_bytes, time.monotonic()
     return grown_bytes
@@ -205,8 +213,3 @@ def catalog_bytes(context: Context) -> int:
         except FileNotFoundError:
             continue
     return total
-
-
-def _free_bytes(context: Context) -> int:
-    status = os.statvfs(context.layout.path)
-    return status.f_bfree * status.f_frsize

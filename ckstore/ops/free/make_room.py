@@ -6,12 +6,12 @@ ever: tags, pins, readers and the newest valid checkpoint of each run stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
+from ckstore.fs import peek
 from ckstore.model.settings.free_space import Amount, Need, Way, advice, shortest
 from ckstore.model.settings.retention import PlanEntry, RetentionPolicy
 from ckstore.ops.config import make_room_of
@@ -35,9 +35,8 @@ def measure(context: Context, new: Amount) -> Need:
     Raises:
         OSError: The system refused.
     """
-    status = os.statvfs(context.layout.path)
-    free_inodes = status.f_favail if status.f_files else None
-    return Need(new, status.f_bavail * status.f_frsize, free_inodes)
+    room = peek.free_space(context.layout.path)
+    return Need(new, room.free_bytes, room.free_inodes)
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:

@@ -213,7 +213,7 @@ def _apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
                     skipped.append(Skipped(info, reason))
                 else:
                     dropped.append(info)
-    return RetentionReport(dropped=tuple(dropped), skipped=tuple(skipped))
+    return RetentionReport(to_do, tuple(dropped), tuple(skipped))
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:

@@ -16,6 +16,7 @@ from ckstore.fs import files, links, locks, peek
 from ckstore.fs.host import place
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.settings import StoreSettings, parse_settings
+from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
         UnsafePlace: The filesystem cannot hold a store.
         OSError: The system refused, or the store is made and its names may not survive a power cut.
     """
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)

@@ -77,8 +77,7 @@ def _check_space(context: Context) -> None:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
     except FileNotFoundError:  # then there is nothing to lose
         return
-    status = os.statvfs(path.parent)
-    free_bytes = status.f_bavail * status.f_frsize
+    free_bytes = peek.free_space(path.parent).free_bytes
     if wanted_bytes > free_bytes:
         msg = (
             f"the new catalog needs about {wanted_bytes} bytes beside the old one, {free_bytes} are free on the "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
-from ckstore.fs import files, links, reflink
+from ckstore.fs import files, links, peek, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
 from ckstore.ops.read.destination import outside_of_store
@@ -154,12 +154,12 @@ def _size(directory: CheckpointDirectory, record: FileRecord) -> int:
 
 
 def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
-    status = os.statvfs(tree.path)
-    free = status.f_bavail * status.f_frsize
-    needed = nbytes + count * status.f_frsize + _MARGIN_BYTES
-    if needed > free or (status.f_files and count > status.f_favail):
+    room = peek.free_space(tree.path)
+    needed = nbytes + count * room.block_bytes + _MARGIN_BYTES
+    if needed > room.free_bytes or not room.has_inodes(count):
+        inodes = "" if room.free_inodes is None else f" and {room.free_inodes} inodes"
         msg = (
-            f"the checkout needs {needed} bytes and {count} inodes, {free} bytes and {status.f_favail} inodes are free "
+            f"the checkout needs {needed} bytes and {count} inodes, {room.free_bytes} bytes{inodes} are free "
             f"on the filesystem of {tree.destination.parent}"
         )
         raise InsufficientSpace(msg, hint="make room there, or check out with --only; nothing was written")

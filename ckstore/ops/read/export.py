@@ -26,7 +26,7 @@ from ckstore.containers.safetensors_write import (
     shard_name,
 )
 from ckstore.errors import BadInput, CkstoreError, InsufficientSpace
-from ckstore.fs import direct, files
+from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.dtypes import itemsize
@@ -139,7 +139,7 @@ def export_open(
             raise
         msg = (
             f"the export needs {needed_bytes} bytes, which did not fit ({describe_os_error(error)}); "
-            f"{_free_bytes(path.parent)} are free on the filesystem of {path}"
+            f"{peek.free_space(path.parent).free_bytes} are free on the filesystem of {path}"
         )
         raise InsufficientSpace(msg, hint="make room, then export again; nothing was left behind") from error
     return ExportReport(
@@ -184,15 +184,10 @@ def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list
 
 
 def _check_space(tree: NewTree, needed_bytes: int) -> None:
-    free_bytes = _free_bytes(tree.path)
+    free_bytes = peek.free_space(tree.path).free_bytes
     if needed_bytes > free_bytes:
         msg = f"the export needs {needed_bytes} bytes, {free_bytes} are free on the filesystem of {tree.destination}"
         raise InsufficientSpace(msg, hint="make room, or export to another filesystem; nothing was written")
-
-
-def _free_bytes(path: Path) -> int:
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
 
 
 def _state_names(plan: ExportPlan) -> tuple[str, ...]:

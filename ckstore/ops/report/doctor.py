@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import statx
+from ckstore.fs import peek, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, mounts, place
 from ckstore.fs.peek import may_write as may_write_in
@@ -49,13 +49,13 @@ def _place(context: Context) -> Findings:
 
 
 def _space(context: Context) -> Findings:
-    status = os.statvfs(context.layout.path)
+    room = peek.free_space(context.layout.path)
     newest = max(infos(context), key=lambda info: info.order, default=None)
     facts = space.SpaceFacts(
-        total_bytes=status.f_blocks * status.f_frsize,
-        free_bytes=status.f_bavail * status.f_frsize,
-        total_inodes=status.f_files,
-        free_inodes=status.f_favail,
+        total_bytes=room.total_bytes,
+        free_bytes=room.free_bytes,
+        total_inodes=room.total_inodes,
+        free_inodes=room.free_inodes or 0,
         newest_bytes=newest.logical_bytes if newest is not None else 0,
         reserve_bytes=reserve.kept_bytes(context.layout),
         reserve_wanted_bytes=reserve.wanted_bytes(context.layout),

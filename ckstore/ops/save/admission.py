@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -113,7 +112,7 @@ def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
 def _amount(context: Context, found: _Found, source_count: int) -> Amount:
     """Return what the save takes on this filesystem, whose files have whole blocks."""
     layout = context.layout
-    block = os.statvfs(layout.path).f_frsize
+    block = peek.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
     pack_count = _packs(found.small_bytes)
     folders = {fan_out(digest) for digest in found.new if not peek.is_directory(layout.blob(digest).parent)}

@@ -44,6 +44,7 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
+from ckstore.model.times import text_of_time
 from ckstore.objects import marks
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
@@ -247,7 +248,7 @@ def _draft(context: Context, captured: Captured, stored: Stored, request: Reques
         run=request.run,
         step=0,
         sequence=0,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        created=text_of_time(datetime.now(UTC)),
         writer=f"ckstore {__version__}",
         description=about,
         logical_bytes=stored.logical_bytes,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ckstore_cli._format import printable, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import CkstoreError
+from ckstore.model.sizes import size_text
 from ckstore_cli._documents import checkpoint_document
-from ckstore_cli._format import printable, share_text, size_text
+from ckstore_cli._format import printable, share_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._refs import complete_run

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.model.names import plain as plain_name
+from ckstore.model.sizes import size_text
 from ckstore_cli._documents import plain
-from ckstore_cli._format import columns, cut, number_text, printable, size_text
+from ckstore_cli._format import columns, cut, number_text, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref

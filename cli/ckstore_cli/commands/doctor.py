@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.sizes import size_text
 from ckstore_cli._errors import FAILED
-from ckstore_cli._format import columns, cut, printable, size_text, wrap
+from ckstore_cli._format import columns, cut, printable, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 

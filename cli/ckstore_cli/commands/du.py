@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore_cli._format import columns, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.model.names import plain
-from ckstore.model.sizes import parse_size
-from ckstore_cli._format import printable, size_text
+from ckstore.model.sizes import parse_size, size_text
+from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.model.reports.gc_report import by_reason
+from ckstore.model.sizes import size_text
 from ckstore_cli._errors import HELD
-from ckstore_cli._format import columns, cut, printable, size_text
+from ckstore_cli._format import columns, cut, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
-from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, warn
+from ckstore_cli._refs import complete_run
+from ckstore_cli._retention import policy_of, print_outcome, print_plan, retention_document, rule_options
 
 if TYPE_CHECKING:
     from ckstore.model.reports.gc_report import GcReport, HeldBlob
@@ -21,7 +23,8 @@ _UNSEEN = "?"
 
 
 @click.command()
-@click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="First drop all but the last N of each run.")
+@rule_options
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Drop from this run only. Default: each run.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @click.option(
     "--exclusive", is_flag=True, help="Free space on a shared filesystem too: no other host is using the store."
@@ -29,12 +32,22 @@ _UNSEEN = "?"
 @store_option
 @json_option
 @pass_frame
-def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> int:  # noqa: FBT001 - click's
+def gc(  # noqa: PLR0917 - one for each option
+    frame: Frame,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, ...],
+    keep_within: str | None,
+    run: str | None,
+    dry_run: bool,  # noqa: FBT001 - click's
+    exclusive: bool,  # noqa: FBT001 - click's
+) -> int:
     """Free what no checkpoint needs, and name the processes that hold the rest.
 
     Run it at any time: saves and readers go on. A blob that a process has open
-    is not freed; gc names the process, and a later gc frees the blob. With
-    --keep-last, checkpoints are dropped first, as by ckstore prune.
+    is not freed; gc names the process, and a later gc frees the blob. With a
+    rule (--keep-last and the like) it first drops the checkpoints that no rule
+    keeps, as ckstore prune does.
 
     On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts and
     frees nothing unless --exclusive says that no other host uses the store.
@@ -53,21 +66,16 @@ def gc(frame: Frame, keep_last: int | None, dry_run: bool, exclusive: bool) -> i
       5  another gc is running, or other hosts may use the store: see --exclusive
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
-    policy = policy_of(keep_last, None, (), None)
+    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
-        if not dry_run:
-            store.check_alone(exclusive=exclusive)
-        plan = None if policy is None else store.plan_retention(policy)
-        done = None if plan is None or dry_run else store.apply(plan)
-        report = store.gc(policy, dry_run=True) if dry_run else store.gc(exclusive=exclusive)
+        report = store.gc(policy, run=run, dry_run=dry_run, exclusive=exclusive)
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
-    if plan is not None:
-        document = plan_document(plan, dry_run=dry_run, done=done)
-        print_plan(out, plan.entries)
-        out.line(outcome(plan, done=done))
-        warn(out, plan, done)
+    if report.retention is not None:
+        document = retention_document(report.retention, dry_run=dry_run)
+        print_plan(out, report.retention.plan.entries)
+        print_outcome(out, report.retention, dry_run=dry_run)
     out.document({**document, **_document(report)})
     for line in _lines(report, out):
         out.line(line)

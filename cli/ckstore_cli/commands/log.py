@@ -11,8 +11,9 @@ import click
 from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.sizes import size_text
 from ckstore_cli._documents import checkpoint_document
-from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, size_text, wrap
+from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, runs, steps

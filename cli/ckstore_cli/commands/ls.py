@@ -11,7 +11,8 @@ import click
 
 from ckstore.errors import NoSuchRef
 from ckstore.model.names import plain
-from ckstore_cli._format import columns, printable, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import columns, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 

@@ -7,7 +7,7 @@ import click
 from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import outcome, plan_document, policy_of, print_plan, rule_options, warn
+from ckstore_cli._retention import policy_of, print_outcome, print_plan, retention_document, rule_options
 
 
 @click.command()
@@ -47,6 +47,8 @@ def prune(  # noqa: PLR0917 - one for each option
       2  wrong usage, or no rule
       4  there is no such store
     """
+    from ckstore.model.reports.retention_report import RetentionReport
+
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
@@ -57,9 +59,8 @@ def prune(  # noqa: PLR0917 - one for each option
             )
         plan = store.plan_retention(policy, run)
         print_plan(out, plan.entries)
-        done = None if dry_run else store.apply(plan)
-    out.document(plan_document(plan, dry_run=dry_run, done=done))
-    out.line(outcome(plan, done=done))
-    warn(out, plan, done)
-    if done and done.dropped:
+        done = RetentionReport(plan) if dry_run else store.apply(plan)
+    out.document(retention_document(done, dry_run=dry_run))
+    print_outcome(out, done, dry_run=dry_run)
+    if done.dropped:
         out.note("run ckstore gc to free the space")

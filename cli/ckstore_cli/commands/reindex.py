@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.errors import DamagedBlob
-from ckstore_cli._format import printable, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._progress import Progress

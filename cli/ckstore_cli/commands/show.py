@@ -12,8 +12,9 @@ import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.sizes import size_text
 from ckstore_cli._documents import checkpoint_document, notes_document, plain
-from ckstore_cli._format import age_text, printable, share_text, size_text
+from ckstore_cli._format import age_text, printable, share_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 

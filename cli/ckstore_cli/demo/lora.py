@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ckstore import Store
 from ckstore.errors import CkstoreError
-from ckstore_cli._format import size_text
+from ckstore.model.sizes import size_text
 from ckstore_cli.demo.data import Batches, Rng, read_corpus
 from ckstore_cli.demo.model import ByteGpt, Size
 

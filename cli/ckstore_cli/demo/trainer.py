@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from ckstore import Store
 from ckstore.errors import CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore_cli._format import columns, size_text
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import columns
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
 from ckstore_cli.demo.model import ByteGpt, Size
 from ckstore_cli.demo.proof import digests

@@ -1,0 +1,142 @@
+"""Which last names of blobs may go (rule K): one decision, for the plan of gc and for the collector."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.fs import holders, lease, peek
+from ckstore.model.digest import is_digest
+from ckstore.model.reports.gc_report import HeldBlob
+from ckstore.objects.layout import BLOBS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.fs.inside import Inside
+
+_BLIND = "without /proc, gc cannot see which process has it open"
+_CANNOT_ASK = "the kernel does not say here which process has it open"
+
+
+@dataclass(frozen=True, slots=True)
+class LastName:
+    """The last name of a blob, about to go."""
+
+    digest: str
+    path: Inside
+    status: os.stat_result
+
+    @property
+    def inode(self) -> holders.Inode:
+        """Its device and inode number."""
+        return self.status.st_dev, self.status.st_ino
+
+
+class Judge:
+    """Says of last names whether a process has the blob open.
+
+    Args:
+        leases: Whether leases say something here.
+
+    Attributes:
+        unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
+    """
+
+    def __init__(self, *, leases: bool) -> None:
+        self.unseen_count: int | None = 0
+        self._leases = leases
+
+    def look_for(self, lasts: Iterable[LastName]) -> holders.Scan:
+        """Look at all processes once: after a rename to trash, so that no process can find the way to the file."""
+        seen = holders.find_holders([last.inode for last in lasts])
+        before, now = self.unseen_count, seen.unseen_count
+        self.unseen_count = None if before is None or now is None else max(before, now)
+        return seen
+
+    def may_be_open(self, path: Inside) -> bool:
+        """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
+        return self._leases and lease.ask(path) is not lease.Holding.FREE
+
+    def is_held(self, last: LastName, seen: holders.Scan) -> bool:
+        """Whether a blob has to stay: it is open, or nothing can be asked."""
+        if self._is_blind(seen):
+            return True
+        return last.inode in seen.holders or self.may_be_open(last.path)
+
+    def held(self, last: LastName, seen: holders.Scan) -> HeldBlob:
+        """Return what is to be said of a blob that stays."""
+        why = _BLIND if self._is_blind(seen) else why_unasked(last.path)
+        return HeldBlob(last.digest, last.status.st_size, tuple(seen.holders.get(last.inode, ())), why)
+
+    def is_open(self, last: LastName) -> bool:
+        """As `is_held`, of one file; where the kernel can be asked, the processes are not looked at."""
+        if self._leases:
+            return self.may_be_open(last.path)
+        return self.is_held(last, holders.find_holders([last.inode]))
+
+    def _is_blind(self, seen: holders.Scan) -> bool:
+        return seen.blind and not self._leases
+
+
+def why_unasked(path: Inside) -> str:
+    """Return why the kernel does not say who has a file open; empty if it does."""
+    try:
+        if lease.ask(path) is not lease.Holding.UNKNOWN:
+            return ""
+        owner = peek.status(path).st_uid
+    except FileNotFoundError:
+        return ""
+    if os.geteuid() in (owner, 0):
+        return _CANNOT_ASK
+    return f"it belongs to uid {owner}: only a gc by that user or by root can free it"
+
+
+class NamesGoing:
+    """Names of blobs that go: counted for each inode, whose last name has gone when all of its links have."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[holders.Inode] = Counter()
+        self._first: dict[holders.Inode, LastName] = {}
+
+    def add(self, digest: str, path: Inside) -> os.stat_result | None:
+        """Count a name, if there is a file; return the file's status if this is its last name."""
+        status = peek.find(path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None
+        name = LastName(digest, path, status)
+        self._counts[name.inode] += 1
+        self._first.setdefault(name.inode, name)
+        return status if self._counts[name.inode] == status.st_nlink else None
+
+    def add_checkpoint(self, folder: Inside) -> list[str]:
+        """Count all blobs in the directory of a checkpoint or a save; return their digests."""
+        digests = blobs_in(folder)
+        for digest in digests:
+            self.add(digest, folder / BLOBS / digest)
+        return digests
+
+    def lasts(self) -> list[LastName]:
+        """Return the first name of each inode of which all names go, in the order of digests."""
+        gone = [name for inode, name in self._first.items() if self._counts[inode] == name.status.st_nlink]
+        return sorted(gone, key=lambda name: (name.digest, str(name.path)))
+
+    def linked(self, digests: Iterable[str]) -> dict[str, int]:
+        """Return those of some digests of which a file has further names, and its size."""
+        wanted = set(digests)
+        return {
+            name.digest: name.status.st_size
+            for inode, name in self._first.items()
+            if name.digest in wanted and self._counts[inode] < name.status.st_nlink
+        }
+
+
+def blobs_in(folder: Inside) -> list[str]:
+    """Return the digests of the blobs in the directory of a checkpoint, sorted; none if it is gone."""
+    try:
+        return sorted(name for name in peek.names(folder / BLOBS) if is_digest(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
