@@ -15,7 +15,7 @@
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
-    ├── InUse                    5   somebody holds what was to be taken apart
+    ├── InUse                    5   a process uses what was to be deleted, or holds a lock
     ├── NewerFormat              1   written by a newer ckstore
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
@@ -200,7 +200,7 @@ class CatalogUnavailable(CkstoreError):
 
 
 class InUse(CkstoreError):
-    """Somebody holds what was to be taken apart, or a lock was not had in time."""
+    """A process uses what was to be deleted, or a lock was not free in time."""
 
     exit_status = 5
 

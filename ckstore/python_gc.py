@@ -36,7 +36,7 @@ class _Pause:
                 gc.enable()
 
     def forget(self) -> None:
-        """In a child: what other threads began is not there, and nobody would let the collector go on."""
+        """In a child: what other threads began is not there, and no thread would let the collector go on."""
         self._mutex = threading.RLock()
         self._count = 0
         if self._stopped:

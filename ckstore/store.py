@@ -85,7 +85,7 @@ class Store:
             catalog_path: As in `open`; it is not kept in the store.
 
         Raises:
-            BadInput: There is a store or something else at `path`, or an argument cannot be.
+            BadInput: There is a store or something else at `path`, or an argument is invalid.
             UnsafePlace: The filesystem cannot hold a store.
         """
         root = _resolved(path)
@@ -173,7 +173,7 @@ class Store:
             parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
                 here, else the one of any run that was last loaded.
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
-                ``keep`` it. The same content again is no error in any case, and a damaged checkpoint is always
+                ``keep`` it. The same content again is not an error in any case, and a damaged checkpoint is always
                 replaced.
             force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
                 and `warnings` say so. A tag in `tags` moves in any case.
@@ -270,7 +270,7 @@ class Store:
             destination: A directory that does not exist yet, or is empty.
             link: ``auto``: share blocks with the store where the filesystem can (reflink), else copy. ``reflink``:
                 refuse where it cannot. ``copy``. ``hardlink``: files that are one blob become names of that blob,
-                read-only; whoever writes into one (root can) damages every checkpoint that uses it.
+                read-only; writing into one (root can) damages every checkpoint that uses it.
             only: Globs of the paths to write, in which ``*`` also stands for slashes; None: all.
             progress: Called with the bytes that are done and those to be done.
 
@@ -388,7 +388,7 @@ class Store:
             target: What to load into.
             ref: Which checkpoint; as in `load`.
             strict: False: load what fits, leave the rest as it is and report it. Another dtype, tensors on the meta
-                device, and a module of which no name fits, are refused all the same.
+                device, and a module of which no name fits, are still refused.
             select: As in `load`, by the names in the checkpoint; everything else in the target stays as it is. What has
                 a ``load_state_dict``, modules apart, is loaded whole or not at all.
             rename: Beginnings of the checkpoint's names -> what replaces them: ``{"_orig_mod.": "", "module.": ""}``.
@@ -505,16 +505,16 @@ class Store:
     ) -> VerifyReport:
         """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
 
-        Directories that are no complete checkpoints are damage, too. What is found damaged is remembered:
+        Directories that are not complete checkpoints are damage, too. What is found damaged is remembered:
         ``latest-valid`` does not choose it, saving it again replaces it. A checkpoint that is found whole is trusted
         again. When all checkpoints are verified, the store itself is looked at as well: links, canonical names,
-        blobs that nobody uses, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
+        unused blobs, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
         store that was opened for reading remembers and mends nothing.
 
         Args:
             ref: Which checkpoint; None: all.
             sample: Read only this part of the blobs, above 0, those that were read longest ago first; what is
-                missing or has another size is found all the same. None: all of them.
+                missing or has another size is still found. None: all of them.
             quick: Read no blobs: only sizes, times, links, names, the catalog and small files.
             budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
                 blob. Repeated, it comes round to all of them.
@@ -543,7 +543,7 @@ class Store:
 
     @act
     def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
-        """Build the catalog anew from the directories, keep the old one aside, and say what was found.
+        """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
 
         Only the log of past events is not in the directories. The old catalog becomes ``catalog.db.old-N``; the three
         newest are kept. Others may work in the store meanwhile. Blobs that lost their name in ``blobs/`` get it again,
@@ -653,7 +653,7 @@ class Store:
     def leaks(self) -> list[DeletedFile]:
         """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
 
-        Files of other programs are among them. As root all processes are seen, otherwise one's own.
+        Files of other programs are among them. As root all processes are seen, otherwise your own.
         """
         from ckstore.fs.holders import deleted_but_open
 
@@ -677,7 +677,7 @@ class Store:
         Raises:
             BadInput: `name` cannot be a tag.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Somebody is taking it apart.
+            InUse: Another process is deleting it.
         """
         from ckstore.ops.refs.tags import tag
 
@@ -712,9 +712,9 @@ class Store:
             expires: ``36h``, ``7d`` and the like, seconds, or a datetime with a time zone; None: never.
 
         Raises:
-            BadInput: `reason` or `expires` cannot be.
+            BadInput: `reason` or `expires` is invalid.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Somebody is taking it apart.
+            InUse: Another process is deleting it.
         """
         from ckstore.ops.refs.pins import pin
 
@@ -748,16 +748,16 @@ class Store:
     ) -> CheckpointInfo:
         """Add metrics (of an evaluation, say) and a note to a checkpoint, durably; retention goes by them.
 
-        A metric that the checkpoint has already gets the new value. Of two who annotate at once, nobody's words are
-        lost.
+        A metric that the checkpoint has already gets the new value. Of two callers that annotate at once, neither's
+        words are lost.
 
         Returns:
             What the store says about it now.
 
         Raises:
-            BadInput: A metric is no number, or there is nothing to add.
+            BadInput: A metric is not a number, or there is nothing to add.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Somebody is taking it apart.
+            InUse: Another process is deleting it.
         """
         from ckstore.ops.refs.annotate import annotate
 

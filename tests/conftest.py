@@ -103,7 +103,7 @@ def _no_descriptor_left(request: pytest.FixtureRequest, tmp_path: Path, _clean_e
         return {entry for folder in watched for entry in open_below(folder).items()} - before
 
     if left():
-        gc.collect()  # a cycle may hold one that nobody else does; slow, so only now
+        gc.collect()  # a cycle may hold one that nothing else holds; slow, so only now
     if found := left():
         listed = ", ".join(f"{fd}: {path}" for fd, path in sorted(found))
         pytest.fail(f"the test left descriptors open: {listed}")

@@ -48,7 +48,7 @@ def tracked() -> list[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        # A checkout that belongs to somebody else is still only listed here.
+        # A checkout that belongs to another user is still only listed here.
         env={
             **os.environ,
             "GIT_CONFIG_COUNT": "1",
@@ -93,7 +93,7 @@ def test_every_pinned_version_is_exact_and_every_dependency_is_pinned() -> None:
     assert names <= {pin.split("==")[0].lower() for pin in pins}
 
 
-def test_no_file_tells_of_the_machine_that_it_was_made_on() -> None:
+def test_no_file_shows_the_machine_that_it_was_made_on() -> None:
     found = []
     for path in tracked():
         try:

@@ -1,7 +1,7 @@
 """Look at the files of the catalog before SQLite does: it plays back what lies beside a database, and deletes files.
 
 A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
-that file lies. So a journal that came with a copied store would delete a file of whoever opens the store. ckstore
+that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
 never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
 would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
 

@@ -36,7 +36,7 @@ Look = Callable[[str, int], "Published | None"]
 class Catalog:
     """The catalog of the store at `root`; holds nothing open, so it may be shared and forked.
 
-    Every method that writes raises `InUse` when a lock was not had within `timeout_s` seconds,
+    Every method that writes raises `InUse` when it could not take a lock within `timeout_s` seconds,
     `NewerFormat` when a newer ckstore made the catalog, and `CatalogUnavailable` when it cannot be
     written for another reason; then nothing was changed. Every method that reads raises
     `CatalogUnavailable` and nothing else.
@@ -355,7 +355,7 @@ class Catalog:
     def replace(self, *, timeout_s: float) -> Path | None:
         """Put an empty catalog in the place of what is there; return its new path, ``catalog.db.old-N``.
 
-        None: there was none. The three newest of them are kept. Nobody writes to the old one any
+        None: there was none. The three newest of them are kept. No process writes to the old one any
         more: a writer opens the catalog by its name, under the lock that is held meanwhile.
         """
         from ckstore.catalog import upkeep

@@ -2,7 +2,7 @@
 
 Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`,
 truncate the WAL, close, and only then release the flock. SQLite up to 3.51.2 can corrupt a database
-when one connection checkpoints the WAL while another one commits; under the flock nobody else does
+when one connection checkpoints the WAL while another one commits; under the flock no other process does
 either. Reading takes no flock: a connection with `mode=ro` cannot checkpoint.
 
 A statement that still has rows to give keeps its connection open past `close()`. So everything
@@ -84,7 +84,7 @@ def writing(path: Path, *, timeout_s: float) -> Iterator[BoundedConnection]:
     The block must not use the catalog in any other way: the flock is held.
 
     Raises:
-        InUse: The flock or SQLite's own lock was not had within `timeout_s` seconds.
+        InUse: The flock or SQLite's own lock was not free within `timeout_s` seconds.
         NewerFormat: A newer ckstore made it.
         CatalogUnavailable: It cannot be used for another reason.
     """
@@ -239,7 +239,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
         finally:
             connection.close()
         # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
-        # written to a file that somebody removed is in no catalog.
+        # written to a file that was removed is in no catalog.
         if _identity(path) != there:
             raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
@@ -258,7 +258,7 @@ def _file_bytes(path: Path) -> int:
 def _may_be_mapped(path: Path) -> bool:
     try:
         return journal.may_be_mapped(path)
-    except FileNotFoundError as error:  # renamed meanwhile: another process builds it anew
+    except FileNotFoundError as error:  # renamed meanwhile: another process rebuilds it
         raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
         raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error

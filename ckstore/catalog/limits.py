@@ -11,7 +11,7 @@ module swallows.
 
 SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as data, to write to shadow tables, and to
 switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
-with a trigger, a view of others or a virtual table, which could, is refused (`ckstore_migrations.schema`).
+with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
     `store` is the uuid that it keeps; empty: none.
 
     Raises:
-        InUse: A lock was not had within `timeout_s` seconds.
+        InUse: A lock was not free within `timeout_s` seconds.
         NewerFormat: A newer ckstore made it.
         CatalogUnavailable: It is damaged, or cannot be made here.
     """
@@ -49,7 +49,7 @@ def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
     """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
 
     Raises:
-        InUse: A lock was not had within `timeout_s` seconds.
+        InUse: A lock was not free within `timeout_s` seconds.
         NewerFormat: A newer ckstore made it; nothing was changed.
         CatalogUnavailable: It cannot be moved, or there is no new one: then the next opener makes it.
     """
@@ -99,7 +99,7 @@ def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
 
     Raises:
-        InUse: The lock was not had within `timeout_s` seconds.
+        InUse: The lock was not free within `timeout_s` seconds.
         CatalogUnavailable: It cannot be moved.
     """
     with connections.locked(path, timeout_s=timeout_s):
@@ -147,7 +147,7 @@ def _is_current(path: Path) -> bool:
 def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
-    # What is left of a catalog that somebody removed must not be taken for part of the new one.
+    # What is left of a catalog that was removed must not be taken for part of the new one.
     if any(os.path.lexists(f"{path}{suffix}") for suffix in SUFFIXES):
         _move_aside(path, "old")
     try:
@@ -163,7 +163,7 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
     from ckstore_migrations import apply
 
     # sqlite-utils begins a transaction that could not become a writing one when another process is
-    # ahead; inside ours it uses savepoints. Plugins of somebody's environment have no place here.
+    # ahead; inside ours it uses savepoints. Plugins of the user's environment have no place here.
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
     apply(database)
     if store:
@@ -175,7 +175,8 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
 def _move_aside(path: Path, kind: Aside) -> Path:
     """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held.
 
-    The database goes first: whoever dies before the log follows leaves a log without a database, which `_make_file`
+    The database goes first: a process that dies before the log follows leaves a log without a database, which
+        `_make_file`
     never takes for part of the next one. A database without its log might look sound, and be half of a change.
     """
     try:

@@ -1,4 +1,4 @@
-"""The opcodes of a pickle with the bytes of their arguments; what they do is somebody else's.
+"""The opcodes of a pickle with the bytes of their arguments; other modules know what they do.
 
 pickletools.genops lists opcodes too, but decodes the argument of each, with a DeprecationWarning for some, and makes
 an integer of however many digits. Source: pickletools.py of Python, whose table of opcodes is used.
@@ -61,7 +61,7 @@ def text_of(arg: bytes) -> str:
     """Return the text of an argument.
 
     Raises:
-        Refused: It is no UTF-8.
+        Refused: It is not UTF-8.
     """
     try:
         return str(arg, "utf-8", "surrogatepass")

@@ -69,7 +69,7 @@ def read_entries(file: RandomAccess) -> list[Entry]:
     They cover everything after the header.
 
     Raises:
-        Refused: It is no valid safetensors file.
+        Refused: It is not a valid safetensors file.
     """
     length = _header_bytes(file.read(0, _LENGTH_BYTES))
     start = _LENGTH_BYTES + length
@@ -132,7 +132,7 @@ class _Header:
         return Entry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
 
     def _members(self) -> Iterator[str]:
-        """Yield the names in an object; whoever iterates reads the value before the next name."""
+        """Yield the names in an object; the caller reads the value before the next name."""
         self._expect(b"{")
         seen: set[str] = set()
         if self._next_is(b"}"):

@@ -17,7 +17,7 @@ from ckstore.containers.values import refuse
 MAX_OPCODES = 5_000_000
 """What torch.save writes for more than a hundred thousand tensors."""
 MAX_TEXT = 4096
-"""Bytes of the longest string that is kept; a longer one is no part of a name."""
+"""Bytes of the longest string that is kept; a longer one is not a part of a name."""
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _INTS = {"BININT", "LONG1", "LONG4"}
@@ -35,7 +35,7 @@ def read_pickle(data: bytes) -> Any:
     Dicts keep only keys that are strings or integers. A container may be in several places, also in itself.
 
     Raises:
-        Refused: It is no pickle, or has more than `MAX_OPCODES`.
+        Refused: It is not a pickle, or has more than `MAX_OPCODES`.
     """
     machine = _Machine()
     for count, (name, arg) in enumerate(opcodes(data)):

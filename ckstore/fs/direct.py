@@ -28,7 +28,7 @@ def drop_cached(fd: int) -> None:
 
 
 class UncachedFile:
-    """An open file whose bytes come from the disk as far as that can be had.
+    """An open file whose bytes come from the disk as far as that is possible.
 
     Attributes:
         fd: Its descriptor.

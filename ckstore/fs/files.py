@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BLOB_MODE = 0o444
 BLOB_MTIME_NS = 1_000_000_000 * 10**9
-"""The modification time of every blob; another one says that somebody wrote into it."""
+"""The modification time of every blob; another one says that a program wrote into it."""
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_MOST_BYTES = 16 * 2**20
@@ -301,7 +301,7 @@ def _sync_names(fd: int) -> None:
     """Sync an open directory.
 
     XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
-    the directory anew then fails. That other resources have run out does not matter any more.
+    the directory again then fails. That other resources have run out does not matter any more.
 
     Raises:
         OSError: As `sync_directory`.
@@ -322,7 +322,7 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedBlob: It is no regular file, or larger than `most_bytes`, or a document with holes.
+        DamagedBlob: It is not a regular file, or larger than `most_bytes`, or a document with holes.
         OSError: It cannot be read.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:

@@ -35,7 +35,7 @@ class Scan:
     Attributes:
         holders: For each inode that was asked for and is held: who has it.
         unseen_count: Processes that could not be looked at, or not wholly; None: unknown, since
-            ``/proc`` is not there, or does not list those of others (its mount option ``hidepid``).
+            ``/proc`` is not there, or does not list those of other users (its mount option ``hidepid``).
         blind: Whether no process at all could be looked at.
     """
 
@@ -126,7 +126,7 @@ def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
             except OSError:
                 unseen = True
         unseen_count += unseen
-    # The first process is there always: if it is not listed, those of others are not.
+    # The first process is there always: if it is not listed, those of other users are not.
     scan.unseen_count = unseen_count if not scan.blind and 1 in pids else None
 
 

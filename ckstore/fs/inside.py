@@ -135,7 +135,7 @@ class at:  # noqa: N801 - a with statement reads as a function
     the whole path as its file name.
 
     Raises:
-        NotInStore: On the way something is no directory of this store.
+        NotInStore: On the way something is not a directory of this store.
         FileNotFoundError: On the way something is missing.
         OSError: The system refused.
     """
@@ -375,8 +375,8 @@ def _kind(fd: int, name: str) -> str:
     try:
         mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
     except OSError:  # it changed again
-        return "is no directory"
-    return "is a symlink" if stat.S_ISLNK(mode) else "is no directory"
+        return "is not a directory"
+    return "is a symlink" if stat.S_ISLNK(mode) else "is not a directory"
 
 
 def _close_all(opened: list[int]) -> None:

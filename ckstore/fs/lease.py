@@ -1,4 +1,4 @@
-"""Ask the kernel whether anybody has a file open: rule K of the design.
+"""Ask the kernel whether any process has a file open: rule K of the design.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
 whatever name, in whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on
@@ -25,7 +25,7 @@ class Holding(Enum):
 
 
 def ask(path: Where) -> Holding:
-    """Return whether somebody has the regular file `path` open or mapped at this moment.
+    """Return whether a process has the regular file `path` open or mapped at this moment.
 
     A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
 
@@ -34,7 +34,7 @@ def ask(path: Where) -> Holding:
     """
     try:
         fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except BlockingIOError:  # somebody else is asking at this moment
+    except BlockingIOError:  # another process is asking at this moment
         return Holding.HELD
     except PermissionError:
         return Holding.UNKNOWN

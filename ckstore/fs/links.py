@@ -16,7 +16,7 @@ _RENAME_EXCHANGE = 2
 _OWNER = 0o700
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
-"""Errors of `link` that mean: keep an own copy (limit of links, protected or foreign file, another filesystem)."""
+"""Errors of `link` that mean: keep a copy (limit of links, protected or foreign file, another filesystem)."""
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 

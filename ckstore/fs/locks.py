@@ -1,11 +1,9 @@
 """Locks on directories: rule L of the design.
 
-Whoever uses a directory holds a shared `flock` on the directory itself; whoever takes it apart needs the exclusive
-one, without
-waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and
-made anew is
-another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child closes
-its copies, since a lock lives as long as any descriptor of its open file.
+To use a directory, hold a shared `flock` on the directory itself; to remove it, hold the exclusive one, taken without
+waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and made
+again is another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child
+closes its copies, since a lock lives as long as any descriptor of its open file.
 """
 
 from __future__ import annotations
@@ -127,11 +125,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def lock_shared(path: Where, *, timeout_s: float = 10.0) -> DirectoryLock:
-    """Lock the directory `path` for use; wait while somebody takes it apart, at most `timeout_s`.
+    """Lock the directory `path` for use; wait while another process deletes it, at most `timeout_s`.
 
     Raises:
         FileNotFoundError: There is no such directory (any more).
-        InUse: It was not had in time.
+        InUse: Another process held it for longer.
     """
     return _lock(path, fcntl.LOCK_SH, timeout_s)
 
@@ -141,7 +139,7 @@ def lock_exclusive(path: Where, *, timeout_s: float) -> DirectoryLock:
 
     Raises:
         FileNotFoundError: There is no such directory (any more).
-        InUse: It was not had in time.
+        InUse: Another process held it for longer.
     """
     return _lock(path, fcntl.LOCK_EX, timeout_s)
 
@@ -191,7 +189,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
 
 
 def _refuse_own(fd: int, path: Where) -> None:
-    """Raise if the lock that is waited for is held by this very thread, as when a signal handler interrupted it.
+    """Raise if the lock that is waited for is held by this same thread, as when a signal handler interrupted it.
 
     Raises:
         InUse: It is: waiting would end with the deadline only.

@@ -1,6 +1,6 @@
 """A directory that is built beside its destination and appears there by one rename: all of it or nothing.
 
-Everything below it is reached by descriptors and without following a symlink, so that nobody who changes names
+Everything below it is reached by descriptors and without following a symlink, so that no process that changes names
 meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed when the
 same user builds for the same destination again. What other users left, or put there, is no matter: it is not touched,
 and names are drawn until one is free.
@@ -67,7 +67,7 @@ class NewTree:
             if error.errno not in _NOT_ALLOWED:
                 raise
             msg = f"{destination.name} cannot be made in {destination.parent}: {os.strerror(error.errno)}"
-            raise BadInput(msg, hint="name a destination in a directory that you may write to") from error
+            raise BadInput(msg, hint="choose a destination in a directory that you may write to") from error
         return cls(destination, path, lock)
 
     def make_directory(self, path: str, mode: int) -> None:

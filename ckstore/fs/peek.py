@@ -61,7 +61,7 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
     """Whether there is anything of that name, a symlink that points to nothing, too.
 
     Raises:
-        NotADirectoryError: What should hold it is no directory.
+        NotADirectoryError: What should hold it is not a directory.
         OSError: It cannot be looked at.
     """
     try:

@@ -13,7 +13,7 @@ BLOCK_BYTES = 4096
 
 
 def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:
-    """Let a range of the file `target` share the blocks of a range of the file `source`; False if that cannot be.
+    """Let a range of the file `target` share the blocks of a range of the file `source`; False if that is not possible.
 
     Args:
         source: Descriptor that is open for reading.

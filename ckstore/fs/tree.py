@@ -1,4 +1,4 @@
-"""Look at files of others: what is below a directory, without following a symlink, and whether it is still the same."""
+"""Look at files outside the store: what a directory holds, following no symlink, and whether it is still the same."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Entry:
 
 
 def changed(path: str) -> StateChanged:
-    """Return the error for a file that somebody writes while it is read."""
+    """Return the error for a file that a program writes while it is read."""
     msg = f"{path} was changed while it was being read; nothing was published"
     return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 

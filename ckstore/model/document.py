@@ -96,7 +96,7 @@ def check_version(version: object, newest: int, where: str) -> None:
 
     Raises:
         NewerFormat: It is above `newest`.
-        BadInput: It is no version.
+        BadInput: It is not a version.
     """
     if type(version) is not int or version < 1:
         refuse(where, "version", "an integer from 1", version)
@@ -138,7 +138,7 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     try:
         text = str(data, "ascii")
         # Hooks, not a walk afterwards: the scanner has thrown the second of two names away by then,
-        # and int() of a million digits takes as long as somebody likes. None is asked about short ones.
+        # and int() of a million digits takes as long as an attacker likes. None is asked about short ones.
         value = json.loads(
             text,
             object_pairs_hook=_object,
@@ -166,7 +166,8 @@ def _has_long_numbers(data: bytes) -> bool:
 def _is_deep(data: bytes) -> bool:
     """Whether JSON is nested deeper than `MAX_LEVELS`.
 
-    The parser is recursive: how deep it may go is up to the interpreter and to whoever raised its limit, and beyond the
+    The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
+        beyond the
     end of the stack the process dies.
     """
     if rb"\"" in data:
@@ -181,7 +182,7 @@ def _is_deep(data: bytes) -> bool:
 def _outside_strings(marks: bytes) -> bytes:
     """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose.
 
-    By pieces: Python needs a hundred bytes for each that it splits off or joins, and somebody may send millions.
+    By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
     """
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):

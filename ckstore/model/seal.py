@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MEMBER = "digest"
-_ALGORITHM = ALGORITHMS["xxh3_128"]  # it finds accidents; whoever may write to the store can write a digest, too
+_ALGORITHM = ALGORITHMS["xxh3_128"]  # it finds accidents; a user who may write to the store can write a digest, too
 
 
 class Document(Protocol):
@@ -89,7 +89,7 @@ def check_seal(data: bytes, where: str) -> bool:
 
     Raises:
         DamagedBlob: They differ.
-        BadInput: It is no JSON object.
+        BadInput: It is not a JSON object.
     """
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)

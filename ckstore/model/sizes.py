@@ -17,7 +17,7 @@ def parse_size(text: str) -> int:
     """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``.
 
     Raises:
-        BadInput: It is no size, or no whole number of bytes.
+        BadInput: It is not a size, or no whole number of bytes.
     """
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None

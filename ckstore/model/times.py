@@ -23,7 +23,7 @@ def duration_s(value: object, what: str) -> float:
         what: What it is for, for messages.
 
     Raises:
-        BadInput: It is no duration, or not above 0 and below 100 years.
+        BadInput: It is not a duration, or not above 0 and below 100 years.
     """
     if isinstance(value, str):
         match = _DURATION.match(value)

@@ -21,7 +21,7 @@ def changing(layout: Layout) -> locks.DirectoryLock:
     It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
 
     Raises:
-        InUse: It was not had in time.
+        InUse: Another process held it for longer.
     """
     return locks.lock_exclusive(layout.root, timeout_s=_TIMEOUT_S)
 

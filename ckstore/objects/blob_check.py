@@ -129,7 +129,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
-    """Check a blob that somebody may have written into; one that is right gets the fixed time back."""
+    """Check a blob that a program may have written into; one that is right gets the fixed time back."""
     before = os.fstat(file.fd)
     try:
         blobs.suspect(file.fd)
@@ -238,7 +238,7 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
 
 
 def _distrust(fd: int) -> None:
-    if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is no blob
+    if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is not a blob
         return
     with suppress(PermissionError):  # another user's file: he sees to it
         os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

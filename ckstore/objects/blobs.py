@@ -26,14 +26,14 @@ def has_size(status: os.stat_result, nbytes: int) -> bool:
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
-    """Whether a blob has its size and the fixed time, so that nobody wrote into it by ordinary means."""
+    """Whether a blob has its size and the fixed time, so that no program wrote into it by ordinary means."""
     return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS
 
 
 def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
-    A file that somebody touched but whose bytes are right gets the fixed time back, see `verified`.
+    A file that a program touched but whose bytes are right gets the fixed time back, see `verified`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -52,7 +52,7 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
 
 
 def suspect(fd: int) -> None:
-    """Say of an open blob that somebody touched that it is being read, and make it durable as it is.
+    """Mark an open blob that a program touched as being read, and make it durable as it is.
 
     While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
 
@@ -76,7 +76,7 @@ def refuse(fd: int, before: os.stat_result) -> None:
 
 
 def clear(fd: int) -> bool:
-    """Give a blob whose bytes were right since `suspect` the fixed time; False if somebody wrote into it meanwhile.
+    """Give a blob whose bytes were right since `suspect` the fixed time; False if a program wrote into it meanwhile.
 
     Raises:
         OSError: It is another user's.
@@ -110,7 +110,7 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
         if _digest_or_unreadable(fd, digest) != digest:
             refuse(fd, before)
             return None
-        if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # somebody wrote into it meanwhile
+        if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # a program wrote into it meanwhile
             return None
         if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
             os.fchmod(fd, files.BLOB_MODE)
@@ -144,7 +144,7 @@ def has_bytes(path: Where, data: memoryview) -> bool:
 def distrust(path: Inside) -> None:
     """Give a blob that was found damaged another time, so that the next save that would use it reads it again.
 
-    Whoever then finds its bytes right gives it the fixed time back.
+    The next process that finds its bytes right gives it the fixed time back.
     """
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
         if os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns == files.BLOB_MTIME_NS:

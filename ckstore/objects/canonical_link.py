@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def restore_name(layout: Layout, checkpoint: Inside, digest: str, nbytes: int) -> bool:
     """Link the copy of a blob that a published checkpoint has to its canonical name; True if it has that name now.
 
-    Only what nobody touched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
+    Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
     cannot be linked is left to the next save of those bytes.
 
     Raises:
@@ -30,7 +30,7 @@ def restore_name(layout: Layout, checkpoint: Inside, digest: str, nbytes: int) -
                 return False
             links.make_directory(canonical.parent)
             links.link(name, canonical)
-    except (FileNotFoundError, FileExistsError, InUse):  # dropped, or restored by somebody else
+    except (FileNotFoundError, FileExistsError, InUse):  # dropped, or restored by another process
         return False
     except OSError as error:
         if error.errno not in links.CANNOT_LINK:

@@ -52,7 +52,7 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
     The directory is locked for use meanwhile, unless the caller gives the lock that he holds on it.
 
     Raises:
-        InUse: Somebody is taking it apart, and goes on doing so.
+        InUse: Another process is deleting it, and goes on doing so.
         NewerFormat: A newer ckstore wrote it.
     """
     path = layout.checkpoint(run, step)
@@ -128,7 +128,7 @@ class CheckpointDirectory:
         lock: The shared lock on the directory.
         manifest, manifest_id: What it holds, and its id.
         stamp: Which directory it is, with which manifest.
-        on_damage: Called with the directory and the error when a read finds damage; None: nobody is.
+        on_damage: Called with the directory and the error when a read finds damage; None: no call.
     """
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
@@ -150,7 +150,7 @@ class CheckpointDirectory:
         Raises:
             FileNotFoundError, NotADirectoryError: There is no such directory.
             DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
-            InUse: Somebody is taking it apart.
+            InUse: Another process is deleting it.
         """
         lock = locks.lock_shared(path)
         try:
@@ -295,7 +295,7 @@ class CheckpointDirectory:
 
     @contextmanager
     def reporting_damage(self) -> Iterator[None]:
-        """Call `on_damage` for a `DamagedBlob` that the block raises; it is raised all the same."""
+        """Call `on_damage` for a `DamagedBlob` that the block raises; it is still raised."""
         try:
             yield
         except DamagedBlob as error:

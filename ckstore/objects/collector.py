@@ -1,14 +1,14 @@
-"""Take apart what is in trash, and free blobs that nobody needs: rules F, T and K of the design.
+"""Empty the trash, and free blobs that no checkpoint needs: rules F, T and K of the design.
 
 There is one collector at a time in a store: it holds the exclusive lock on ``trash/``. It needs no lock against
 savers, since unlinking a name never takes bytes from another name; so before the last name of a blob goes, it asks
 
-1. the link count, before and after the rename to trash: above 1 somebody claimed the blob, and it gets its name back;
-2. the kernel, by a lease: refused while anybody has the inode open or mapped, through whatever name;
+1. the link count, before and after the rename to trash: above 1 a save claimed the blob, and it gets its name back;
+2. the kernel, by a lease: refused while any process has the inode open or mapped, through whatever name;
 3. ``/proc``, which sees the few things that a lease does not (`ckstore.fs.holders`), and names the holders.
 
 On a shared filesystem a lease may be refused always, or be given while another host has the file open. There it is not
-asked, and whoever starts a collector was told that no other host is at work.
+asked, and the caller who starts a collector has said that no other host uses the store.
 
 What was renamed into trash is made durable before anything in it is unlinked, and its digests are entered into the
 catalog before, so that gc looks at what loses its last user. Dying at any line leaves what the next collector goes on
@@ -51,7 +51,7 @@ class Collected:
 
     Attributes:
         freed_bytes, freed_count: Sizes and number of the blobs that were freed.
-        held: Blobs that somebody has open, by digest.
+        held: Blobs that a process has open, by digest.
         linked: Digests without a use that have further names, and their sizes.
     """
 
@@ -108,7 +108,8 @@ class Collector:
         names = trash.names_in(self._layout.trash)
         if not names:
             return
-        # Of all that was listed, whoever renamed it; else a checkpoint may come back under its old name, taken apart.
+        # Of all that was listed, even if another process renamed it; else a checkpoint may come back under its old
+        # name, taken apart.
         for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
             files.sync_directory(parent)
         failed: OSError | CkstoreError | None = None
@@ -141,7 +142,7 @@ class Collector:
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
             lasts, others = _split(entries)
             self._free(lasts)
-            self._enter([], trash.former_place(path.name))  # whoever dropped it may have died before it could
+            self._enter([], trash.former_place(path.name))  # the process that dropped it may have died before it could
             self._enter_all(others)
             for entry in others:
                 self._unlink_unless_open(entry)
@@ -174,7 +175,7 @@ class Collector:
         if not trash.put_back(self._layout, digest, path):
             self._unlink_unless_last(path)
 
-    # ---------------------------------------------------------------------------- what nobody needs
+    # ---------------------------------------------------------------------------- what is unused
 
     def condemn(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
         """Free the canonical blobs (digest, size) that no checkpoint uses; return those that are gone.
@@ -213,7 +214,7 @@ class Collector:
         return [*gone, *freed]
 
     def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
-        """Unlink the last names that nobody has open; return their digests. The others stay where they are."""
+        """Unlink the last names that no process has open; return their digests. The others stay where they are."""
         lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
@@ -242,7 +243,7 @@ class Collector:
             links.unlink(path)
 
     def _unlink_unless_open(self, path: Inside) -> bool:
-        """Unlink one name; False if it is the last one of a file that somebody has open (rule K)."""
+        """Unlink one name; False if it is the last one of a file that a process has open (rule K)."""
         status = peek.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastName(path.name, path, status)):
@@ -279,7 +280,7 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
 
 
 def _sorted_names(folder: Inside) -> tuple[list[str], list[str]]:
-    """Return the names in a directory: of what is no directory, and of directories; none if it is gone."""
+    """Return the names in a directory: of what is not a directory, and of directories; none if it is gone."""
     try:
         with peek.entries(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

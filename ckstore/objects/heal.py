@@ -66,7 +66,7 @@ def _inode_of(name: Inside) -> int | None:
 
 
 def _has_lost(path: Inside, digest: str) -> bool:
-    """Whether a checkpoint without this name needs it; only one that somebody found damaged is asked."""
+    """Whether a checkpoint without this name needs it; only one that was found damaged is asked."""
     if not marks.is_marked(path):
         return False
     try:

@@ -148,7 +148,7 @@ class Layout:
             return None
         try:
             found = peek.status(self.checkpoints / run)
-        except OSError:  # whoever lists it says what is wrong
+        except OSError:  # the caller that lists it says what is wrong
             return None
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 

@@ -19,7 +19,7 @@ def read_pins(layout: Layout) -> list[Pin]:
     """Return every pin, expired ones too, by name.
 
     Raises:
-        CkstoreError: One cannot be read: nobody knows what it protects.
+        CkstoreError: One cannot be read: what it protects is unknown.
     """
     try:
         names = sorted(name for entry in peek.names(layout.pins) if (name := pin_name(entry)) is not None)

@@ -87,7 +87,7 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfTh
 
 
 def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
-    """Rename into a free place; else judge what is there and exchange, or leave it, while nobody else changes the run.
+    """Rename into a free place; else judge what is there, and exchange or leave it while no other save changes the run.
 
     Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
     taken out although it was acknowledged; a kill then loses it.
@@ -167,7 +167,7 @@ def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
 def _sync(parents: Sequence[Held]) -> None:
     """Make every rename into and out of the directories durable; the new parent comes first.
 
-    It is done also for a rename that somebody else did: nobody acknowledges what he has not made durable himself
+    It is done also for a rename that another process did: no process acknowledges what it has not made durable
     (rule F).
 
     Raises:

@@ -3,7 +3,7 @@
 Only the file that all names will share has to be right, so only that one is read: the canonical one, or, if it is
 damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
 so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
-go to trash with it, and are freed there once nobody has them open (rules T and K of the design). Dying at any line
+go to trash with it, and are freed there once no process has them open (rules T and K of the design). Dying at any line
 leaves every name with one of its files.
 """
 
@@ -100,7 +100,7 @@ class Relinker:
         name = directory.lock.inside / BLOBS / blob.digest
         try:
             mine = directory.stat_blob(blob.digest)
-        except (FileNotFoundError, NotADirectoryError):  # whoever looks at the whole checkpoint says so
+        except (FileNotFoundError, NotADirectoryError):  # a look at the whole checkpoint reports it
             return False
         canonical = peek.find(self._layout.blob(blob.digest))
         right = self._right.get(blob.digest)
@@ -143,7 +143,7 @@ class Relinker:
         return _inode(right)
 
     def _make_canonical(self, name: Inside, digest: str, right: Inode) -> bool:
-        """Give the right file the canonical name; False if that cannot be."""
+        """Give the right file the canonical name; False if that is not possible."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
             fresh = self._link_of(name, right)
@@ -169,7 +169,7 @@ class Relinker:
         return False
 
     def _exchange(self, name: Inside, digest: str, right: Inode) -> bool:
-        """Put the canonical file in the place of another one; False if that cannot be."""
+        """Put the canonical file in the place of another one; False if that is not possible."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False

@@ -1,8 +1,8 @@
 """A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
 
-To free anything, the catalog has to be written and names have to be made in ``trash/``. Whoever frees space on a full
-filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never does:
-its bytes would take the place of the reserve, and then nobody could free anything any more.
+To free anything, the catalog has to be written and names have to be made in ``trash/``. A process that frees space on
+a full filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never
+does: its bytes would take the place of the reserve, and then nothing could be freed any more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def wanted_bytes(layout: Layout) -> int:
     """Return how large the reserve is to be: one transaction may write as much as the catalog holds."""
     try:
         catalog_bytes = peek.status(layout.root / "catalog.db").st_size
-    except OSError:  # none here: it lies on another filesystem, or will be made anew
+    except OSError:  # none here: it lies on another filesystem, or will be rebuilt
         catalog_bytes = 0
     wanted = LEAST_BYTES
     while wanted < min(catalog_bytes, MOST_BYTES):  # in steps, so that it is not enlarged with every save

@@ -80,7 +80,7 @@ class Staging:
             links.make_directory(path)
             try:
                 lock = locks.lock_shared(path)
-            except FileNotFoundError:  # between these two lines somebody who sweeps took it for dead: make another
+            except FileNotFoundError:  # between these two lines another process swept it as dead: make another
                 continue
             try:
                 links.make_directory(lock.inside / BLOBS)
@@ -207,7 +207,7 @@ class Staging:
         """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost.
 
         A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
-        that is not read and right. That somebody's checkpoint cannot be healed is no reason to fail this save: its
+        that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its
         mark stays.
 
         Raises:
@@ -252,7 +252,7 @@ class Staging:
             self.written[digest] = len(data)
 
     def _offer(self, digest: str, mine: Inside, nbytes: int) -> bool:
-        """Give the new blob its canonical name, or take the one that somebody else offered meanwhile."""
+        """Give the new blob its canonical name, or take the one that another process offered meanwhile."""
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
@@ -331,7 +331,7 @@ class Staging:
             links.unlink(temporary)
 
     def _temporary(self) -> Inside:
-        """Return a name that nobody uses, outside ``blobs/`` so that it is never taken for one."""
+        """Return an unused name, outside ``blobs/`` so that it is never taken for one."""
         return self._own / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:

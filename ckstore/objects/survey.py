@@ -27,9 +27,9 @@ class Survey:
 
     Attributes:
         link_most: Most names that a blob has.
-        writable_blobs: Blobs with write permission for anybody.
+        writable_blobs: Blobs with write permission for any user.
         foreign_count: Files and directories of another owner than the root's.
-        open_to_all: Paths that anybody may change.
+        open_to_all: Paths that any user may change.
     """
 
     link_most: int = 0

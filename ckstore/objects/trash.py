@@ -31,7 +31,7 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
     target = name_in_trash(layout, path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}")
     links.rename(path, target)
     if lock is not None and not lock.names(target):
-        links.rename(target, path)  # somebody put another directory there meanwhile: it is not ours to take
+        links.rename(target, path)  # another process put a directory there meanwhile: it is not ours to take
         msg = f"{path} was replaced"
         raise FileNotFoundError(msg)
     return target
@@ -83,7 +83,7 @@ def dead_stagings(layout: Layout) -> list[str]:
 def sweep_staging(layout: Layout) -> int:
     """Move every staging directory whose owner is dead to trash; return how many.
 
-    Whoever empties the trash makes durable first what replaced them (`former_parents`).
+    The process that empties the trash first makes durable what replaced them (`former_parents`).
     """
     swept = 0
     for path, lock in _locked_dead(layout):

@@ -38,7 +38,7 @@ class Context:
     Attributes:
         durable: False on a filesystem that is not known to keep a checkpoint through a power cut.
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
-            here; empty if they cannot be.
+            here; empty if that is impossible.
         catalog_is_private: The catalog is this user's, or this host's, alone. What others publish and drop is in
             theirs, so this one catches up from all directories at each opening and before gc.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.

@@ -1,7 +1,7 @@
 """What this process has seen of the store, so that a save in a large one does not look at all of it again.
 
 Reading a manifest of 20,000 tensors takes half a second. Which file it was is told by its inode and times: a manifest
-never changes, and whoever writes into it changes its times.
+never changes, and a write into it changes its times.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RunSeen:
         stamp: None: it is to be listed again.
         names: Everything in it with its inode number.
         published: Run, step and inode number of each checkpoint.
-        unsure: Those of them whose place in the order of commits nobody has looked at.
+        unsure: Those of them whose place in the order of commits has not been looked at.
     """
 
     stamp: RunStamp | None = None
@@ -142,7 +142,8 @@ class DirectoryCache:
         Args:
             place: Run and step.
             inode: Of the directory.
-            change: The run before and after, while nobody else could drop or replace anything in it; None: unknown.
+            change: The run before and after, while no other process could drop or replace anything in it; None:
+                unknown.
         """
         try:
             self._runs[place[0]] = _after_change(self._runs.get(place[0], RunSeen()), place, inode, change)

@@ -18,6 +18,6 @@ def describe_os_error(error: OSError) -> str:
 
 
 def unsafe(what: str, error: NotInStore) -> UnsafePlace:
-    """Return the error of an act in whose way something was that is no directory of the store."""
+    """Return the error of an act in whose way something was that is not a directory of the store."""
     hint = "nothing behind it was touched: find out who put it there, and move it away"
     return UnsafePlace(f"{what}: {describe_os_error(error)}", hint=hint)

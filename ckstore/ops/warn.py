@@ -1,4 +1,4 @@
-"""Warn whoever called the store."""
+"""Warn the caller of the store."""
 
 from __future__ import annotations
 

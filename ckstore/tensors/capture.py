@@ -1,7 +1,7 @@
 """Turn a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
 
 Bytes are not read and, as a rule, not copied: the sources share the memory of the live values.
-torch and NumPy are not imported here: a value can only be theirs if somebody else has imported them.
+torch and NumPy are not imported here: a value can only be theirs if another module has imported them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 def capture(state: object) -> Captured:
     """Return the nodes, the leaves and the sources of a state.
 
-    The sources look at live memory: whoever changes the state before they are read changes what is
+    The sources look at live memory: a change of the state before they are read changes what is
     read. Objects with `state_dict` and `load_state_dict` are taken as their `state_dict()`.
 
     Raises:

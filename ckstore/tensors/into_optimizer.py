@@ -33,7 +33,7 @@ _TELLING = {
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
     """Plan to load an optimizer: whole, or not at all if its groups differ.
 
-    The state of a parameter that has another shape is left out, so that the optimizer begins anew with it.
+    The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
     """
     parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):

@@ -1,6 +1,6 @@
 """Whose a value is, without importing torch or NumPy for it.
 
-A value can only be theirs if somebody else has imported them already.
+A value can only be theirs if another module has imported them already.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def part_at(parts: Sequence[Part], start: int) -> Part:
 def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements may share a place in memory (`expand`, `unfold`).
 
-    False is certain. True is not for layouts that interleave dimensions, which nobody makes.
+    False is certain. True is not for layouts that interleave dimensions, which no program makes.
     """
     reach = 0
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):

@@ -12,7 +12,7 @@ _READ_ONLY = 0x100  # PyBUF_READ
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:
-    """Return a read-only view of memory that somebody keeps alive: in a third of the time of torch's way by NumPy."""
+    """Return a read-only view of memory that the caller keeps alive: in a third of the time of torch's way by NumPy."""
     view: memoryview = _memory_at(address, nbytes, _READ_ONLY) if nbytes else memoryview(b"")
     return view
 

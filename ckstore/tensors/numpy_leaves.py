@@ -40,7 +40,7 @@ class ArraySource:
         copy_bytes(self._view[start:stop], out)
 
     def changed(self) -> bool:
-        """Return False: nobody knows."""
+        """Return False: it is unknown."""
         return False
 
 

@@ -128,7 +128,7 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
 
 
 class _Building:
-    """One walk down the nodes. Names are made only if somebody selects by them."""
+    """One walk down the nodes. Names are made only if the caller selects by them."""
 
     def __init__(self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None) -> None:
         self._leaf = leaf

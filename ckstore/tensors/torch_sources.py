@@ -46,7 +46,7 @@ class TorchSource:
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None on another device than the CPU.
 
-        Valid until somebody resizes the storage, which is looked at with every call: a thread that frees it while the
+        Valid until the storage is resized, which is looked at with every call: a thread that frees it while the
         bytes are being read breaks the rule that a state is left alone until `save` has returned.
         """
         if self._address is None:

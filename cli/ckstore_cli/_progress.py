@@ -1,7 +1,7 @@
 """One line on a terminal's stderr while long work goes on.
 
 ``verifying  37 %  1.2 GiB of 3.4 GiB  0:12 left``: rewritten at most ten times a second, and gone
-afterwards. Where stderr is no terminal, or the output is JSON, nothing is printed: a log file wants
+afterwards. Where stderr is not a terminal, or the output is JSON, nothing is printed: a log file wants
 results, and a program wants JSON.
 """
 

@@ -86,7 +86,7 @@ class Settings:
 
     Attributes:
         drop_everything: Whether cold means `drop_caches`, for the whole machine; else the files' own pages.
-        own_filesystem: Whether nobody else writes to the filesystem, so that it can be synced before each lap.
+        own_filesystem: Whether no other program writes to the filesystem, which is then synced before each lap.
         thorough, rehearse: As in `tests.bench.case.Here`.
         fsync: Whether anything is made durable; not in a test of the benchmark itself.
         counting: Whether this pass is not timed: memory is sampled, and laps are marked for strace.

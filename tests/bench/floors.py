@@ -158,7 +158,7 @@ class Copy(Floor):
 
 
 class FreshCopy(Copy):
-    """Copy the state to memory that nobody has touched, by two threads: what a load into fresh memory needs at least.
+    """Copy the state to untouched memory, by two threads: what a load into fresh memory needs at least.
 
     Args:
         name: Its name.
@@ -218,7 +218,7 @@ class ReadCached(Copy):
 
 
 class Hash(Floor):
-    """Hash the state with the hash of the store, in pieces of 1 MiB."""
+    """Hash the state with the hash of the store, 1 MiB at a time."""
 
     def __init__(self, name: str, *, threads: int, kind: Kind = "llm") -> None:
         super().__init__(name, kind)

@@ -50,7 +50,7 @@ class TorchSave(_OneFile):
     """`torch.save` of a path, which is its faster form, and `torch.load`.
 
     Args:
-        crc32: Whether the checksums of the zip file are computed, as they are unless told otherwise.
+        crc32: Whether the checksums of the zip file are computed, as they are by default.
     """
 
     suffix = ".pt"

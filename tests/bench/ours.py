@@ -20,7 +20,7 @@ class Ckstore(System):
     """Saved by `Store.save`.
 
     Args:
-        verify: Whether loads check every byte, as they do unless told otherwise.
+        verify: Whether loads check every byte, as they do by default.
         name: For a second way to load.
         chunk_bytes, threads, pack_below_bytes: What the store chooses itself, for the curves; None: as it does.
     """

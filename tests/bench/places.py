@@ -26,7 +26,7 @@ class Place:
     Attributes:
         words: What it is, for the report.
         tmpfs: A directory in memory; None: there is none, or no room.
-        own: Whether nobody else writes to its filesystem.
+        own: Whether no other program writes to its filesystem.
     """
 
     path: Path
@@ -74,7 +74,7 @@ def loop_ext4(folder: Path, nbytes: int, need_tmpfs_bytes: int) -> Iterator[Plac
             _run("mkfs.ext4", "-q", "-E", options, str(device))
             mount(device, mountpoint, "ext4")
         finally:
-            _run("losetup", "--detach", str(device))  # done by the kernel when nobody uses it any more
+            _run("losetup", "--detach", str(device))  # done by the kernel when it is no longer in use
         try:
             words = f"ext4 with a journal on a loop device (direct I/O), over {_kind_of(folder)}"
             yield Place(mountpoint, words, shm, own=True)

@@ -90,7 +90,7 @@ def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -
         return run_forked(scenario, case, folder, settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if settings.own_filesystem:  # what unlinking leaves to the journal is nobody's to pay
+        if settings.own_filesystem:  # what unlinking leaves to the journal counts for no lap
             sync_filesystem(base)
 
 

@@ -1,4 +1,4 @@
-"""The file of the catalog: made once by whoever comes first, refused when newer, left aside when damaged."""
+"""The file of the catalog: made once by the first to come, refused when newer, left aside when damaged."""
 
 import contextlib
 import errno
@@ -293,7 +293,7 @@ def _without_a_table(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [_garbage, _torn, _shortened, _foreign, _without_a_table])
-def test_a_damaged_catalog_is_left_aside_and_made_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_damaged_catalog_is_left_aside_and_rebuilt(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     catalog = filled(tmp_path)
     harm(catalog.path)
     harmed = catalog.path.read_bytes()
@@ -404,7 +404,7 @@ def test_a_reader_of_a_catalog_that_is_replaced_meanwhile_does_not_believe_it(tm
     assert catalog.listing() == {}
 
 
-def test_whoever_dies_while_it_is_set_aside_leaves_no_database_without_its_log(
+def test_a_death_while_it_is_set_aside_leaves_no_database_without_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = filled(tmp_path)
@@ -536,7 +536,7 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path: Path) -> None:
     catalog.record_event("after", {}, timeout_s=SOON_S)
 
 
-def _read_as_nobody(root: Path) -> None:
+def _read_without_rights(root: Path) -> None:
     os.setgid(65534)
     os.setuid(65534)
     with contextlib.suppress(CatalogUnavailable):
@@ -546,14 +546,14 @@ def _read_as_nobody(root: Path) -> None:
 
 
 @pytest.mark.root
-def test_somebody_who_may_not_read_it_leaves_it_aside(tmp_path: Path) -> None:
+def test_a_user_who_may_not_read_it_leaves_it_aside(tmp_path: Path) -> None:
     require_root()
     catalog = filled(tmp_path / "store")
     for folder in (tmp_path / "store", tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tmp_path.parents[1]):
             folder.chmod(0o755)
     catalog.path.chmod(0o644)  # readable, but SQLite would have to make files beside it
-    child = multiprocessing.get_context("fork").Process(target=_read_as_nobody, args=(tmp_path / "store",))
+    child = multiprocessing.get_context("fork").Process(target=_read_without_rights, args=(tmp_path / "store",))
     child.start()
     child.join(60)
 
@@ -596,7 +596,7 @@ def test_a_reader_who_stays_neither_stops_writers_nor_delays_them(catalog: Catal
         reader.execute("BEGIN")
         before = reader.execute("SELECT count(*) FROM checkpoints").fetchall()
         for step in range(5):
-            # Whoever waited for the reader would wait so long that the test does not end in time.
+            # A process that waited for the reader would wait so long that the test does not end in time.
             catalog.reconcile([("main", step)], lambda run, at: published(run, at, chunks=[at]), timeout_s=200)
 
         assert reader.execute("SELECT count(*) FROM checkpoints").fetchall() == before
@@ -612,7 +612,7 @@ def test_the_log_is_truncated_also_while_others_have_the_catalog_open(catalog: C
         assert Path(f"{catalog.path}-wal").stat().st_size == 0
 
 
-def test_look_is_called_while_nobody_else_can_write(catalog: Catalog) -> None:
+def test_look_is_called_while_no_other_process_can_write(catalog: Catalog) -> None:
     def look(run: str, step: int) -> None:
         with pytest.raises(InUse):
             catalog.record_event("test", {}, timeout_s=0)

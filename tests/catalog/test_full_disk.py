@@ -1,7 +1,7 @@
 """On a full disk the catalog is told to be unavailable; the process goes on.
 
 SQLite maps its index of the log into memory, and makes sure beforehand that each 4 KiB of it have room. Where that is
-not enough the kernel ends whoever writes there with SIGBUS, so there nothing is mapped.
+not enough the kernel ends a process that writes there with SIGBUS, so there nothing is mapped.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
         problems = catalog.check()
         names = {path.name for path in catalog.path.parent.iterdir()}
 
-    assert caught.value.why == "unreadable"  # until somebody writes
+    assert caught.value.why == "unreadable"  # until a process writes
     assert unseen == []
     assert {"after", "before"} < set(kinds)
     assert problems == []

@@ -1,4 +1,4 @@
-"""`messages.txt` is what the command line says now, so that it can be read in one go."""
+"""`messages.txt` is what the command line says now, on one page that is read as a whole."""
 
 from __future__ import annotations
 

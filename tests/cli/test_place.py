@@ -91,7 +91,7 @@ def test_a_new_store_is_made_where_it_will_be_looked_for() -> None:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A directory that anybody may write to, with a store in it that another user made."""
+    """A directory that any user may write to, with a store in it that another user made."""
     require_root()
     store = make(tmp_path / "project" / ".ckstore")
     for path in (store, store / "store.json"):

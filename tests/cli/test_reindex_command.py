@@ -107,7 +107,7 @@ def test_a_full_disk_is_status_6(run: Run, path: Path, monkeypatch: pytest.Monke
     assert run("reindex", "--store", path).exit_code == 6
 
 
-def test_a_missing_catalog_is_said_by_who_reads_and_by_who_makes_it_anew(run: Run, path: Path) -> None:
+def test_a_missing_catalog_is_reported_by_a_reader_and_by_the_writer_that_rebuilds_it(run: Run, path: Path) -> None:
     without_catalog(path)
 
     reading, writing = run("log", "--oneline", "--store", path), run("gc", "--store", path)

@@ -244,7 +244,7 @@ def test_gc_names_who_holds_what_it_kept_and_frees_it_after_that(run: Run, path:
     check_store(path)
 
 
-def test_gc_tells_of_names_outside_the_store(run: Run, path: Path) -> None:
+def test_gc_reports_names_outside_the_store(run: Run, path: Path) -> None:
     with Store.open(path) as store:
         blob = max((store.directory_of(200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     (path.parent / "mine").hardlink_to(blob)

@@ -128,7 +128,7 @@ TRICKS = {
 def test_an_archive_with_a_trick_is_opaque(data: bytes) -> None:
     found = cut_checked(data, "model.pt")
 
-    if data is not TRICKS["zip64 sizes of exabytes"]:  # these are in the records alone, which nobody asks
+    if data is not TRICKS["zip64 sizes of exabytes"]:  # these are in the records alone, which are not asked
         assert found.kind == ""
         assert len(found.warnings) == 1
         assert found.warnings[0].startswith(

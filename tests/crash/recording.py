@@ -50,7 +50,7 @@ def record(volume: Volume, content: Snapshot, log: Path, act: Callable[[Path, Pa
     Args:
         volume: Says of what kind and size; it is not changed.
         content: The filesystem, cleanly unmounted, with the store as the act finds it.
-        log: Is made anew; `tests.crash.recorder.read_log` reads it.
+        log: Is made again; `tests.crash.recorder.read_log` reads it.
         act: It writes to the journal only by appending.
     """
     image, folder, mountpoint = (volume.folder / name for name in ("logged.img", "logged", "logged.mnt"))

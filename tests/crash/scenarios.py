@@ -83,7 +83,7 @@ def _prune(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
         journal.begin((entry.info.run, entry.info.step), None)
     report = store.apply(plan)
     if len(report.dropped) != len(plan.dropped):
-        raise RuntimeError(f"nobody else is there, and yet not all was dropped: {report}")
+        raise RuntimeError(f"no other process is there, and yet not all was dropped: {report}")
     for entry in plan.dropped:
         journal.done((entry.info.run, entry.info.step), None)
     store.gc()

@@ -2,7 +2,7 @@
 
 The N-th write, or the N-th flush, of the disk under an ext4 or XFS fails, once or for good (then the disk also loses
 what it had not flushed), while a store is at work: saves, a replacement, a deletion, retention and gc. Then the disk is
-well again and the filesystem mounted anew, as at a start of the machine (ext4 after
+well again and the filesystem mounted again, as at a start of the machine (ext4 after
 ``e2fsck``, as one does after such errors), without anything of the page cache: what was acknowledged is there, what
 failed is not, and the store goes on.
 """
@@ -119,7 +119,7 @@ class Work:
 
 
 class Syncs:
-    """Watches `os.fsync`: which files it failed on, and whether anybody tried again."""
+    """Watches `os.fsync`: which files it failed on, and whether it was tried again."""
 
     def __init__(self) -> None:
         self.failed: set[tuple[int, int, int]] = set()
@@ -246,7 +246,7 @@ def _points(disk: FailingDisk, fails: str) -> Iterator[int]:
         work.run()
         counts = disk.counts()
     assert work.errors == []
-    # The last of them come when the work is done, and nobody is left to be told.
+    # The last of them come when the work is done, and no caller is left to be told.
     yield from evenly(range(1, counts[fails] * 9 // 10), _POINTS)
 
 

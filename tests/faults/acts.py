@@ -189,7 +189,7 @@ def _without_a_name(path: Path, journal: Journal) -> None:
 
 
 def _found_damaged(store: Store, journal: Journal) -> None:
-    with suppress(DamagedBlob):  # whether the mark could be made is told to nobody
+    with suppress(DamagedBlob):  # whether the mark could be made is not reported
         store.load(f"{RUN}@1")
 
 
@@ -200,7 +200,7 @@ def _without_empty_directories(path: Path, journal: Journal) -> None:
 
 
 def _half_initialized(path: Path, journal: Journal) -> None:
-    """The store has its name and settings, and whoever made it died before he made them durable."""
+    """The store has its name and settings, and the process that made it died before it made them durable."""
 
     def killed(*_: Any) -> None:
         raise _KilledError

@@ -2,7 +2,7 @@
 
 Whatever harm a scenario meets, what it leaves is one of few stores: most calls that fail are tried again with success.
 To be comparable, cases run with a clock that stands still and names that are drawn in the same order. Not compared are
-inode numbers (which file has which name is), times that nobody set, and how SQLite lays out in its files what it
+inode numbers (which file has which name is), times that no program set, and how SQLite lays out in its files what it
 holds: rows, schema and soundness are.
 """
 

@@ -112,7 +112,7 @@ _TABLE: list[tuple[str, Family, Callable[[int, int], Arguments]]] = [
     ("chmod", Family.META, lambda f, d: (_OLD, 0o444)),
     ("fchmod", Family.META, lambda f, d: (f, 0o444)),
     ("fchmodat", Family.META, lambda f, d: (d, _OLD, 0o444, 0)),
-    # To the present owner, which anybody may do; so these change nothing that can be seen.
+    # To the present owner, which any process may do; so these change nothing that can be seen.
     ("chown lchown", Family.META, lambda f, d: (_OLD, *_ME)),
     ("fchown", Family.META, lambda f, d: (f, *_ME)),
     ("fchownat", Family.META, lambda f, d: (d, _OLD, *_ME, 0)),

@@ -1,6 +1,6 @@
-"""Look at a store after a fault: is everything there that was promised, and nothing by halves?
+"""Look at a store after a fault: is everything there that was promised, and nothing half-done?
 
-`check_store` returns what is wrong, one sentence each; it opens the store as anybody would, which
+`check_store` returns what is wrong, one sentence each; it opens the store as any user would, which
 sweeps what the dead left behind.
 """
 
@@ -57,7 +57,7 @@ Contents = dict[Place, str]
 def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool = False) -> list[str]:
     """Return what is wrong with the store at `path`, after whatever happened to it.
 
-    A catalog that could not be read may have been set aside and made anew; by nothing else may it.
+    A catalog that could not be read may have been set aside and rebuilt; by nothing else may it.
     """
     wrong: list[str] = []
     try:
@@ -167,7 +167,7 @@ def _goes_on(store: Store, listed: list[tuple[str, str]], facts: dict[Fact, set[
 
 
 def check_tree(path: Path, *, set_aside: bool = False) -> list[str]:
-    """Return what is wrong with a store that nobody has open: names, links, blobs, counts.
+    """Return what is wrong with a store that no process has open: names, links, blobs, counts.
 
     `set_aside`: a catalog that was set aside as damaged is none of it.
     """

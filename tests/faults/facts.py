@@ -25,7 +25,7 @@ def facts_of(store: Store) -> dict[Fact, str]:
 
 
 def broken_facts(promised: dict[Fact, set[str | None]], found: dict[Fact, str]) -> list[str]:
-    """Return which of the promised facts are not there, and which are there that nobody promised."""
+    """Return which of the promised facts are not there, and which are there that no act promised."""
     wrong = []
     for fact in sorted(promised.keys() | found.keys()):
         options = promised.get(fact, {None})

@@ -105,7 +105,7 @@ class Tally:
     Attributes:
         killed: Cases in which the process died as it was meant to.
         refused: Cases in which it reported an error.
-        survived: Cases in which the fault was hit and the act succeeded all the same.
+        survived: Cases in which the fault was hit and the act still succeeded.
         unharmed: Cases in which nothing was hit: the run had fewer calls than that.
         alike: Cases that left what an earlier one had left, which was looked at once.
         violations: Each with all that is needed to see it again.

@@ -34,7 +34,7 @@ LAWS = {
     "L1": "who moves a directory to trash has it locked, and who empties trash has both locked",
     "L2": "who publishes, tags, annotates or marks a checkpoint has it locked",
     "L3": "who changes a small file has the store locked",
-    "R1": "what stays of a run is made durable before another checkpoint of it is dropped",
+    "R1": "the checkpoints of a run that stay are made durable before another one of it is dropped",
 }
 
 ACT = "act"
@@ -166,7 +166,7 @@ class Laws:
                 there.replaced = True
 
     def _drop(self, source: Path, call: Call) -> None:
-        """R1: what stays is durable by an fsync of one's own."""
+        """R1: the checkpoints that stay are durable by an fsync of the process itself."""
         self._dropped.add("/".join(source))
         run = self._tree.lookup(*source[:-1])
         checkpoints = self._tree.lookup(*source[:-2])

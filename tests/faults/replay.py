@@ -1,4 +1,4 @@
-"""Do on a `Tree` what a trace tells, and let somebody watch: before each change of a name, and after it."""
+"""Do on a `Tree` what a trace tells, and let a watcher look: before each change of a name, and after it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Replay:
         """Follow a trace.
 
         Raises:
-            NotUnderstoodError: It says something that cannot be.
+            NotUnderstoodError: It says something impossible.
         """
         for moment in moments:
             if moment.call is None:

@@ -1,6 +1,6 @@
 """Give a case the store that a scenario begins with: prepared once, then copied with its links, modes and times.
 
-What the catalog says of inode numbers is made true for the copy, so that nobody can tell it from the original.
+What the catalog says of inode numbers is made true for the copy, so that it is indistinguishable from the original.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Scenario:
         prepare: Makes the store as the act finds it; runs in a process of its own, without faults.
         open: Opens the store, or makes it; the first that happens with faults. May be called again.
         act: What is tried. May be called again after it failed, and then has to succeed.
-        uncertain: After an error of the act nobody knows whether it happened. A save does know.
+        uncertain: After an error of the act it is unknown whether it happened. A save does know.
         hit: Below which directory calls fail, given that of the store.
         inspect: Says what is wrong beside the store; its second argument tells whether the act reported success.
         begins_damaged: The store that the act finds is damaged, so after an error of the act it may still be.

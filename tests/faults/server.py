@@ -299,7 +299,7 @@ class Act:
         if self.store is not None and not self._scenario.begins_damaged:
             wrong += check_contents(self.store, read_journal(self.files.journal))
         again = self.attempt()
-        if again is not None and "anew" in said + str(again):
+        if again is not None and "open the store again" in said + str(again):
             self.store.close()
             self.store = None
             again = self.attempt()

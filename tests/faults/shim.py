@@ -71,7 +71,7 @@ def built() -> Path:
     source = _SOURCE.read_bytes()
     folder = Path(tempfile.gettempdir()) / f"ckstore-tests-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    require(folder.stat().st_uid == os.getuid(), f"{folder} belongs to somebody else")
+    require(folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user")
     library = folder / f"shim-{hashlib.sha256(source).hexdigest()[:16]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as fresh:

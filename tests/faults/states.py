@@ -1,4 +1,4 @@
-"""What the scenarios save: small states of NumPy arrays, made anew by name.
+"""What the scenarios save: small states of NumPy arrays, made again by name.
 
 They are compared by a fingerprint that owes nothing to ckstore.
 """

@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A call begins, or ends; one that nobody else interrupted does both at once.
+    """A call begins, or ends; one that no other call interrupted does both at once.
 
     Attributes:
         mark: What the traced program said at this moment, instead of a call.

@@ -134,7 +134,7 @@ def leave_a_tag_that_is_being_written(store: Path) -> None:
 
 
 def leave_a_blob_that_gc_does_not_know(store: Path) -> None:
-    data = b"nobody asked for this"
+    data = b"no checkpoint has this"
     name = algorithm_named("xxh3_128").digest(data)
     (store / "blobs" / name[5:7]).mkdir(exist_ok=True)
     files.create_blob(store / "blobs" / name[5:7] / name, memoryview(data))

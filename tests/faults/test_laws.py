@@ -207,7 +207,7 @@ SAVES = [
 
 @pytest.mark.parametrize("script,laws", SAVES, ids=range(len(SAVES)))
 def test_a_save_without_a_step_breaks_a_law(script: list[str], laws: set[str]) -> None:
-    # The last needs a run whose name nobody has made durable.
+    # The last needs a run whose name no process has made durable.
     assert broken(MAKE, script, strangers=script is SAVES[-1][0]) == laws
 
 
@@ -232,7 +232,7 @@ def test_an_act_on_a_checkpoint_without_a_step_breaks_a_law(script: list[str], l
     assert broken(MAKE, SAVE, script, before=2, strangers=True) == laws
 
 
-def test_a_drop_before_what_stays_is_durable_breaks_a_law() -> None:
+def test_a_drop_before_the_kept_checkpoints_are_durable_breaks_a_law() -> None:
     second = [line.replace("/x", "/y").replace("main/1", "main/2") for line in SAVE if not line.startswith("link")]
 
     assert broken(MAKE, SAVE, second, DROP, before=3, strangers=True) == set()

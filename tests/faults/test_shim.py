@@ -361,7 +361,7 @@ _FSYNC_TWICE = """
         ("os.rename(root / 'a', root / 'b'); fd = os.open(root / 'b', os.O_RDONLY)", 1),
         ("os.close(fd); os.unlink(root / 'a'); fd = written()", 0),
     ],
-    ids=["same descriptor", "opened again", "renamed", "written anew"],
+    ids=["same descriptor", "opened again", "renamed", "written again"],
 )
 def test_a_second_fsync_of_a_file_whose_first_one_failed_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, second_syncs: int

@@ -121,7 +121,7 @@ def _act(scenario: Scenario, folder: Path, failing_sync: int, changed: tuple[str
                     raise
                 journal.failed(unknown=True)
                 journal.has_failed = True
-                if store is not None and "anew" in f"{error}{error.hint}":
+                if store is not None and "open the store again" in f"{error}{error.hint}":
                     store.close()
                     store = None
         if store is not None:

@@ -30,7 +30,7 @@ class Node:
         writers: Openings that wrote bytes which they have not fsynced.
         lost: An fsync of it failed: its bytes are what they happen to be.
         described: Its mode or times were set and it was not fsynced since.
-        leased: The act, and the path in the store, under which the kernel granted a lease: nobody had it open.
+        leased: The act, and the path in the store, under which the kernel granted a lease: no process had it open.
         links: How many names it has.
         text: What a symlink holds.
     """

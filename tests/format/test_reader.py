@@ -183,7 +183,7 @@ STATES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store with each of `STATES` as a run of its own; nobody may change it."""
+    """Return a store with each of `STATES` as a run of its own; no test may change it."""
     place = tmp_path_factory.mktemp("format") / "store"
     with ckstore.Store.init(place, chunk_bytes=MIB) as store:
         for name, state in STATES.items():

@@ -41,7 +41,7 @@ def test_any_range_is_read_as_it_is(file: Path, start: int, length: int, cached:
     assert found == DATA[start : start + length]
 
 
-def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_read_all_the_same(
+def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_still_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.preadv
@@ -59,7 +59,7 @@ def test_a_filesystem_that_refuses_direct_reads_at_the_first_is_read_all_the_sam
     assert refused
 
 
-def test_a_filesystem_that_cannot_open_for_direct_reads_is_read_all_the_same(
+def test_a_filesystem_that_cannot_open_for_direct_reads_is_still_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -93,7 +93,7 @@ def test_a_range_ends_where_it_is_told_to_or_where_the_file_does(file: Path) -> 
     assert direct.read_range(file, 60_000, 70_000) == b""
 
 
-def test_short_reads_are_gone_on_with(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_continued(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, into, offset: real(fd, [into[0][: buffers.GRAIN_BYTES]], offset))
 

@@ -76,7 +76,7 @@ def test_what_is_small_or_lies_anywhere_goes_through_the_cache(tmp_path: Path, d
     assert (tmp_path / "anywhere").stat().st_size == 2 * MIB
 
 
-def test_short_writes_are_gone_on_with(journaled_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(journaled_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[[int, memoryview], int] = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(1, len(data) // 3)]))
     data = filled(3 * MIB + 77)

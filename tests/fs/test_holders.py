@@ -122,7 +122,7 @@ def test_processes_that_may_not_be_looked_at_are_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["read", "opath", "mapped_shared"])
-def test_a_deleted_file_that_somebody_has_is_a_leak_until_it_is_let_go(tmp_path: Path, how: str) -> None:
+def test_a_deleted_file_that_a_process_has_is_a_leak_until_it_is_let_go(tmp_path: Path, how: str) -> None:
     path = made(tmp_path)
     device, number = inode(path)
     with holding(how, path) as process:

@@ -183,7 +183,7 @@ def test_the_error_survives_pickling(tmp_path: Path) -> None:
 
     again = pickle.loads(pickle.dumps(caught.value))
 
-    assert (type(again), again.filename, again.strerror) == (NotInStore, str(place), "is no directory")
+    assert (type(again), again.filename, again.strerror) == (NotInStore, str(place), "is not a directory")
 
 
 def test_a_held_directory_is_the_same_after_a_rename_and_no_use_after_it_was_closed(tmp_path: Path) -> None:

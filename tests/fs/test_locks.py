@@ -12,7 +12,7 @@ from ckstore.fs import locks
 
 
 def test_a_lock_is_on_the_directory_that_the_path_names_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening and locking it somebody renames it away and makes another one."""
+    """Between opening and locking it another process renames it away and makes a new one."""
     path = tmp_path / "directory"
     path.mkdir()
     real = locks._wait_for

@@ -1,4 +1,4 @@
-"""A tree that is built beside its destination: what others left there is in nobody's way, and is not touched."""
+"""A tree that is built beside its destination: what others left there is in no one's way, and is not touched."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def publish(destination: Path) -> None:
 LEFT = {
     "a directory that all may read": "mkdir {0} && touch {0}/x && chmod 755 {0}",
     "an empty directory that all may change": "mkdir {0} && chmod 777 {0}",
-    "a directory that nobody else may enter": "mkdir -m 0 {0}",
+    "a directory that no other user may enter": "mkdir -m 0 {0}",
     "a file": "touch {0} && chmod 666 {0}",
     "a pipe": "mkfifo {0}",
     "a symlink to nowhere": "ln -s nowhere {0}",

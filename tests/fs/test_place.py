@@ -178,7 +178,7 @@ def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert not any("recovery" in note for note in store.warnings)
 
 
-def test_whoever_dies_while_he_tries_leaves_nothing_that_stays(tmp_path: Path) -> None:
+def test_a_death_during_the_trial_leaves_nothing_behind(tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
     before = everything(layout.path)
     at, died = 0, True
@@ -204,7 +204,7 @@ def test_names_of_one_who_is_still_trying_stay(tmp_path: Path) -> None:
     assert [name for name in os.listdir(root / "blobs") if "try" in name] == []
 
 
-def test_what_the_kernel_tells_of_the_machine_is_read(tmp_path: Path) -> None:
+def test_what_the_kernel_says_about_the_machine_is_read(tmp_path: Path) -> None:
     found = machine.dirty_pages()
     assert found.limit_bytes > 2**20
     assert machine.open_files_limit() > 100

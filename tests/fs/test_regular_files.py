@@ -1,4 +1,4 @@
-"""Only regular files are read: nothing else in a store can stop whoever opens it, or lead him elsewhere."""
+"""Only regular files are read: nothing else in a store can stop the process that opens it, or lead it elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unix_socket(path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "x")
 
-    with pytest.raises(DamagedBlob, match="is no regular file"):
+    with pytest.raises(DamagedBlob, match="is not a regular file"):
         files.read_file(tmp_path / "x", most_bytes=100)
 
 

@@ -1,1 +1,1 @@
-"""Documents of a store that somebody else wrote: refused with one typed error, or read as what they are."""
+"""Documents of a store that another person wrote: refused with one typed error, or read as what they are."""

@@ -96,7 +96,7 @@ def _dangling(name: str) -> Builder:
 
 
 def _hard_link(name: str) -> Builder:
-    """The place has a file of the user, linked by himself or where the kernel lets others."""
+    """The place has a file of the user, linked by that user or where the kernel lets others."""
 
     def build(scene: Scene) -> None:
         path = place_of(scene, name)

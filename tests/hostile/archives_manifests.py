@@ -41,7 +41,7 @@ def members_of(blob: bytes, **more: Any) -> Members:
         "step": 3,
         "sequence": 3,
         "created": "2026-11-22T10:00:00.000000Z",
-        "writer": "somebody",
+        "writer": "another",
         "parent": None,
         "message": "",
         "metrics": {"loss": 0.5},

@@ -39,7 +39,7 @@ def super_journal(victim: Path) -> bytes:
 
 
 def journal(root: Path, records: bytes = b"", count: int = 0) -> bytes:
-    """Return a journal that is hot: whoever opens the database rolls it back."""
+    """Return a journal that is hot: the next process that opens the database rolls it back."""
     pages = (root / "catalog.db").stat().st_size // PAGE_BYTES
     numbers = (count, 0, pages, SECTOR_BYTES, PAGE_BYTES)
     return (MAGIC + b"".join(number.to_bytes(4, "big") for number in numbers)).ljust(SECTOR_BYTES, b"\0") + records

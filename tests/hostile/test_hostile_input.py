@@ -1,4 +1,4 @@
-"""Documents and names that somebody spoiled: one typed error, or read as what they are; the rest of the store loads.
+"""Documents and names that were spoiled: one typed error, or read as what they are; the rest of the store loads.
 
 ``CKSTORE_CRASH=full`` tries 20,000, else a few hundred; the seed is printed.
 """
@@ -89,7 +89,7 @@ def test_what_is_no_regular_file_is_told_and_not_waited_for(tmp_path: Path, kind
         else:
             path.symlink_to(tmp_path / "moved")
 
-        with pytest.raises(DamagedBlob, match="is no regular file"):
+        with pytest.raises(DamagedBlob, match="is not a regular file"):
             files.read_file(path, most_bytes=2**20)
         with pytest.raises(CkstoreError):
             store.load(info)

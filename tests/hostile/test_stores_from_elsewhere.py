@@ -1,4 +1,4 @@
-"""Stores that somebody else made, opened as another user: nothing outside of them changes, and nothing takes for ever.
+"""Stores that another user made, opened as a victim: nothing outside them changes, and nothing takes for ever.
 
 Each is used in every way (`tests.hostile.acts`). Afterwards all around it is as it was, no act has taken longer than
 10 s or more than 256 MiB beyond the bytes of the store, and every refusal was an error of ckstore.

@@ -175,7 +175,7 @@ def store_case(template: Path, folder: Path, seed: int, good: str) -> list[str]:
 
 
 def _precious(outside: Path) -> dict[str, str]:
-    """What nobody may touch; what of the store a symlink brought there is the store's own."""
+    """What no act may touch; what of the store a symlink brought there is the store's own."""
     return {str(path): path.read_text() for path in (outside / "precious").rglob("*") if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""The collector rests while somebody asks for it, and goes on afterwards: for threads, errors and forks."""
+"""The collector rests while a caller asks for it, and goes on afterwards: for threads, errors and forks."""
 
 import gc
 import os

@@ -66,7 +66,8 @@ def test_every_byte_that_all_saves_rely_on_is_read_within_a_number_of_saves_that
         read.append({part.digest: set(range(part.start, part.stop)) for part in parts})
         known.update((p.digest, after(known[p.digest], p, p.stop, now)) for p in parts if p.digest in known)
 
-    # A reading that was under way at the start has a part behind it that nobody vouches for: it counts from the next.
+    # A reading that was under way at the start has a part behind it that no reading vouches for: it counts from the
+    # next.
     for start in range(bound, 2 * bound):
         window = read[start : start + bound]
         for blob in blobs:

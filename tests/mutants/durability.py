@@ -202,7 +202,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of what stays before a drop",
+        "fsync of the kept checkpoints before a drop",
         "kept-not-synced",
         "ops/free/drop.py",
         "        files.sync_directory(parent)\n",

@@ -1,4 +1,4 @@
-"""Mutants that follow a path, or a name, to where somebody else may have put something (rule N)."""
+"""Mutants that follow a path, or a name, to where another user may have put something (rule N)."""
 
 from __future__ import annotations
 

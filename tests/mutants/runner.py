@@ -125,7 +125,7 @@ def main() -> int:
     missed = []
     for outcome in _all(names or list(MUTANTS)):
         mutant = outcome.mutant
-        said = mutant.catcher if outcome.caught else f"NOBODY ({mutant.catcher} passes)"
+        said = mutant.catcher if outcome.caught else f"NONE ({mutant.catcher} passes)"
         print(f"{mutant.guard} | {mutant.name} | {said}", flush=True)
         if not outcome.caught:
             missed.append(mutant.name)

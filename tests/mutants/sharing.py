@@ -35,7 +35,7 @@ SHARING = [
         "Damaged",
     ),
     Mutant(
-        "hash of a blob that somebody touched",
+        "hash of a blob that a program touched",
         "touched-blob-trusted",
         "objects/blobs.py",
         "        if _digest_or_unreadable(fd, digest) != digest:\n",
@@ -140,7 +140,7 @@ SHARING = [
         "objects/publish.py",
         "    with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
         "    with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
-        "tests/ops/test_places.py::test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement",
+        "tests/ops/test_places.py::test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement",
         "assert",
     ),
     Mutant(
@@ -212,7 +212,7 @@ SHARING = [
         "objects/staging.py",
         "                return self._claim_own(digest, nbytes, mine)\n",
         "                return False\n",
-        "tests/ops/test_group.py::test_a_frozen_part_is_stored_once_a_user_whoever_saves_in_turn",
+        "tests/ops/test_group.py::test_a_frozen_part_is_stored_once_a_user_in_any_order_of_saves",
         "assert",
     ),
     Mutant(
@@ -423,12 +423,12 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a lock of this very thread is not waited for",
+        "a lock of this same thread is not waited for",
         "own-lock-waited-for",
         "fs/locks.py",
         "        _refuse_own(fd, path)\n",
         "        pass\n",
-        "tests/ops/test_acts.py::test_a_lock_of_this_very_thread_is_not_waited_for",
+        "tests/ops/test_acts.py::test_a_lock_of_this_same_thread_is_not_waited_for",
         "Regex pattern did not match",
     ),
     Mutant(

@@ -165,7 +165,7 @@ def test_an_act_that_a_handler_ended_is_not_under_way_any_more(store: Store, mon
     assert [info.step for info in store.checkpoints()] == [2]
 
 
-def test_a_lock_of_this_very_thread_is_not_waited_for(store: Store) -> None:
+def test_a_lock_of_this_same_thread_is_not_waited_for(store: Store) -> None:
     with locks.lock_exclusive(store.path, timeout_s=0.0):
         with pytest.raises(InUse, match="another call in this same thread"):
             locks.lock_exclusive(store.path, timeout_s=1.0)

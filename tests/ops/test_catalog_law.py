@@ -1,7 +1,8 @@
 """The catalog proposes, the directories decide: whatever one row says, the same is kept, dropped and named.
 
-A store is drawn, and copied: the copy is the twin, whose catalog is made anew from its directories. Then one value of
-one row of the first one's catalog is changed, as a flipped bit does, or by somebody who writes the right checksum too.
+A store is drawn, and copied: the copy is the twin, whose catalog is rebuilt from its directories. Then one value of
+one row of the first one's catalog is changed, as a flipped bit does, or by a program that writes the right checksum
+too.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def test_what_another_checkout_builds_is_left_alone(store: Store, source: Path, 
 # ------------------------------------------------------------------------------------------------- races
 
 
-def test_nobody_who_swaps_directories_for_symlinks_leads_a_write_elsewhere(
+def test_no_swap_of_directories_for_symlinks_leads_a_write_elsewhere(
     store: Store, source: Path, tmp_path: Path
 ) -> None:
     """While it is being built, another process of the user swaps each directory for a symlink and back."""

@@ -425,7 +425,7 @@ def test_a_commit_that_is_killed_leaves_nothing_and_the_next_works(tmp_path: Pat
     assert killed > 6
 
 
-def test_files_of_others_need_no_trust_with_blake3(tmp_path: Path) -> None:
+def test_foreign_files_need_no_trust_with_blake3(tmp_path: Path) -> None:
     pytest.importorskip("blake3")
     store = Store.init(tmp_path / "store", hash="blake3", chunk_bytes=MIB)
     source = trainer_directory(tmp_path / "run")

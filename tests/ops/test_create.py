@@ -49,7 +49,7 @@ def create_in_a_child(root: Path) -> None:
         create(root)
     except BaseException:
         traceback.print_exc()
-        os._exit(2)  # which nobody takes for a kill or a success
+        os._exit(2)  # which is neither a kill nor a success
 
 
 def names(folder: Path) -> list[str]:
@@ -58,7 +58,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def no_common_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of the root keep nobody out, as those of another host do not."""
+    """Locks of the root keep no process out, as those of another host do not."""
     monkeypatch.setattr(locks, "lock_exclusive", lambda *_, **__: nullcontext())
 
 
@@ -146,7 +146,7 @@ def begin(host: int, root: Path, catalogs: list[Path]) -> str:
 
 
 @pytest.mark.usefixtures("no_common_locks")
-def test_one_who_dies_while_he_makes_a_store_keeps_nobody_else_from_it(tmp_path: Path) -> None:
+def test_a_death_while_a_store_is_made_keeps_no_other_process_from_it(tmp_path: Path) -> None:
     """At each step of ours another one begins, and dies at one of his, at another one each time."""
     for at in itertools.count(1):
         root = tmp_path / str(at)
@@ -172,7 +172,7 @@ def test_what_killed_makers_left_is_gone_when_the_store_is_made(tmp_path: Path) 
     check_clean(tmp_path / "store")
 
 
-def test_what_somebody_keeps_beside_the_settings_stays(store: Store) -> None:
+def test_what_a_user_keeps_beside_the_settings_stays(store: Store) -> None:
     for name in ("store.json.bak", "store.json.0123456789ab.orig"):
         (store.path / name).touch()
     (store.path / "store.json.d").mkdir()

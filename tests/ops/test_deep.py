@@ -93,7 +93,7 @@ def test_verify_names_what_is_nested_too_deep(store: Store) -> None:
     assert [found.subject for found in report.findings if found.kind == "deep"] == [deep]
 
 
-def test_a_file_that_somebody_made_of_a_blob_in_a_deep_directory_in_trash_is_freed_once(store: Store) -> None:
+def test_a_file_that_a_user_made_of_a_blob_in_a_deep_directory_in_trash_is_freed_once(store: Store) -> None:
     store.delete(1)
     for trashed in (store.path / "trash").iterdir():
         nest(trashed, 40)

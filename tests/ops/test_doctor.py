@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
@@ -127,7 +128,7 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
     (root / "catalog.db").unlink()
 
 
-def test_a_store_of_somebody_else_is_told_at_opening_and_by_doctor(tmp_path: Path) -> None:
+def test_a_store_of_another_user_is_reported_at_opening_and_by_doctor(tmp_path: Path) -> None:
     require_root()
     root = tmp_path / "store"
     Store.init(root)
@@ -139,11 +140,11 @@ def test_a_store_of_somebody_else_is_told_at_opening_and_by_doctor(tmp_path: Pat
         assert any("belongs to uid 65534" in note and "root will own" in note for note in store.warnings)
         store.save(STATE, step=1)
         assert levels(store)["owner"] == "warning"
-        assert "that do not belong to nobody" in told(store, "permissions")
+        assert f"that do not belong to {pwd.getpwuid(65534).pw_name}" in told(store, "permissions")
     assert not any("belongs to" in note for note in Store(root, readonly=True).warnings)
 
 
-def test_a_store_that_anybody_may_change_is_told_at_opening(tmp_path: Path) -> None:
+def test_a_store_that_any_user_may_change_is_reported_at_opening(tmp_path: Path) -> None:
     Store.init(tmp_path / "store")
     (tmp_path / "store").chmod(0o777)
 

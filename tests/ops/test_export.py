@@ -410,7 +410,7 @@ def test_destinations_that_cannot_be_are_refused(store: Store, tmp_path: Path) -
         ("model.safetensors", "is a directory"),
         ("full", "is not empty"),
         ("store/checkpoints/x", "is in the store"),
-        ("no/such", "is no directory"),
+        ("no/such", "is not a directory"),
     ]:
         with pytest.raises(BadInput, match=why):
             store.export_safetensors("latest", tmp_path / name)

@@ -192,7 +192,7 @@ def test_names_that_a_power_cut_brought_back_are_found_after_the_start(
     for blob in kept.rglob("xxh3-*"):
         (store.path / "blobs" / blob.parent.name).mkdir(exist_ok=True)
         shutil.copy2(blob, store.path / "blobs" / blob.parent.name / blob.name)
-    assert Store.open(store.path).gc().freed_count == 0  # nobody told the catalog
+    assert Store.open(store.path).gc().freed_count == 0  # the catalog was not told
 
     monkeypatch.setattr(machine, "boot_id", lambda: "another")
     store.save(state(2), step=2)
@@ -222,7 +222,7 @@ def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.
     assert calls == [1]
 
 
-def test_a_catalog_made_anew_knows_the_unused_blobs_too(store: Store) -> None:
+def test_a_rebuilt_catalog_knows_the_unused_blobs_too(store: Store) -> None:
     store.save(state(1), step=1)
     store.save(state(2), step=2)
     drop(store, 1)
@@ -432,7 +432,7 @@ def copied(origin: Path, target: Path) -> Store:
 @pytest.mark.crash
 @pytest.mark.parametrize("with_holder", [False, True])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_gc_that_is_killed_at_any_change_is_gone_on_with(tmp_path: Path, before: bool, with_holder: bool) -> None:
+def test_a_gc_that_is_killed_at_any_change_is_continued(tmp_path: Path, before: bool, with_holder: bool) -> None:
     origin = prepared(tmp_path)
     killed = 0
     for at in itertools.count(1):

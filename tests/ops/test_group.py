@@ -181,7 +181,7 @@ for step in (1, 3):
 report = store.gc()
 tell(report.freed_bytes, len(report.held), report.held_bytes, [blob.why for blob in report.held], report.explanation)
 """)
-    assert report[:3] == [0, 1, MIB]  # what was dropped of one's own went with the deletion
+    assert report[:3] == [0, 1, MIB]  # what was dropped of the user's own went with the deletion
     assert f"belongs to uid {one.user.uid}" in report[3][0]
     assert f"uid {one.user.uid}" in report[4]
     assert "open in" not in report[4]
@@ -221,7 +221,7 @@ def test_prune_by_one_member_drops_what_the_other_saved(both: Members) -> None:
 
 
 def test_what_a_member_holds_is_not_freed_by_the_other(both: Members) -> None:
-    """The kernel's answer about one's own file reaches across users; a reader's lock does, too."""
+    """The kernel's answer about your own file reaches across users; a reader's lock does, too."""
     one, two = both
     one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
     (blob,) = (path for path in (one.store / "checkpoints/main/1/blobs").iterdir())
@@ -277,8 +277,8 @@ def test_a_condemned_blob_that_a_dead_collector_left_is_freed_by_its_owner(both:
     assert blobs_of(one) == []
 
 
-def test_a_frozen_part_is_stored_once_a_user_whoever_saves_in_turn(both: Members) -> None:
-    """Hardlinks to the files of others are refused by the kernel: each user links to what they saved before."""
+def test_a_frozen_part_is_stored_once_a_user_in_any_order_of_saves(both: Members) -> None:
+    """Hardlinks to other users' files are refused by the kernel: each user links to what they saved before."""
     _, two = both
     for step in range(6):
         member = both[step % 2]

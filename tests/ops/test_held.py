@@ -1,4 +1,4 @@
-"""Whoever has a blob open or mapped, in whatever way: gc leaves it, says who it is, and frees it afterwards."""
+"""While a process has a blob open or mapped, in any way, gc leaves it, names the process, and frees it afterwards."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_hardlink_outside_the_store_is_told_and_keeps_the_blob(place: Path) ->
     check_freed(store, blob, store.gc())
 
 
-def as_nobody(work: Callable[[], GcReport]) -> GcReport:
+def as_another_user(work: Callable[[], GcReport]) -> GcReport:
     """Do something as a user without any right, in a forked child."""
     read, write = os.pipe()
     child = os.fork()
@@ -283,12 +283,12 @@ def test_what_root_holds_is_kept_by_the_gc_of_another_user_who_cannot_see_it(ope
         store.delete(1)
         store.gc()
         give_away(store.path, blobs=True)
-        report = as_nobody(store.gc)
+        report = as_another_user(store.gc)
         check_kept(store, blob, report)
         assert report.held[0].holders == ()
         assert report.unseen_processes
 
-    assert as_nobody(store.gc).freed_count == 1
+    assert as_another_user(store.gc).freed_count == 1
     assert not blob.exists()
 
 
@@ -299,7 +299,7 @@ def test_a_blob_of_another_user_is_kept_since_the_kernel_does_not_say(open_place
         store.delete(1)
     give_away(store.path, blobs=False)
 
-    report = as_nobody(store.gc)
+    report = as_another_user(store.gc)
 
     check_kept(store, blob, report)
     assert report.held[0].why == "it belongs to uid 0: only a gc by that user or by root can free it"

@@ -122,7 +122,7 @@ class Histories(RuleBasedStateMachine):
             patch.setattr(reclaim, "give_back", lambda *_: None)
             self.delete(pick)
 
-    @rule(  # after the crash the store is opened anew, or a process that had it open all the time runs gc
+    @rule(  # after the crash the store is opened again, or a process that had it open all the time runs gc
         run=RUNS,
         step=STEPS,
         big=BIG,
@@ -130,14 +130,14 @@ class Histories(RuleBasedStateMachine):
         if_exists=IF_EXISTS,
         at=st.integers(1, 30),
         before=st.booleans(),
-        anew=st.booleans(),
+        afresh=st.booleans(),
     )
     def crash_in_save(  # noqa: PLR0917
-        self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool, anew: bool
+        self, run: str, step: int, big: int, small: list[int], if_exists: Any, at: int, before: bool, afresh: bool
     ) -> None:
         what = (big, tuple(small))
         run_and_kill(lambda: self.store.save(state_of(what), step, run, if_exists=if_exists), at=at, before=before)
-        if anew:
+        if afresh:
             self.store = Store.open(self.root)
         else:
             self.gc(held=False, pick=0)

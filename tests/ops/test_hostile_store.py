@@ -1,4 +1,4 @@
-"""A store that somebody else made: what is wrong in one checkpoint stops nobody, and leads nobody elsewhere."""
+"""A store that another user made: what is wrong in one checkpoint stops no other act, and leads none elsewhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BREAKS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::ckstore.errors.CkstoreWarning")  # that the catalog is made anew
+@pytest.mark.filterwarnings("ignore::ckstore.errors.CkstoreWarning")  # that the catalog is rebuilt
 @pytest.mark.parametrize("damage", BREAKS)
 @pytest.mark.parametrize("catalogued", [True, False], ids=["with-catalog", "without-catalog"])
 def test_what_is_no_file_is_damage_of_that_checkpoint_alone(
@@ -94,7 +94,7 @@ def test_settings_that_are_a_pipe_are_refused_at_once(name: str, path: Path) -> 
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
 
-    with pytest.raises(DamagedBlob, match="no regular file"), Store.open(path, readonly=True) as store:
+    with pytest.raises(DamagedBlob, match="not a regular file"), Store.open(path, readonly=True) as store:
         assert store.config.retention is None
 
 

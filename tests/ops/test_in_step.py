@@ -161,7 +161,7 @@ def test_a_ref_names_what_it_names_among_all(
     ),
     counted=st.booleans(),
 )
-def test_gc_of_an_open_store_learns_of_what_nobody_told_the_catalog(
+def test_gc_of_an_open_store_learns_of_what_the_catalog_was_not_told(
     tmp_path_factory: pytest.TempPathFactory,
     before: list[tuple[str, int]],
     happened: list[tuple[str, str, int]],
@@ -280,7 +280,7 @@ def damage_table(catalog: Path, table: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_a_catalog_that_can_only_be_read_is_made_anew_by_the_next_gc(store: Store) -> None:
+def test_a_catalog_that_can_only_be_read_is_rebuilt_by_the_next_gc(store: Store) -> None:
     store.set_retention(RetentionPolicy(keep_last=2))
     for step in range(3):
         store.save(state(step), step)
@@ -295,7 +295,7 @@ def test_a_catalog_that_can_only_be_read_is_made_anew_by_the_next_gc(store: Stor
     assert sum(1 for path in (store.path / "blobs").rglob("*") if path.is_file()) == 2
 
 
-def test_where_the_catalog_refuses_last_links_go_all_the_same(store: Store) -> None:
+def test_where_the_catalog_refuses_last_links_still_go(store: Store) -> None:
     for step in range(3):
         store.save(state(step), step)
     with unnoticed():

@@ -21,7 +21,7 @@ from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_
 
 @pytest.fixture
 def left_damaged(tmp_path: Path) -> Store:
-    """A store that is not looked at after the test: damaged blobs that nobody uses are left in it."""
+    """A store that is not looked at after the test: damaged blobs that are unused are left in it."""
     return Store.init(tmp_path / "left", chunk_bytes=MIB)
 
 

@@ -229,7 +229,7 @@ def test_a_cast_that_loses_a_kind_of_number_is_refused(store: Store, found: Any,
 
 
 def test_a_cast_of_pieces_fills_every_layout(store: Store) -> None:
-    values = torch.rand(700, 3, 5, 71).to(memory_format=torch.channels_last)  # 3 MB: pieces of 1 MiB
+    values = torch.rand(700, 3, 5, 71).to(memory_format=torch.channels_last)  # 3 MB: chunks that are 1 MiB
     store.save({"a": values, "b": values.contiguous(), "shared": [values, values[3:]]}, step=1)
     target: dict[str, Any] = {
         "a": torch.zeros(700, 3, 5, 71, dtype=torch.float64),
@@ -384,7 +384,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_before_the_model_is_touched(
         raise AssertionError(" ".join(error.mismatched.values()))
 
 
-def test_without_strict_an_optimizer_begins_anew_with_the_parameter_that_grew(store: Store) -> None:
+def test_without_strict_an_optimizer_begins_afresh_with_the_parameter_that_grew(store: Store) -> None:
     saved = linear(2, 3)
     store.save({"model": saved, "optimizer": stepped(saved)}, step=1)
     grown = torch.nn.Sequential(torch.nn.Linear(4, 3))

@@ -292,7 +292,7 @@ def _annotate_many(root: Path, mine: int, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_of_many_who_annotate_at_once_nobody_is_lost(store: Store) -> None:
+def test_of_many_annotations_at_once_none_is_lost(store: Store) -> None:
     fill(store, 1)
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_annotate_many, args=(store.path, mine, 10)) for mine in range(3)]

@@ -1,4 +1,4 @@
-"""A number that somebody made up makes no later save unreadable, and no older checkpoint the newest."""
+"""A number that was made up makes no later save unreadable, and no older checkpoint the newest."""
 
 from __future__ import annotations
 

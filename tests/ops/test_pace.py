@@ -1,4 +1,4 @@
-"""A rate is kept whoever reads, and a budget begins nothing that would end too late."""
+"""A rate is kept by all readers together, and a budget begins nothing that would end too late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.ops.pace import Budget, DutyCycle, RateLimiter
 
 
 class Clock:
-    """A clock that only moves when somebody sleeps or works."""
+    """A clock that only moves when a thread sleeps or works."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""A place (run and step) is changed by one at a time: who judges what is there moves it, too, and nobody in between."""
+"""A place (run and step) is changed by one process at a time, from the judgement of what is there to its move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state(seed: int) -> dict[str, Any]:
 
 
 def is_alone(store: Store) -> bool:
-    """Whether nobody else can publish in the run main now."""
+    """Whether no other process can publish in the run main now."""
     try:
         locks.lock_shared(store.path / "checkpoints" / "main", timeout_s=0).release()
     except InUse:
@@ -34,7 +34,7 @@ def is_alone(store: Store) -> bool:
     return False
 
 
-def test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement(
+def test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(state(0), step=1)
@@ -57,7 +57,7 @@ def test_nobody_publishes_between_the_judgement_of_a_checkpoint_and_its_replacem
     assert not is_alone(store)
 
 
-def test_nobody_publishes_while_a_checkpoint_is_taken_from_its_place(
+def test_no_save_publishes_while_a_checkpoint_is_taken_from_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a rename by path could take another one along, which a kill then leaves in trash."""
@@ -139,7 +139,7 @@ def test_a_save_that_replaces_is_not_told_that_it_failed_when_the_old_one_is_swe
 
     def exchanging(one: Path, other: Path) -> None:
         exchange(one, other)
-        assert trash.sweep_staging(store._context.layout) == 1  # as somebody who opens the store at this moment
+        assert trash.sweep_staging(store._context.layout) == 1  # as a process that opens the store at this moment
 
     monkeypatch.setattr(links, "exchange", exchanging)
     info = store.save(state(1), step=1, if_exists="replace")

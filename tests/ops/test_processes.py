@@ -162,7 +162,7 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
     assert [info.step for info in before] == [0, 1, 2]
 
 
-def test_a_damaged_catalog_is_set_aside_and_made_anew(store: Store) -> None:
+def test_a_damaged_catalog_is_set_aside_and_rebuilt(store: Store) -> None:
     store.save(state(1))
     before = store.checkpoints()
     for path in store.path.glob("catalog.db-*"):

@@ -202,7 +202,7 @@ def test_a_blob_that_lost_its_canonical_name_has_it_again_and_is_found_by_saves(
     assert store.save(state(0), 2).new_bytes == 0
 
 
-def test_a_blob_that_somebody_wrote_into_does_not_get_a_canonical_name(store: Store) -> None:
+def test_a_blob_that_a_program_wrote_into_does_not_get_a_canonical_name(store: Store) -> None:
     store.save(state(0), 1)
     lost = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
     flip(next((store.directory_of(1) / "blobs").glob(lost.name)))
@@ -295,8 +295,8 @@ def test_an_empty_store_and_tags_alone_are_indexed(store: Store) -> None:
 # -------------------------------------------------------------------------------- others at work
 
 
-def test_nobody_writes_to_a_catalog_that_was_set_aside(store: Store) -> None:
-    """Savers go on while the catalog is built anew again and again; every old one stays as it was renamed."""
+def test_no_process_writes_to_a_catalog_that_was_set_aside(store: Store) -> None:
+    """Savers go on while the catalog is rebuilt again and again; every old one stays as it was renamed."""
     stop = _FORK.Event()
     savers = [_FORK.Process(target=_saving, args=(store.path, run, stop)) for run in ("a", "b")]
     for saver in savers:

@@ -97,7 +97,7 @@ def test_a_copy_that_is_right_in_memory_only_is_a_damaged_one(journaled_tmp_path
     assert victim.read_bytes() == before, "the page cache has not seen it"
 
     assert not store.verify().ok
-    victim.read_bytes()  # somebody reads it again; had the cache the right bytes, they would be back
+    victim.read_bytes()  # a second read; had the cache the right bytes, they would be back
     assert repaired(store.verify(repair_from=[other.path])) == [(victim.name, 1)]
 
     assert_all_well(store)
@@ -161,8 +161,8 @@ def test_a_damaged_canonical_copy_is_replaced_by_the_good_one_of_a_checkpoint(sh
     assert_all_well(shared)
 
 
-def test_a_blob_that_cannot_be_made_durable_is_written_anew(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes are right where they are read; whether the disk has them nobody knows, and a second fsync says yes."""
+def test_a_blob_that_cannot_be_made_durable_is_written_again(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are right where they are read; whether the disk has them is unknown, and a second fsync says yes."""
     victim = blobs_by_size(shared, "a@1")[-1]
     os.utime(victim)
     inode, real, synced = victim.stat().st_ino, os.fsync, []
@@ -315,7 +315,7 @@ def test_a_manifest_of_another_save_at_that_step_is_not_taken(shared: Store, tmp
     assert report.repaired == ()
 
 
-def test_two_names_that_were_swapped_are_right_again_and_nobody_else_is_blamed(shared: Store) -> None:
+def test_two_names_that_were_swapped_are_right_again_and_no_other_is_blamed(shared: Store) -> None:
     one, other = blobs_by_size(shared, "a@1")[-2:]
     assert one.stat().st_size == other.stat().st_size
     one.rename(one.with_name("between"))
@@ -331,7 +331,7 @@ def test_two_names_that_were_swapped_are_right_again_and_nobody_else_is_blamed(s
     assert_all_well(shared)
 
 
-def test_a_canonical_name_of_other_bytes_is_put_aside_and_made_anew(shared: Store) -> None:
+def test_a_canonical_name_of_other_bytes_is_put_aside_and_made_again(shared: Store) -> None:
     one, other = (canonical(shared, path.name) for path in blobs_by_size(shared, "a@1")[-2:])
     one.unlink()
     os.link(other, one)
@@ -347,7 +347,7 @@ def test_a_canonical_name_of_other_bytes_is_put_aside_and_made_anew(shared: Stor
     assert_all_well(shared)
 
 
-def test_where_no_further_name_can_be_had_copies_are_made(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_further_name_is_possible_copies_are_made(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = blobs_by_size(shared, "b@1")[-1]
     own_copy(victim)
     flip(victim, keep_time=True)

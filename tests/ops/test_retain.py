@@ -120,7 +120,7 @@ def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store
     assert "open for reading" in reasons[2]
 
 
-def test_a_step_that_was_saved_anew_since_the_plan_is_another_checkpoint(store: Store) -> None:
+def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store: Store) -> None:
     fill(store, range(3))
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
     store.save(state(77), 0, if_exists="replace")
@@ -147,7 +147,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
 def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> None:
     fill(store, range(4))
     blob = max((store.directory_of(3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
-    os.utime(blob, ns=(1, 1))  # as somebody who writes into it would
+    os.utime(blob, ns=(1, 1))  # as a program that writes into it would
 
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
 

@@ -85,7 +85,7 @@ def test_a_blob_that_is_being_checked_is_not_trusted_by_others(
     assert blobs.looks_untouched(os.stat(blob), os.stat(blob).st_size), "it was right"
 
 
-def test_a_blob_that_somebody_writes_into_while_it_is_verified_stays_suspect(
+def test_a_blob_that_a_program_writes_into_while_it_is_verified_stays_suspect(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save({"w": drawn(2 * MIB, 0)})

@@ -1,4 +1,4 @@
-"""Manifests are read once a process, and again as soon as somebody touched the file."""
+"""Manifests are read once a process, and again as soon as a program touched the file."""
 
 from __future__ import annotations
 

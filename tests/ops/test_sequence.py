@@ -1,4 +1,4 @@
-"""Each checkpoint comes after all that are there, whoever saved them, and asking costs no look at those known."""
+"""Each checkpoint comes after all that are there, from any process, and asking costs no look at those known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTS = st.tuples(
 )
 
 
-def nobody_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_save_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to enter what was saved nor what it replaced."""
     monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
     monkeypatch.setattr("ckstore.ops.free.reclaim._CATALOG_TIMEOUT_S", 0.01)
@@ -49,7 +49,7 @@ def nobody_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_save_comes_after_everything_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: list[tuple[str, int, bool]]
 ) -> None:
-    nobody_waits_for_the_catalog(monkeypatch)
+    no_save_waits_for_the_catalog(monkeypatch)
     path = tmp_path / "store"
     shutil.rmtree(path, ignore_errors=True)
     savers = [Store.init(path), *(Store.open(path) for _ in range(1, SAVERS))]
@@ -104,7 +104,7 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
 def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody_waits_for_the_catalog(monkeypatch)
+    no_save_waits_for_the_catalog(monkeypatch)
     with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
         mine.save({"a": 0}, step=0)
         for step in (1, 2):
@@ -124,7 +124,7 @@ def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
 def test_what_others_replace_while_this_process_publishes_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    nobody_waits_for_the_catalog(monkeypatch)
+    no_save_waits_for_the_catalog(monkeypatch)
     original = getattr(publish, name)
     others: list[CheckpointInfo] = []
     with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:

@@ -93,7 +93,7 @@ Hosts = tuple[Host, Host]
 
 @pytest.fixture(params=["fuse", "elsewhere"])
 def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts that share one store, which is made by whoever is first; afterwards its links and blobs are right."""
+    """Two hosts that share one store, which is made by the first to come; afterwards its links and blobs are right."""
     kind: Literal["fuse", "elsewhere"] = request.param
     real = tmp_path / "real"
     real.mkdir()
@@ -170,7 +170,7 @@ def test_several_processes_of_a_host_may_make_a_store_with_one_catalog(hosts: Ho
     assert len(one.do("print(json.dumps(names()))")) == 3
 
 
-def test_nothing_is_freed_until_somebody_says_that_no_other_host_is_at_work(hosts: Hosts) -> None:
+def test_nothing_is_freed_until_the_user_says_that_no_other_host_is_at_work(hosts: Hosts) -> None:
     one, two = hosts
     one.do("store.save(state(1, 9), step=1); store.save(state(2, 9), step=2)")
     two.do("store.save(state(3, 9), step=3)")
@@ -488,7 +488,7 @@ def test_two_stores_never_share_a_catalog(tmp_path: Path) -> None:
     assert [info.step for info in Store.open("one", catalog_path="its.db").checkpoints()] == [1]
 
 
-def test_a_host_local_catalog_that_is_lost_or_damaged_is_made_anew(tmp_path: Path) -> None:
+def test_a_host_local_catalog_that_is_lost_or_damaged_is_rebuilt(tmp_path: Path) -> None:
     store = Store.init("store", catalog_path="cache/its.db")
     store.save({"x": 1}, step=1)
     catalog = tmp_path / "cache/its.db"

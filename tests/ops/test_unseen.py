@@ -82,7 +82,7 @@ def test_without_proc_an_exclusive_gc_on_a_shared_filesystem_frees_nothing(tmp_p
     assert Store(tmp_path / "store", catalog_path=catalog).gc(exclusive=True).freed_count == 1
 
 
-def test_where_processes_of_others_are_hidden_it_is_not_said_that_all_were_seen() -> None:
+def test_where_other_users_processes_are_hidden_it_is_not_said_that_all_were_seen() -> None:
     with common_folder() as folder:
         one, _ = users(folder)
         store = one.home / "store"

@@ -1,4 +1,4 @@
-"""`du` tells what dropping a checkpoint frees; `why` names whoever uses a blob."""
+"""`du` says what dropping a checkpoint frees; `why` names the users of a blob."""
 
 from __future__ import annotations
 

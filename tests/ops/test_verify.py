@@ -198,7 +198,7 @@ def test_the_mark_goes_when_the_checkpoint_is_found_whole(store: Store) -> None:
     flip(big, keep_time=True)
     assert not store.verify().ok
     flip(big, keep_time=True)
-    assert mark_of(store, 1).exists(), "whoever mends it does not know of the mark"
+    assert mark_of(store, 1).exists(), "the save that heals it does not know of the mark"
 
     assert not store.verify(quick=True).ok, "it is marked"
     store.verify(sample=0.01)

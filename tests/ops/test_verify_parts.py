@@ -105,7 +105,7 @@ def test_a_lost_canonical_name_is_given_back(store: Store, quick: bool) -> None:
 
 def test_what_no_checkpoint_uses_is_told_and_gc_learns_of_it(store: Store) -> None:
     store.save(two_part_state(1), step=1)
-    data = b"nobody needs this"
+    data = b"no checkpoint needs this"
     digest = store._context.algorithm.digest(data)
     path = store.path / "blobs" / digest.partition("-")[2][:2] / digest
     path.parent.mkdir(exist_ok=True)

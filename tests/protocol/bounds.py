@@ -22,10 +22,10 @@ class Scenario:
         canonical: The old copy of D under its canonical name: ``d`` durable, ``s`` short, empty: the name is lost.
         same_place: Checkpoints that have one run and step.
         may_replace: Savers that say ``if_exists="replace"``; the others find the same content and are content.
-        damaged: K is marked as damaged, so that whoever saves its step replaces it; the savers hold different content.
+        damaged: K is marked as damaged, so that a save of its step replaces it; the savers hold different content.
         drop: What retention may drop, in this order of age.
         relies: Whether retention drops only while a newer checkpoint is there.
-        reader: ``open`` or ``map`` K; empty: nobody reads.
+        reader: ``open`` or ``map`` K; empty: no reader.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Scenario:
         return replace(self, rules=rules, mode=mode)
 
     def start(self) -> World:
-        """Return the world in which nobody has begun."""
+        """Return the world in which no actor has begun."""
         names = {"run": "run"} if self.old else {}
         data = "---"
         if self.old:

@@ -32,7 +32,7 @@ def note_dropped(rules: Rules, world: World, x: str) -> World:
 
 
 def catch_up(rules: Rules, world: World) -> World:
-    """Make the catalog equal to the directories; one that is lost is made anew and learns of all blobs."""
+    """Make the catalog equal to the directories; one that is lost is rebuilt and learns of all blobs."""
     for x in CHECKPOINTS:
         there = world.where(x) == "P"
         if there != (x in world.rows):  # what is listed as it lies there is not looked at again

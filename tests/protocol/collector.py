@@ -1,6 +1,6 @@
 """What the one collector of the store does: a gc, or a save or an opener that gives back what is in trash.
 
-The lock on trash/ makes it one; so the model has one, and whoever collects is it.
+The lock on trash/ makes it one; so the model has one, and every gc is it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _condemn(scenario: Scenario, world: World, doing: str) -> Iterator[Step[Worl
     elif doing == "free":
         inode = world.at("T")
         if rules.link_count_again and world.links(inode) > 1:
-            yield Step("G", _FREE, "somebody claimed it", world.then("G", "back idle"))
+            yield Step("G", _FREE, "a save claimed it", world.then("G", "back idle"))
         elif _held(rules, world, inode):
             yield Step("G", _FREE, "it is held after all", world.then("G", "back idle"))
         else:

@@ -87,7 +87,7 @@ def _idle(world: World) -> World:
 
 
 def dead(scenario: Scenario, world: World) -> list[str]:
-    """Return the directories in staging that nobody has locked, or all there if nobody asks."""
+    """Return the unlocked directories in staging, or all there if locks are not asked."""
     staged = [x for x in CHECKPOINTS if world.where(x) in SAVERS]
     return [x for x in staged if not (scenario.rules.sweep_locks and locked(scenario, world, x))]
 
@@ -113,7 +113,7 @@ def unlinked_in_place(world: World, who: str, x: str) -> Step[World]:
 
 
 def opener(scenario: Scenario, world: World) -> Iterator[Step[World]]:
-    """Yield what somebody who opens the store can do now; what it empties is the collector's work."""
+    """Yield what a process that opens the store can do now; what it empties is the collector's work."""
     doing, x = (world.does("O") + " ").split(" ")[:2]
     if doing == "idle" and world.left.opens:
         yield Step("O", "", "opens the store", world.spend("opens").then("O", "sweep"))

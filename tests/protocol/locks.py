@@ -12,7 +12,7 @@ PUBLISHED = ("check", "sync parents", "catalog", "release")
 
 
 def locked(scenario: Scenario, world: World, x: str) -> bool:
-    """Whether somebody holds the directory of `x` locked for use."""
+    """Whether a process holds the directory of `x` locked for use."""
     if world.reader == f"open {x}" or world.keeping == x:
         return True
     if x not in SAVERS:
@@ -24,5 +24,5 @@ def locked(scenario: Scenario, world: World, x: str) -> bool:
 
 
 def mapped(world: World, inode: str) -> bool:
-    """Whether somebody has an inode open or mapped, so that a lease on it is refused (rule K)."""
+    """Whether a process has an inode open or mapped, so that a lease on it is refused (rule K)."""
     return world.reader == f"map {inode}"

@@ -93,7 +93,7 @@ class Model:
         back = [x for x in sorted(world.told_gone) if world.where(x) == "P"]
         if back:
             return f"{back[0]} was reported as gone and is back"
-        return "bytes were reported as freed, and somebody has them" if world.lied else ""
+        return "bytes were reported as freed, and a process has them" if world.lied else ""
 
     def _robbed(self, world: World) -> str:
         for x in self._scenario.savers:
@@ -141,7 +141,7 @@ class Model:
             # A canonical copy beside checkpoints that own other copies goes when the last of them does.
             spare = world.at("C") == inode and bool(visible)
             if world.links(inode) and not needed and not spare:
-                return f"nobody needs the inode {inode}, and it is never freed"
+                return f"nothing needs the inode {inode}, and it is never freed"
         if world.rows != visible:
             return f"the catalog lists {sorted(world.rows)}, visible are {sorted(visible)}"
         if visible and not world.listed:

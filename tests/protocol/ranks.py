@@ -1,7 +1,8 @@
 """The model of several ranks that write one checkpoint, as the design has it; there is no code for it yet.
 
-Each rank places its part in one staging directory. Whoever sees all parts links the global manifest and publishes by a
-rename; whoever gives up aborts by a rename of the same directory: exactly one of the two happens, for all ranks.
+Each rank places its part in one staging directory. A rank that sees all parts links the global manifest and publishes
+by a rename; a rank that gives up aborts by a rename of the same directory: exactly one of the two happens, for all
+ranks.
 """
 
 from __future__ import annotations

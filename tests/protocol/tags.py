@@ -33,7 +33,7 @@ class TagRules:
     drop_locks: bool = True  # ops.free.drop.drop: exclusive, without waiting
     sweep_locks: bool = True  # trash.sweep_staging: the same
     empty_locks: bool = True  # Collector._take_apart: the same
-    tagger_locks: bool = True  # ops.refs.hold.held: whoever tags uses the checkpoint
+    tagger_locks: bool = True  # ops.refs.hold.held: a tagger uses the checkpoint
     look_again: bool = True  # ops.refs.protection: tags are read again under the exclusive lock
     replaced: bool = False
 
@@ -125,7 +125,7 @@ class TagModel:
         if doing == "new" and not place.tag:
             yield Step("R", _PLAN, "plans to drop it", place._replace(retention="planned"))
         elif doing == "planned" and self._rules.drop_locks and self._used(place):
-            yield Step("R", _TAKE, "somebody uses it: skipped", place._replace(retention="end"))
+            yield Step("R", _TAKE, "a process uses it: skipped", place._replace(retention="end"))
         elif doing == "planned":
             yield Step("R", _TAKE, "takes it", place._replace(retention="taken"))
         elif doing == "taken" and self._rules.look_again and place.tag:

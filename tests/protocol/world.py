@@ -60,7 +60,7 @@ class World(NamedTuple):
         lost, unclean: The catalog is gone; the machine was cut off since the blobs were listed.
         acknowledged, dropped: Checkpoints whose saver, or whose remover, was told that it is done.
         told_gone: Checkpoints of which retention said that they are gone.
-        lied: Whether bytes were reported as freed that somebody still has.
+        lied: Whether bytes were reported as freed that a process still has.
         kept: Pairs: the first was dropped for the second.
         keeping: The checkpoint that retention relies on now.
         reader: ``""``, ``open K`` or ``map o``.
@@ -181,7 +181,7 @@ def _after_sync(history: History, cell: str, directory: str) -> History:
 
 
 def start_world(mode: Mode, names: dict[str, str], data: str, left: Left) -> World:
-    """Return a world in which nobody has begun anything; all names are durable."""
+    """Return a world in which no actor has begun anything; all names are durable."""
     filled = {cell: "-" if cell.endswith("l") else "" for cell in CELLS} | names
     now = tuple(filled[cell] for cell in CELLS)
     earlier: frozenset[Names] | tuple[History, ...]

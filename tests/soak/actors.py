@@ -76,7 +76,7 @@ def collector(store: Store, seed: int) -> Callable[[Counter[str]], None]:
         done["freed"] += report.freed_count
         done["held"] += len(report.held)
         if report.linked_elsewhere:
-            raise RuntimeError(f"nobody links to {report.linked_elsewhere}")
+            raise RuntimeError(f"nothing links to {report.linked_elsewhere}")
         infos = store.checkpoints()
         if len(infos) > 2 * KEEP_LAST and draw.random() < 0.3:
             try:

@@ -166,7 +166,7 @@ def collector(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> C
             time.sleep(_PAUSE_S)
             return
         if report.linked_elsewhere:
-            raise RuntimeError(f"nobody links to {report.linked_elsewhere}")
+            raise RuntimeError(f"nothing links to {report.linked_elsewhere}")
         ledger.did(gcs=1, freed=report.freed_count, held=len(report.held), swept=report.swept_stagings)
 
     return act

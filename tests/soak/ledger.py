@@ -111,7 +111,7 @@ class History:
 
     @property
     def promised(self) -> list[Place]:
-        """Every place at which a checkpoint must be: one was acknowledged and nobody set out to drop it since."""
+        """Every place at which a checkpoint must be: one was acknowledged and no actor set out to drop it since."""
         return [place for place in self.acknowledged if not self.may_be_gone(place)]
 
     def may_be_gone(self, place: Place) -> bool:

@@ -49,7 +49,7 @@ def size_bytes() -> int:
 
 
 def make_file(path: Path, nbytes: int) -> None:
-    """Make a safetensors file of many tensors: every third drawn anew, the others holes, as in a sparse file."""
+    """Make a safetensors file of many tensors: every third drawn afresh, the others holes, as in a sparse file."""
     count = -(-nbytes // TENSOR_BYTES)
     header = {
         f"layers.{i}.weight": {

@@ -83,7 +83,7 @@ def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
 
 
 @pytest.mark.usefixtures("descriptors_may_leak")
-def test_the_writer_of_problem_1_fills_the_same_disk_with_files_that_nobody_sees(
+def test_the_writer_of_problem_1_fills_the_same_disk_with_unseen_files(
     make_filesystem: Callable[[str, int], Path],
 ) -> None:
     place = make_filesystem("ext4", DISK_MIB)

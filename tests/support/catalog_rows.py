@@ -1,4 +1,4 @@
-"""Change values in the rows of a catalog as a flipped bit does, or as somebody who writes the checksum as well."""
+"""Change values in the rows of a catalog as a flipped bit does, or as a program that writes the checksum as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the crash lanes covered: told to whoever reads the log, and kept for the table of docs/reliability.md."""
+"""What the crash lanes covered: printed in the log, and kept for the table of docs/reliability.md."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def blobs_by_size(store: Store, ref: Any) -> list[Path]:
 
 
 def cut(path: Path, nbytes: int) -> None:
-    """Give a file another length; as its owner, who has to allow himself to write first."""
+    """Give a file another length; as its owner, who first has to allow writing."""
     os.chmod(path, 0o644)
     os.truncate(path, nbytes)
     os.chmod(path, 0o444)

@@ -71,7 +71,7 @@ class Disk:
     mounts: int = 0
 
     def arm(self, kind: str = "", at: int = 0, *, sticky: bool = False) -> None:
-        """Count anew, and fail as told."""
+        """Count again from 0, and fail as asked."""
         self.fault = Fault(kind, at, sticky)
         self.counts = {"write": 0, "flush": 0}
         self.hits = 0
@@ -163,7 +163,7 @@ class Server:
             return True
         answer = self._answer(opcode, node, request[_IN.size :])
         code, data = (answer, b"") if isinstance(answer, int) else (0, answer)
-        with suppress(FileNotFoundError):  # whoever asked was interrupted
+        with suppress(FileNotFoundError):  # the caller was interrupted
             os.write(self.fuse, _OUT.pack(_OUT.size + len(data), -code, unique) + data)
         ended: bool = opcode == _DESTROY
         return not ended

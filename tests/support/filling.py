@@ -29,7 +29,7 @@ def empty(mount: Path) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Return what anybody may still write."""
+    """Return what any user may still write."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 

@@ -1,4 +1,4 @@
-"""Checkpoints as somebody would make them who knows the format: any member of the manifest, with digests that fit."""
+"""Checkpoints as an adversary would make them: any member of the manifest, with digests that fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.model.manifest.parse import parse_manifest
 
 
 def forge_manifest(checkpoint: Path, **members: Any) -> str:
-    """Write the manifest of a checkpoint anew with other members; return its id."""
+    """Write the manifest of a checkpoint again with other members; return its id."""
     path = checkpoint / "manifest.json"
     manifest, old = parse_manifest(path.read_bytes(), where=str(path))
     manifest_id, data = render(replace(manifest, **members), algorithm_of(old))

@@ -84,9 +84,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def unmount(umount: Path, mountpoint: Path) -> None:
-    """Unmount; while something still holds it open wait a little, then detach it all the same.
+    """Unmount; while something still holds it open wait a little, then detach it anyway.
 
-    Whoever looks through ``/proc`` for open files holds each of them for a moment.
+    A process that looks through ``/proc`` for open files holds each of them for a moment.
     """
     deadline = time.monotonic() + _UMOUNT_TRIES_S
     while True:

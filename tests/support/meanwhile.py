@@ -29,7 +29,7 @@ def run_with(
 
     Args:
         work: What is looked at.
-        meanwhile: What somebody else does.
+        meanwhile: What another process does.
         at: Which step, from 1.
         before: Before it, else after it.
         steps: Which functions are steps: where each is looked up, and its name.

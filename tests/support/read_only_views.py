@@ -1,7 +1,7 @@
 """A pytest plugin: whatever a test reads through `Store`, it reads from a read-only mount of the store as well.
 
 ``-p tests.support.read_only_views``, as root in a mount namespace of its own (tests/tools/odd-environments). Before
-each call of a reading method the store is bind-mounted read-only somewhere else, opened there as anybody would
+each call of a reading method the store is bind-mounted read-only somewhere else, opened there as any user would
 (``Store(path)``, for writing), and read in the same way. Both must end alike: the same value, or an error of the
 same class.
 """

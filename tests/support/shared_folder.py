@@ -197,7 +197,7 @@ def _as_stored(folder: str, name: str) -> str:
     """Return the name that is there and differs in case at most; `name` itself if there is none."""
     try:
         there = os.listdir(folder)
-    except OSError:  # whoever uses the path is told
+    except OSError:  # the user of the path gets the error
         return name
     return name if name in there else next((other for other in there if other.casefold() == name.casefold()), name)
 

@@ -61,7 +61,7 @@ def references_of_catalog(root: Path) -> Counter[str]:
 
 
 def check_store(root: Path) -> None:
-    """All invariants that hold when nobody is at work in the store and it was opened since."""
+    """All invariants that hold when no process is at work in the store and it was opened since."""
     check_links(root)
     check_blobs(root)
     assert references_of_catalog(root) == references_of_manifests(root)

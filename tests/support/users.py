@@ -44,7 +44,7 @@ class User:
     reach: str = ""
 
     def start(self, *command: object, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
-        """Begin to run a command, in their home unless told otherwise; output and errors can be read from it."""
+        """Begin to run a command, in their home by default; output and errors can be read from it."""
         groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
         enter = f"umask {self.umask:04o} && cd {shlex.quote(str(cwd or self.home))}"
         drop = f'exec setpriv --reuid={self.uid} --regid={self.uid} {groups} -- sh -c \'{enter} && exec "$@"\' sh "$@"'

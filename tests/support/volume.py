@@ -115,7 +115,9 @@ class Volume:
         write_image(self.image, self.size_bytes, extents())
         fd = os.open(self.device, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(fd, _BLKFLSBUF, 0)  # whoever looked at the device meanwhile left pages of the old content
+            fcntl.ioctl(
+                fd, _BLKFLSBUF, 0
+            )  # a program that looked at the device meanwhile left pages of the old content
         finally:
             os.close(fd)
 

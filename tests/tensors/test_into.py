@@ -1,4 +1,4 @@
-"""Loading into what exists: straight into its memory where that is possible, and never by halves."""
+"""Loading into what exists: straight into its memory where that is possible, and never in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restoring: selections, memory that is given, devices, and manifests that somebody else wrote."""
+"""Restoring: selections, memory that is given, devices, and manifests that another program wrote."""
 
 from __future__ import annotations
 

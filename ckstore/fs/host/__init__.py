@@ -1,1 +1,1 @@
-"""What the kernel tells of this host: mounts, devices, memory, folders of the user."""
+"""What the kernel says about this host: mounts, devices, memory, folders of the user."""

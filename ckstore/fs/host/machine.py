@@ -1,4 +1,4 @@
-"""What the kernel tells of the machine around a store: pages to be written, the device, what files can do."""
+"""What the kernel says about the machine around a store: pages to be written, the device, what files can do."""
 
 from __future__ import annotations
 

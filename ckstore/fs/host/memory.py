@@ -12,7 +12,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return how many bytes can be had before the kernel has to kill a process; None where it does not say.
+    """Return how many bytes are available before the kernel has to kill a process; None where it does not say.
 
     What the page cache has and swap count as free: of the machine, and of each control group that has a limit.
     """

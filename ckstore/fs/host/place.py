@@ -117,7 +117,7 @@ def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
     for _ in range(_TRIES):
         name = f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
         links.make_directory(staging / name)
-        with suppress(FileNotFoundError):  # somebody who sweeps took it for dead: make another
+        with suppress(FileNotFoundError):  # another process swept it as dead: make another
             return name, locks.lock_shared(staging / name)
     msg = f"{_TRIES} directories in {staging} were removed by other processes as soon as they were made"
     raise OSError(errno.EAGAIN, msg)

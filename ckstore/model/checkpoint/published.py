@@ -39,7 +39,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A complete checkpoint, as its directory was when somebody looked.
+    """A complete checkpoint, as its directory was when it was read.
 
     Attributes:
         manifest: What its ``manifest.json`` says; its run and step are the names of the directory.

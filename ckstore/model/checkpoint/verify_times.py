@@ -14,7 +14,7 @@ CHECKED_MAX_BYTES = 2**30
 _FORMAT = "ckstore-verified"
 
 Copy = tuple[str, int]
-"""Digest and inode number: a blob that was written anew is another copy, which nobody has read yet."""
+"""Digest and inode number: a blob that was written again is another copy, which has not been read yet."""
 
 
 @dataclass(slots=True)

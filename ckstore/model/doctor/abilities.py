@@ -21,8 +21,9 @@ class AbilityFacts:
     Attributes:
         links: Empty if hardlinks, renames between the directories of the store, and the exchange of two names work;
             else what does not. None: nothing may be written there, so it was not tried.
-        lease: ``yes``, ``held`` (somebody has the file open, so leases work), ``no``; ``shared``: other hosts may be at
-            work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
+        lease: ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be
+            at work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not
+            tried.
         reflink: Whether files can share blocks; None: not tried.
         link_limit, link_most: Most names that a file may have, 0 if not known; and that a blob here has.
         direct_io_bytes: Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.

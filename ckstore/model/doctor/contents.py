@@ -24,7 +24,7 @@ class Leftover:
         age_s: Since something was last made or removed in it.
         nbytes: What its files have; of those that are nowhere else.
         owner: User who made it.
-        alive: Somebody holds it.
+        alive: A process holds it.
     """
 
     name: str

@@ -21,7 +21,7 @@ class OwnerFacts:
         owner: Name of the root's owner.
         owner_id, process_id: User ids of the owner of the root, and of this process.
         misplaced: Directories of the store that are symlinks, no directories, or on another filesystem.
-        open_to_all: Directories or files in it, other than the root, that anybody may change.
+        open_to_all: Directories or files in it, other than the root, that any user may change.
         foreign_count: Files in it that belong to another user than the root.
         writable_blobs: Blobs that have write permission.
     """

@@ -34,7 +34,7 @@ class PlaceFacts:
         mount: Where it is mounted.
         source: What is mounted there: a device, usually.
         options: Of the mount and of the filesystem.
-        journal: Whether an ext4 has a journal; None: not known, or it is no ext4.
+        journal: Whether an ext4 has a journal; None: not known, or it is not an ext4.
         below: The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file
             behind a loop device. None: there is none, or it cannot be seen.
     """
@@ -49,7 +49,7 @@ class PlaceFacts:
 
     @property
     def shared(self) -> bool:
-        """Whether other machines may have it mounted as well; of what is shown by a program (FUSE) nobody knows."""
+        """Whether other machines may have it mounted as well; of what a program provides (FUSE) that is unknown."""
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
         return self.kind in NETWORK or by_program
 

@@ -35,7 +35,7 @@ class ByteSource(Protocol):
     def changed(self) -> bool:
         """Whether the values were seen to be modified since the capture.
 
-        False is no proof: writes through NumPy, ``.data`` or foreign code are not counted.
+        False is not a proof: writes through NumPy, ``.data`` or foreign code are not counted.
         """
 
 

@@ -1,4 +1,4 @@
-"""Read ``manifest.json``: the digest first, then every type and number, before anybody uses them.
+"""Read ``manifest.json``: the digest first, then every type and number, before any of it is used.
 
 Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model/manifest/state_read`.
 """
@@ -68,7 +68,7 @@ def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[M
 
     Returns:
         Metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
-        JSON values; all of it keeps to the format, so that whoever uses it need not look again.
+        JSON values; all of it keeps to the format, so that callers need not check again.
 
     Raises:
         DamagedBlob: The file is not framed as a manifest, or its digest is not that of its bytes.
@@ -399,7 +399,7 @@ class _Reader:
         return tuple(shape)
 
     def strides_of(self, strides: Any, name: str, kind: str, dimensions: int) -> tuple[int, ...]:
-        # torch knows no negative strides; NumPy does, and the elements are inside all the same.
+        # torch knows no negative strides; NumPy does, and the elements are still inside.
         if (
             type(strides) is not list
             or len(strides) != dimensions

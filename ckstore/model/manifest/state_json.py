@@ -26,7 +26,7 @@ _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan
 
 @dataclass(slots=True)
 class PlainValues:
-    """The values of a state that are no leaves; containers are there only when they are empty.
+    """The values of a state that are not leaves; containers are there only when they are empty.
 
     Attributes:
         values: Name and node of each, in the order of the state.
@@ -40,7 +40,7 @@ class PlainValues:
 
 
 def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> PlainValues:
-    """Return the values in `state` that are no leaves.
+    """Return the values in `state` that are not leaves.
 
     Args:
         state: The root node.
@@ -86,7 +86,7 @@ class _Walk:
                 self._found.torch_versions.append(path)
             else:
                 _Walk(inner, self._leaves, None).node(item, _join(path, key))
-        # Attributes of attributes are told like the others: nobody but a test has them.
+        # Attributes of attributes are told like the others: only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
 

@@ -80,7 +80,7 @@ class LeafChange:
 
 @dataclass(frozen=True, slots=True)
 class PlainChange:
-    """A value that is no tensor, such as a learning rate, or the type of a container.
+    """A value that is not a tensor, such as a learning rate, or the type of a container.
 
     Attributes:
         name: Path in the state.
@@ -213,7 +213,7 @@ def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
 
 
 def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
-    """Give name and node of every value that is no leaf, containers included."""
+    """Give name and node of every value that is not a leaf, containers included."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "leaf":
         return

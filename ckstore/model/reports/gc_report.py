@@ -44,7 +44,7 @@ class DeletedFile:
 
 @dataclass(frozen=True, slots=True)
 class HeldBlob:
-    """A blob that nothing in the store needs and that was not freed, since somebody has it open or mapped.
+    """A blob that nothing in the store needs and that was not freed, since a process has it open or mapped.
 
     Attributes:
         digest: Its name.
@@ -123,14 +123,14 @@ class GcReport:
         freed_bytes, freed_count: Sizes and number of the blobs that were freed.
         filesystem_freed_bytes: By how much the free space of the filesystem grew meanwhile. Others write to it
             too, so it may be less, or below 0; 0 in a dry run.
-        held: Blobs that somebody has open; they keep their name and the next gc tries again.
+        held: Blobs that a process has open; they keep their name and the next gc tries again.
         linked_elsewhere: Blobs with hardlinks outside the store; the next gc tries again.
         dead_pack_bytes: Bytes in shared blobs that no checkpoint uses, at most; they go with the whole pack.
         swept_stagings: Directories of killed saves that were moved to trash.
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
         unseen_processes: How many processes could not be looked at for holders; None: unknown, since ``/proc`` is not
-            there or does not list the processes of others. The kernel's own answer about a
+            there or does not list other users' processes. The kernel's own answer about a
             blob does not depend on it.
         retention: The retention plan, and which checkpoints it dropped before; None without a policy. In a dry run
             it dropped none.
@@ -198,7 +198,7 @@ def explain(
 
     Args:
         freed: Number and sizes of the blobs.
-        held: What somebody has open.
+        held: What processes have open.
         linked: What has names elsewhere.
         next_to_free: What would free something; said when there is nothing else to say.
         dry_run: Say what would happen instead.

@@ -53,7 +53,7 @@ class ReindexReport:
         copy_count, copy_bytes: Names of blobs in checkpoints that are files of their own, as after a copy without
             hardlinks, and their sizes; ``relink`` makes them one file again.
         tag_count, pin_count: Tags and pins that were found.
-        incomplete: Directories that are no complete checkpoints.
+        incomplete: Directories that are not complete checkpoints.
         problems: What else is wrong, one sentence each: tags that dangle, pins and annotations that cannot be read.
         old_catalog: Where the catalog is that was there before; empty if there was none.
         relinked: What ``relink`` did; None if it was not asked for.

@@ -33,7 +33,7 @@ class Damage:
             checkpoint is, as for bytes of a shared blob that it does not use, or when it is not known which are.
         blob: Digest of the blob; empty when the manifest or the directory itself is damaged.
         what: One sentence: what is wrong, what was wanted.
-        affects: False if everything that the checkpoint holds is right all the same: the damage is in bytes of a
+        affects: False if everything that the checkpoint holds is still right: the damage is in bytes of a
             shared blob that it does not use. Such a checkpoint is not marked.
         files: The committed files whose bytes are damaged or missing.
     """
@@ -57,7 +57,7 @@ class StoreFinding:
     """Something about the store that is not the content of one checkpoint.
 
     Attributes:
-        kind: ``touched``: somebody wrote into a blob, or copied it without its time. ``links``: an inode has fewer
+        kind: ``touched``: a program wrote into a blob, or copied it without its time. ``links``: an inode has fewer
             names than its count of links says are in use. ``outside``: it has names outside the store. ``name``: a
             canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``order``: the
             sequence number of a checkpoint does not count. ``catalog``: it says

@@ -1,7 +1,7 @@
 """Retention: which checkpoints are kept, and why. Values in, a plan out; no files and no clock.
 
 A policy has up to four rules. Each is applied to each run by itself, and what any rule keeps is kept. Whatever the
-policy says, these are never dropped: what a tag or an unexpired pin names, what somebody has open, and the newest
+policy says, these are never dropped: what a tag or an unexpired pin names, what a process has open, and the newest
 valid checkpoint of each run (so of the store, too). Order is the order of commits, never the step, the name or the
 clock: after training was resumed from an older step, or a run was begun again in the same store, the newest is what
 was saved last. A clock matters to `keep_within` alone.
@@ -41,7 +41,7 @@ class Best:
         n: How many.
 
     Raises:
-        BadInput: An argument cannot be.
+        BadInput: An argument is invalid.
     """
 
     metric: str
@@ -165,7 +165,7 @@ class Candidate:
         info: What the store says about it; its `order` and its metrics count.
         tags: Tags that name it.
         pins: What to say of each unexpired pin that names it.
-        in_use: Whether somebody has it open.
+        in_use: Whether a process has it open.
         damage: What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
         doubt: Why its metrics cannot be known; then it is kept.
     """

@@ -33,7 +33,7 @@ class Glance:
     Attributes:
         manifest, manifest_id: What it holds; None and empty if the manifest cannot be read.
         problem: Why it is not whole, or what the mark says; empty if it is.
-        touched: Blobs of the right size that somebody wrote into, or that were copied without their time: only
+        touched: Blobs of the right size that a program wrote into, or that were copied without their time: only
             reading tells whether they are right.
     """
 
@@ -44,7 +44,7 @@ class Glance:
 
 
 def is_valid(context: Context, info: CheckpointInfo) -> bool:
-    """Whether a checkpoint is complete, its blobs have their sizes and times, and nobody found it damaged.
+    """Whether a checkpoint is complete, its blobs have their sizes and times, and it was not found damaged.
 
     No lock is taken, so the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
 

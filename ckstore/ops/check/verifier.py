@@ -1,6 +1,6 @@
 """Check checkpoints one after another, reading every copy of a blob once, however many checkpoints share it.
 
-Several threads read, each with one buffer. A checkpoint is locked for use while it is looked at, so nobody takes it
+Several threads read, each with one buffer. A checkpoint is locked for use while it is looked at, so no process takes it
 apart meanwhile; one that goes before that is left out.
 """
 
@@ -112,7 +112,7 @@ class Verifier:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
         None: it is gone, or `locked`. With `only`, no other copies are read; what is missing or has another size is
-        found all the same, and a mark stays; of a mapping the copies with the least values are read first.
+        still found, and a mark stays; of a mapping the copies with the least values are read first.
         """
         path = self._context.layout.checkpoint(run, step)
         try:
@@ -127,7 +127,7 @@ class Verifier:
             order: VerifyOrder = (1, step, run, "")
             try:
                 directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
-            except OtherHash as error:  # which is no mark of damage
+            except OtherHash as error:  # which is not a mark of damage
                 return order, [Damage(run, step, (), "", str(error))]
             except DamagedBlob as error:
                 new = damage = [Damage(run, step, (), "", error.message)]

@@ -1,4 +1,4 @@
-"""Delete one checkpoint that somebody names: drop it, and give back what only it used."""
+"""Delete one checkpoint by its ref: drop it, and give back what only it used."""
 
 from __future__ import annotations
 

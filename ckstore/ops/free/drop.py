@@ -49,7 +49,7 @@ def make_kept_durable(context: Context, run: str) -> None:
 
 
 def drop(context: Context, info: CheckpointInfo) -> Dropped:
-    """Move a checkpoint that nobody uses, tags or pins to trash, durably; `make_kept_durable` goes before.
+    """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
     Raises:
         InUse: It is open for reading, or has a tag or an unexpired pin.
@@ -60,7 +60,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     layout, place = context.layout, info.key
     path = layout.checkpoint(*place)
     with ExitStack() as held:
-        # The run first, as savers do. While it is held nobody puts another checkpoint there, to be taken along.
+        # The run first, as savers do. While it is held no process puts another checkpoint there, to be taken along.
         run_lock = held.enter_context(_run_locked(info, path.parent))
         lock = held.enter_context(_taken(info, path))
         check_unprotected(context, info.key)
@@ -71,7 +71,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
             change = RunChange(before, layout.run_stamp(info.run))
-        except FileNotFoundError:  # somebody put another one there at this moment
+        except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None
         run_lock.release()
         files.sync_directory(layout.trash)

@@ -2,7 +2,7 @@
 
 The locks, open files and catalogs of other hosts are not seen from here. So on a shared filesystem nothing is unlinked
 that another host could have: not by opening, not by a failed save, not after a deletion. It stays in ``staging/`` and
-``trash/`` until somebody who knows that no other host is at work runs gc and says so.
+``trash/`` until a user who knows that no other host uses the store runs gc and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_alone(context: Context, *, exclusive: bool) -> None:
     """Raise unless gc may free what no checkpoint needs: on a shared filesystem only if no other host is at work.
 
     Raises:
-        InUse: Others may be at work, and nobody said that they are not.
+        InUse: Other hosts may be using the store, and the caller did not say that they are not.
     """
     if context.shared and not exclusive:
         msg = f"nothing was freed, since other hosts may be using the store: {context.shared}"

@@ -1,4 +1,4 @@
-"""Gc: free what nothing in the store needs and nobody has open ("Delete and gc" of the design).
+"""Gc: free what nothing in the store needs and no process has open ("Delete and gc" of the design).
 
 (0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped; where other
     hosts may have done so, every checkpoint is looked at

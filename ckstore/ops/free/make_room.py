@@ -58,7 +58,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     if policy is None or context.shared:  # there, dropping would free nothing
         return ()
     dropped: list[str] = []
-    for _ in range(_ROUNDS):  # somebody may have opened what was to go
+    for _ in range(_ROUNDS):  # a process may have opened what was to go
         missing = measure(context, new).missing
         chosen = None if missing == Amount() else _choose(context, policy, missing, claimed)
         if chosen is None:

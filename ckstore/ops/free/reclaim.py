@@ -45,7 +45,7 @@ def discard(context: Context, staging: Staging) -> None:
 
 
 def discard_path(context: Context, path: Inside) -> None:
-    """Move a directory in ``staging/`` that nobody uses to trash and empty it; a used one stays for the next opener."""
+    """Move an unused directory in ``staging/`` to trash and empty it; a used one stays for the next opener."""
     try:
         lock = locks.try_exclusive(path)
         if lock is None:
@@ -58,7 +58,7 @@ def discard_path(context: Context, path: Inside) -> None:
 
 
 def give_back(context: Context, digests: Iterable[str] = ()) -> None:
-    """Empty the trash, then free those of the blobs `digests` that nobody uses; unless a collector is at work.
+    """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running.
 
     Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
     """

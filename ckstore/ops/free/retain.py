@@ -50,7 +50,7 @@ def plan_retention(
         sure: False: for advice alone; the rows of the catalog are believed.
 
     Raises:
-        BadInput: There is no policy; `run` is no run name.
+        BadInput: There is no policy; `run` is not a run name.
         CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused.
     """
@@ -85,7 +85,7 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
-    """As `plan_retention` of one run; most of what stays for its step alone is not looked at, and not in the plan.
+    """As `plan_retention` of one run; most that stay for their step alone are not looked at, and not in the plan.
 
     With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
     hide one from the plan whose step keeps it anyway; then others are kept in its place.
@@ -186,7 +186,8 @@ def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
 def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
-    Each checkpoint is looked at again while nobody else can use it: tags, pins, its id, and that a valid one of its
+    Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
+        its
     run stays, which is held meanwhile.
 
     Raises:
@@ -217,7 +218,7 @@ def _apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
-    """Lock the newest of the kept checkpoints that is valid now for use, so that nobody drops it meanwhile."""
+    """Lock the newest of the kept checkpoints that is valid now for use, so that no process drops it meanwhile."""
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
             lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)

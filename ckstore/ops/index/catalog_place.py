@@ -102,7 +102,7 @@ def is_private(catalog: Catalog, root: Path) -> bool:
 
 
 def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
-    """Return why other hosts may be at work in the store at `root`; empty if they cannot be."""
+    """Return why other hosts may be at work in the store at `root`; empty if that is impossible."""
     if place.shared:
         return f"{root} is on {place.kind}, a shared filesystem"
     if wanted is not None and is_private(catalog, root):
@@ -126,7 +126,7 @@ def make_folder(catalog: Catalog) -> None:
 
 
 def refuse_foreign(catalog: Catalog) -> None:
-    """Raise if a catalog is that of another store; one that cannot be read is looked at by whoever mends it.
+    """Raise if a catalog is that of another store; one that cannot be read is left to the code that repairs it.
 
     Raises:
         BadInput: It is.

@@ -28,7 +28,7 @@ def catch_up(context: Context, *, whole: bool = True) -> list[str]:
     Args:
         context: The store.
         whole: Compare every checkpoint. False: those of runs that are in doubt (`ops/index/staleness`), so that it
-            costs what is to be done; whoever takes apart what was dropped or replaced looks at its place.
+            costs what is to be done; a process that removes what was dropped or replaced looks at its place.
 
     Returns:
         What the user should know.

@@ -1,7 +1,7 @@
 """What the manifests say: read before anything is dropped, called the newest, or put in order (rule D of the design).
 
 The catalog proposes. Each row has a checksum, which finds what has rotted; what an act relies on is read from its
-manifest all the same, once a process, since a row can also be written by another program.
+manifest anyway, once a process, since a row can also be written by another program.
 """
 
 from __future__ import annotations

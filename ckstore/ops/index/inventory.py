@@ -1,4 +1,4 @@
-"""What a look at every checkpoint, and then at ``blobs/``, tells of a store."""
+"""What a look at every checkpoint, and then at ``blobs/``, shows of a store."""
 
 from __future__ import annotations
 

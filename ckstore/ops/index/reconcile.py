@@ -1,4 +1,4 @@
-"""Enter checkpoints into the catalog, many in one transaction, few enough that nobody waits long for its lock."""
+"""Enter checkpoints into the catalog, many in one transaction, few enough that no process waits long for its lock."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _BATCH_S = 0.5
 def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
     """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
-    A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. Whoever dies
-    in between leaves a catalog that is behind, which the next opener makes right.
+    A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
+    that dies in between leaves a catalog that is behind, which the next opener corrects.
 
     Args:
         context: The store.

@@ -1,8 +1,8 @@
 """Find blobs in ``blobs/`` that the catalog does not know: a power cut can bring names back that were removed.
 
 A name that was removed and not made durable may be there again after the machine starts, when the catalog has
-forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is made
-anew. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
+forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is
+rebuilt. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
         if path.name in without_use:
             try:
                 unused.append((path.name, peek.status(path).st_size))
-            except FileNotFoundError:  # somebody freed it meanwhile
+            except FileNotFoundError:  # another process freed it meanwhile
                 continue
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)

@@ -40,7 +40,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
     Args:
         context: The store.
         places: Whose rows are wrong or missing.
-        damaged_count: How many rows do not fit their checksums; 0: those of `places` do, and are wrong all the same.
+        damaged_count: How many rows do not fit their checksums; 0: those of `places` do, and are still wrong.
     """
     if _PROBLEM not in context.problems:
         said = _damaged(damaged_count) if damaged_count else _forged(places)

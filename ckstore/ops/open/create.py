@@ -1,6 +1,7 @@
 """Make a store. It exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`.
 
-Several may make one at once: nobody removes a name of another one, and ``store.json`` never takes the place of another.
+Several processes may make one at once: none removes another's name, and ``store.json`` never takes the place of
+    another.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already.
 
     Raises:
-        BadInput: `root` holds something else, or an argument cannot be.
+        BadInput: `root` holds something else, or an argument is invalid.
         UnsafePlace: The filesystem cannot hold a store.
         OSError: The system refused, or the store is made and its names may not survive a power cut.
     """
@@ -59,7 +60,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
         if peek.exists(layout.settings):
             return False  # who opens it makes its names durable, as the one who made it may have died
         raise
-    files.sync_directory(layout.root)  # opening does so, too, but tells of a failure by a note; here it is an error
+    files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
     files.sync_name(layout.path)
     return True
 

@@ -62,7 +62,7 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the store's name and those in it durable, whoever made them: no checkpoint is more durable (rule F).
+    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F).
 
     Raises:
         OSError: That did not work; this process must not write to the store.

@@ -1,9 +1,9 @@
-"""Build the catalog anew from the directories, which are the truth (promise P5), and keep the old one aside.
+"""Rebuild the catalog from the directories, which are the truth (promise P5), and keep the old one aside.
 
-The old file is renamed under the flock of those who write the catalog, and whoever writes opens it by its name under
-that flock, so nobody writes to a file that is no longer the catalog. The new one is filled a batch at a time; until
+The old file is renamed under the flock of those who write the catalog, and a writer opens it by its name under
+that flock, so no process writes to a file that is no longer the catalog. The new one is filled a batch at a time; until
 then it is behind, and readers, savers and gc go by the directories for what it lacks. Dying at any line leaves a
-catalog that is missing or behind, which the next opener makes right.
+catalog that is missing or behind, which the next opener corrects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MARGIN_BYTES = 2**20
 
 
 def reindex(context: Context, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
-    """Build the catalog anew; see `ckstore.Store.reindex`."""
+    """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
     for directory in layout.directories:  # a copy may have left out empty ones
@@ -87,7 +87,7 @@ def _check_space(context: Context) -> None:
 
 
 class _Shown:
-    """Adds up what was read for whoever shows progress."""
+    """Adds up what was read, to show progress."""
 
     def __init__(
         self, context: Context, places: list[CheckpointKey], progress: Progress | None, *, relink: bool

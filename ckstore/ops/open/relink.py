@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; what is left over goes to trash, and is freed as far as nobody has it open.
+    """Relink every checkpoint; what is left over goes to trash, and is freed as far as no process has it open.
 
     Raises:
         OSError: The system refused; what was done before is done, and the store is as sound as it was.

@@ -1,6 +1,6 @@
 """Checkout: write the files of a checkpoint beside their destination, checked byte by byte, and rename them into place.
 
-What is shared with the store by reflink is read and checked all the same. Memory is one chunk for each thread.
+What is shared with the store by reflink is still read and checked. Memory is one chunk for each thread.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class _Work:
         return ExportedFile(name, at)
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
-        """Give ``state.json`` in parts: a line for each value, so that it can be read and searched as text."""
+        """Give ``state.json`` in parts: a line for each value, to be read and searched as text."""
         manifest = self._directory.manifest
         head = {
             "format": "ckstore-state",

@@ -192,7 +192,7 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet.
 
     A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
-    again and again; so what it says is no measure.
+    again and again; so what it says is not a measure.
 
     Raises:
         InsufficientSpace: They do not.

@@ -25,7 +25,7 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
     Raises:
         BadInput: Something in it cannot be, or there is nothing to add.
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Somebody is taking it apart, or others write to the store all the time.
+        InUse: Another process is deleting it, or other processes keep the store locked.
         CkstoreError: What was added before is damaged; nothing was changed.
         OSError: The system refused.
     """

@@ -58,7 +58,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
 
 
 def _refuse_damaged(context: Context, place: CheckpointKey) -> None:
-    """Raise if a directory with a manifest is there, and it is no whole checkpoint: another answer would mislead.
+    """Raise if a directory with a manifest is there, and it is not a whole checkpoint: another answer would mislead.
 
     Raises:
         DamagedBlob: What is wrong with it.

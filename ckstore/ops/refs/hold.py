@@ -1,4 +1,4 @@
-"""Hold a checkpoint while something is said about it (tag, pin, annotation), so that nobody drops it meanwhile."""
+"""Hold a checkpoint while something is said about it (tag, pin, annotation), so that no process drops it meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
 
     Raises:
         NoSuchRef: It is gone, or another one has taken its place.
-        InUse: Somebody is taking it apart.
+        InUse: Another process is deleting it.
         SaveFailed: The store cannot be written.
         OSError: The system refused.
     """

@@ -58,7 +58,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         ref: ``latest-valid`` or ``RUN@latest-valid``.
         take: Called with what the store says and the directory, open and complete; what it raises other than
             `DamagedBlob` passes on.
-        read_touched: Read blobs whose time says that somebody wrote into them; `take` does not.
+        read_touched: Read blobs whose time says that a program wrote into them; `take` does not.
 
     Raises:
         NoSuchRef: There is none; the message says what is wrong with each.
@@ -104,7 +104,7 @@ def _why_locked(place: Inside, error: InUse) -> str:
 
 
 def newest_valid(context: Context, ref: str) -> CheckpointInfo:
-    """Return the newest checkpoint that is valid by a cheap look; blobs that somebody wrote into are read.
+    """Return the newest checkpoint that is valid by a cheap look; blobs that a program wrote into are read.
 
     Raises:
         NoSuchRef: There is none.
@@ -188,7 +188,7 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
 
 
 def _incomplete(context: Context, run: str | None) -> list[Passed]:
-    """Return the directories that are no complete checkpoints, so that they are not listed as ones."""
+    """Return the directories that are not complete checkpoints, so that they are not listed as ones."""
     listed = {info.key for info in _candidates(context, run)}
     found = []
     for name, step, _ in context.layout.published(run):

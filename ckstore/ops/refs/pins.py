@@ -25,9 +25,9 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
     """Pin a checkpoint, durably.
 
     Raises:
-        BadInput: `reason` or `expires` cannot be.
+        BadInput: `reason` or `expires` is invalid.
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Somebody is taking it apart, or others write to the store all the time.
+        InUse: Another process is deleting it, or other processes keep the store locked.
         OSError: The system refused.
     """
     info = find(context, ref)

@@ -26,7 +26,7 @@ _CATALOG_TIMEOUT_S = 5.0
 def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step.
 
-    The caller holds the checkpoint's directory locked for use, so that nobody drops it meanwhile.
+    The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
 
     Raises:
         OSError: The tag has its old meaning or, after a power cut, perhaps its old one.
@@ -48,7 +48,7 @@ def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
     Raises:
         BadInput: `name` is no name for a tag.
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Somebody is taking it apart.
+        InUse: Another process is deleting it.
         OSError: The system refused.
     """
     info = find(context, ref)

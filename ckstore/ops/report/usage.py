@@ -41,7 +41,7 @@ class _File:
 
     @property
     def is_unique(self) -> bool:
-        """Whether a single checkpoint has it, and nobody whose name was not found."""
+        """Whether a single checkpoint has it, and no holder whose name was not found."""
         return len(self.holders) == 1 and self.names_found >= self.link_count
 
 

@@ -88,7 +88,7 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
         return None
     except NewerFormat:
         raise
-    except CkstoreError:  # no manifest that anybody could use
+    except CkstoreError:  # not a usable manifest
         return None
     if text.encode("ascii") not in data:
         return None

@@ -88,7 +88,7 @@ def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) ->
 
 
 def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """Return what says that whoever wrote these files was not done, as sentences; `names` are those of the paths.
+    """Return the signs that these files were not finished, as sentences; `names` are those of the paths.
 
     Known are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
     (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without

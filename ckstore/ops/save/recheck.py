@@ -1,8 +1,8 @@
 """Read a share of what a save relies on again, from the disk, so that rot is found while the right bytes are in hand.
 
 A hit goes by size and time, which rot leaves as they are. So each save takes some of its hits, those that were read
-longest ago first (`model/settings/recheck`), and compares them; what differs is no hit, so the save writes those bytes
-and heals the blob in every checkpoint that has it.
+longest ago first (`model/settings/recheck`), and compares them; what differs is not a hit, so the save writes those
+bytes and heals the blob in every checkpoint that has it.
 
 What is due is chosen before the first chunk is hashed, from the blobs of the last checkpoint of the run, so that the
 threads that hash read meanwhile; hits that were not foreseen so have their turn when all of them are known.

@@ -90,7 +90,7 @@ class Request:
     force: bool = False
 
     def check(self) -> None:
-        """Raise if something in it cannot be.
+        """Raise if something in it is invalid.
 
         Raises:
             BadInput: Says which argument, what is wanted and what was given.
@@ -174,7 +174,7 @@ def _what_is_read(context: Context) -> Reading:
 def _stage_and_publish(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
 ) -> tuple[Manifest, str, Outcome]:
-    # Files may come from somebody who chose their bytes so that digests collide.
+    # Files may come from an adversary who chose their bytes so that digests collide.
     stored = store_sources(context, staging, captured.sources, recheck, compare=bool(captured.files))
     staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)]) or ())
     changed = captured.first_changed()
@@ -319,7 +319,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, re
 
     def look_at(name: str, number: int) -> Published | None:
         if mine is not None and context.layout.stamp(name, number) == mine.stamp:
-            return mine  # nobody has replaced it: no need to read it back
+            return mine  # it was not replaced: no need to read it back
         return look(context.layout, name, number).published
 
     try:

@@ -91,7 +91,7 @@ def store_sources(
         staging: Where the save is prepared.
         sources: The bytes.
         recheck: What of the store is read again.
-        compare: Somebody else may have chosen the bytes: where the digest cannot rule that out, what the store has
+        compare: Another person may have chosen the bytes: where the digest cannot rule that out, what the store has
             is compared byte by byte before it is used.
 
     Raises:

@@ -65,7 +65,7 @@ class Copies:
         sources: Other stores, or any directories.
 
     Raises:
-        BadInput: A source is no directory that can be read.
+        BadInput: A source is not a directory that can be read.
     """
 
     def __init__(self, context: Context, sources: Iterable[Path]) -> None:
@@ -77,7 +77,7 @@ class Copies:
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted)
-            if data is not None:  # what somebody wrote into may not be durable: it is written anew
+            if data is not None:  # what a program wrote into may not be durable: it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
@@ -151,7 +151,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory of somebody else, walked once: no symlink is followed, what cannot be read is left out."""
+    """A directory outside the store, walked once: no symlink is followed, what cannot be read is left out."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -255,7 +255,7 @@ def is_right(path: File, wanted: Wanted) -> bool:
 
 
 def is_untouched(path: File, wanted: Wanted) -> bool:
-    """Whether nobody wrote into a blob, by its size and time; False also if it is gone."""
+    """Whether a blob is untouched, by its size and time; False also if it is gone."""
     try:
         return blobs.looks_untouched(peek.status(path), wanted.nbytes)
     except OSError:

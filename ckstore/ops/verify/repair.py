@@ -66,7 +66,7 @@ def repair(
         right: Device and inode number of what is right under another name: only its name is wrong.
 
     Raises:
-        BadInput: A source is no directory.
+        BadInput: A source is not a directory.
         SaveFailed, OSError: Nothing could be prepared.
     """
     done = Repaired()
@@ -139,7 +139,7 @@ def _repair_blob(
     names = list(names_of(context.layout, digest))
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # What is right under another name is no damaged blob; a canonical name that stays wrong goes all the same.
+    # What is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
     done.put_aside(context, digest, aside)
     if right is None:

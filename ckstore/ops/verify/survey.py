@@ -1,4 +1,4 @@
-"""Look at a store as a whole without reading blobs: times, links, names, what nobody uses, the catalog, small files.
+"""Look at a store as a whole without reading blobs: times, links, names, what is unused, the catalog, small files.
 
 What can be set right without data is: canonical names that were lost get back, the catalog is made equal to the
 directories.
@@ -106,7 +106,7 @@ def _touched(names: Names) -> Iterator[StoreFinding]:
 
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
-    """Link counts against names. Others may be saving: only what stays so when looked at again counts."""
+    """Link counts against names. Others may be saving: only what is still so at a second look counts."""
     for inode, (count, path) in names.counts.items():
         digest = path.name.partition(".")[0]
         status = peek.find(path)

@@ -51,10 +51,10 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         elif problems:
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
-            catch_up(context)  # what others have published and not entered yet is no error
+            catch_up(context)  # what others have published and not entered yet is not an error
         stale = _differing(context, checker)
         if stale and may_write:
-            _write_anew(context, stale)
+            _write_again(context, stale)
         for run, step in stale:
             yield StoreFinding(
                 "catalog", f"the catalog does not agree with the manifest of {run}@{step}", mended=may_write
@@ -78,7 +78,7 @@ def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     return found
 
 
-def _write_anew(context: Context, keys: list[CheckpointKey]) -> None:
+def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
     def nothing(_run: str, _step: int) -> None:
         return None
 
@@ -114,7 +114,7 @@ def _read(path: Inside) -> bytes | None:
 
 
 def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[StoreFinding]:
-    """Read one file as whoever uses it does; a file that may be missing says nothing."""
+    """Read one file as its users do; a file that may be missing says nothing."""
     subject = path.inner
     try:
         data = _read(path)

@@ -208,7 +208,7 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Manifests, what is missing or has another size, and whoever else has what turned out to be damaged.
+        # Manifests, what is missing or has another size, and the other holders of what turned out to be damaged.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
