@@ -132,11 +132,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
     waiting = [top]
     while waiting:
         folder = waiting.pop()
-        try:
-            listed = _listed(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        for name, about in listed:
+        for name, about in statuses(folder):
             place = folder / name
             if not stat.S_ISDIR(about.st_mode):
                 yield place, about
@@ -146,9 +142,14 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
                 too_deep.append(place)
 
 
-def _listed(folder: Inside) -> list[tuple[str, os.stat_result]]:
+def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
+    """Return what is in a directory, with its status; what vanishes meanwhile is left out, nothing if it is gone.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
     listed = []
-    with entries(folder) as found:
+    with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         for entry in found:
             with suppress(FileNotFoundError):  # renamed meanwhile
                 listed.append((entry.name, entry.stat(follow_symlinks=False)))

@@ -86,7 +86,7 @@ def check_blob(
     try:
         place = directory.blobs.inside / blob.digest
     except (FileNotFoundError, NotADirectoryError):
-        return _all_bad(f"blob {blob.digest} is missing", pieces)
+        return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     return _check(place, blob, pieces, how, whole=whole)
 
 
@@ -100,7 +100,7 @@ def _check(path: Inside, blob: BlobRecord, pieces: list[Piece], how: How, *, who
         with direct.opened_uncached(path) as file:
             return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
-        return _all_bad(f"blob {blob.digest} is missing", pieces)
+        return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
             raise
@@ -113,8 +113,8 @@ def _all_bad(problem: str, pieces: Iterable[Piece]) -> Checked:
 
 def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
     status = os.fstat(file.fd)
-    if not blobs.has_size(status, blob.nbytes):
-        problem = f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
+    problem = blobs.why_absent(blob.digest, blob.nbytes, status)
+    if problem:
         if how.by_size or not stat.S_ISREG(status.st_mode):
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}

@@ -25,6 +25,18 @@ def has_size(status: os.stat_result, nbytes: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
+def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
+    """Return why a file is not there as the blob of that name, by its status or None; empty if it is.
+
+    The one judge of that: what a look at a checkpoint, a read and a verification say is the same sentence.
+    """
+    if status is None:
+        return f"blob {digest} is missing"
+    if has_size(status, nbytes):
+        return ""
+    return f"blob {digest} has {status.st_size} bytes, wanted {nbytes}"
+
+
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
     """Whether a blob has its size and the fixed time, so that no program wrote into it by ordinary means."""
     return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import files, locks
+from ckstore.fs.inside import Held
 from ckstore.model.checkpoint.published import Published, Stamp
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from ckstore.fs.inside import Held, Inside, Where
+    from ckstore.fs.inside import Inside, Where
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
 _HEAD_BYTES = 256
@@ -76,17 +77,38 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
     if (manifest.run, manifest.step) != (run, step):
         problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
         return Found(None, problem, is_another=True)
-    for blob in manifest.blobs:
-        try:
-            status = directory.stat_blob(blob.digest)
-        except (FileNotFoundError, NotADirectoryError):
-            problem = f"{directory.path}: blob {blob.digest} is missing"
-            return Found(None, problem, content=manifest.content)
-        if not blobs.has_size(status, blob.nbytes):
-            problem = f"{directory.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
-            return Found(None, problem, content=manifest.content)
+    problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
+    if problem:
+        return Found(None, f"{directory.path}: {problem}", content=manifest.content)
     published = Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp)
     return Found(published, content=manifest.content)
+
+
+def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
+    if not manifest.blobs:
+        return why_not_own(fd), ()
+    try:
+        with Held(directory / BLOBS) as folder:
+            return _judge_blobs(folder, manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        first = manifest.blobs[0]
+        return why_not_own(fd) or blobs.why_absent(first.digest, first.nbytes, None), ()
+
+
+def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
+    touched = []
+    for blob in manifest.blobs:
+        try:
+            status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return blobs.why_absent(blob.digest, blob.nbytes, None), ()
+        if blobs.looks_untouched(status, blob.nbytes):
+            continue
+        if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
+            return problem, ()
+        touched.append(blob)
+    return "", tuple(touched)
 
 
 def id_at(path: Inside) -> str | None:
@@ -229,11 +251,11 @@ class CheckpointDirectory:
             DamagedBlob: It is missing, or has another size.
         """
         fd, status = self._opened(blob.digest)
-        if status.st_size == blob.nbytes:
+        problem = blobs.why_absent(blob.digest, blob.nbytes, status)
+        if not problem:
             return fd
         os.close(fd)
-        msg = f"{self.path}: blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}"
-        raise DamagedBlob(msg, hint="ckstore verify shows which checkpoints are whole", blob=blob.digest)
+        raise self._absent(blob.digest, problem)
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         if self.lock.fd < 0:
@@ -245,9 +267,11 @@ class CheckpointDirectory:
             error.blob = digest
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            msg = f"{self.path}: blob {digest} is missing"
-            hint = "ckstore verify shows which checkpoints are whole"
-            raise DamagedBlob(msg, hint=hint, blob=digest) from error
+            raise self._absent(digest, blobs.why_absent(digest, 0, None)) from error
+
+    def _absent(self, digest: str, problem: str) -> DamagedBlob:
+        hint = "ckstore verify shows which checkpoints are whole"
+        return DamagedBlob(f"{self.path}: {problem}", hint=hint, blob=digest)
 
     def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
         """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.

@@ -150,12 +150,12 @@ class Collector:
                 _remove_if_empty(folder)
             _remove_if_empty(path)
 
-    def _enter(self, blobs: list[tuple[str, int]], place: CheckpointKey | None) -> None:
+    def _enter(self, blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
         """Tell the catalog; once it refused it is not asked again, since each time may take as long as its lock."""
         if self._refused is not None:
             raise self._refused
         try:
-            self._catalogue(blobs, place)
+            self._catalogue(blobs, key)
         except CkstoreError as error:
             self._refused = error
             raise

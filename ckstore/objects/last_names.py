@@ -6,6 +6,7 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, lease, peek
@@ -95,33 +96,38 @@ def why_unasked(path: Inside) -> str:
     return f"it belongs to uid {owner}: only a gc by that user or by root can free it"
 
 
-class NamesGoing:
-    """Names of blobs that go: counted for each inode, whose last name has gone when all of its links have."""
+class NameCount:
+    """Names of blobs, counted for each inode.
+
+    Attributes:
+        counts: Inode -> how many names were counted.
+        first: Inode -> the first of them, with the status of the file.
+    """
 
     def __init__(self) -> None:
-        self._counts: Counter[holders.Inode] = Counter()
-        self._first: dict[holders.Inode, LastName] = {}
+        self.counts: Counter[holders.Inode] = Counter()
+        self.first: dict[holders.Inode, LastName] = {}
 
-    def add(self, digest: str, path: Inside) -> os.stat_result | None:
+    def add(self, digest: str, path: Inside, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name, if there is a file; return the file's status if this is its last name."""
-        status = peek.find(path)
+        status = status or peek.find(path)
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
         name = LastName(digest, path, status)
-        self._counts[name.inode] += 1
-        self._first.setdefault(name.inode, name)
-        return status if self._counts[name.inode] == status.st_nlink else None
+        self.counts[name.inode] += 1
+        self.first.setdefault(name.inode, name)
+        return status if self.counts[name.inode] == status.st_nlink else None
 
     def add_checkpoint(self, folder: Inside) -> list[str]:
         """Count all blobs in the directory of a checkpoint or a save; return their digests."""
-        digests = blobs_in(folder)
-        for digest in digests:
-            self.add(digest, folder / BLOBS / digest)
-        return digests
+        found = blobs_in(folder / BLOBS)
+        for digest, status in found:
+            self.add(digest, folder / BLOBS / digest, status)
+        return [digest for digest, _ in found]
 
     def lasts(self) -> list[LastName]:
-        """Return the first name of each inode of which all names go, in the order of digests."""
-        gone = [name for inode, name in self._first.items() if self._counts[inode] == name.status.st_nlink]
+        """Return the first name of each inode whose names were all counted, in the order of digests."""
+        gone = [name for inode, name in self.first.items() if self.counts[inode] == name.status.st_nlink]
         return sorted(gone, key=lambda name: (name.digest, str(name.path)))
 
     def linked(self, digests: Iterable[str]) -> dict[str, int]:
@@ -129,14 +135,12 @@ class NamesGoing:
         wanted = set(digests)
         return {
             name.digest: name.status.st_size
-            for inode, name in self._first.items()
-            if name.digest in wanted and self._counts[inode] < name.status.st_nlink
+            for inode, name in self.first.items()
+            if name.digest in wanted and self.counts[inode] < name.status.st_nlink
         }
 
 
-def blobs_in(folder: Inside) -> list[str]:
-    """Return the digests of the blobs in the directory of a checkpoint, sorted; none if it is gone."""
-    try:
-        return sorted(name for name in peek.names(folder / BLOBS) if is_digest(name))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def blobs_in(folder: Inside) -> list[tuple[str, os.stat_result]]:
+    """Return the blobs in a directory by digest, with their status; none if it is gone."""
+    found = [(name, status) for name, status in peek.statuses(folder) if is_digest(name)]
+    return sorted((blob for blob in found if stat.S_ISREG(blob[1].st_mode)), key=itemgetter(0))

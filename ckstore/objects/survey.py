@@ -74,15 +74,7 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _entries(folder: Inside) -> Iterator[tuple[str, os.stat_result]]:
-    try:
-        with peek.entries(folder) as entries:
-            for entry in entries:
-                try:
-                    yield f"{folder}/{entry.name}", entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    return ((f"{folder}/{name}", status) for name, status in peek.statuses(folder))
 
 
 def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftover]:

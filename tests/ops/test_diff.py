@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from ckstore import Store
 from ckstore.errors import DamagedBlob, NoSuchRef
 from ckstore.model.reports.diff import Diff, LeafChange, PlainChange
-from ckstore.ops.check.validity import is_valid
+from ckstore.ops.check.validity import why_not_valid
 from ckstore.tensors.compare import largest_difference
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
 
@@ -207,7 +207,7 @@ def test_without_values_no_blob_is_opened_and_with_them_damage_is_met(store: Sto
     assert {change.name for change in store.diff(1, 2).changed} >= {"big", "small.layer3"}
     with pytest.raises(DamagedBlob, match="big"):
         store.diff(1, 2, values=False) and store.load(2)
-    assert not is_valid(store._context, store.info(2))
+    assert why_not_valid(store._context, store.info(2))
     store.save(two_part_state(2), step=2)
 
 

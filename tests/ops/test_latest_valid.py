@@ -15,7 +15,7 @@ import torch
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
-from ckstore.ops.check.validity import is_valid, why_not_valid
+from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 
 
@@ -69,7 +69,7 @@ def test_without_damage_it_is_the_latest(store: Store) -> None:
     assert same_state(quietly(store), two_part_state(30))
     assert store.info("latest-valid").step == 30
     assert store.latest(valid=True) == store.latest()
-    assert all(is_valid(store._context, info) for info in store.checkpoints())
+    assert all(not why_not_valid(store._context, info) for info in store.checkpoints())
 
 
 @pytest.mark.parametrize("how", HARMS)
@@ -94,7 +94,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning_and_saved_again(store: Stor
 
     assert info.parent == user.info(20).id
     assert same_state(quietly(user), two_part_state(30))
-    assert is_valid(user._context, user.info(30))
+    assert not why_not_valid(user._context, user.info(30))
     assert user.verify().ok
 
 
@@ -123,7 +123,7 @@ def test_rotten_bytes_that_were_found_are_not_used_by_the_next_save(store: Store
     assert same_state(store.load(3), two_part_state(1))
     assert same_state(store.load(1), two_part_state(1)), "healed everywhere"
     assert not (store.directory_of(2) / "damaged.json").exists(), "the mark goes with the damage"
-    assert all(is_valid(store._context, info) for info in store.checkpoints())
+    assert all(not why_not_valid(store._context, info) for info in store.checkpoints())
 
 
 def test_the_mark_outlives_the_catalog_and_the_process(left_damaged: Store) -> None:
@@ -138,7 +138,7 @@ def test_the_mark_outlives_the_catalog_and_the_process(left_damaged: Store) -> N
     with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
         again = Store(store.path)
 
-    assert [is_valid(again._context, info) for info in again.checkpoints()] == [True, True, False]
+    assert [not why_not_valid(again._context, info) for info in again.checkpoints()] == [True, True, False]
     assert "big" in why_not_valid(again._context, again.info(30))
     with pytest.warns(CkstoreWarning, match=r"main@30: .*big"):
         assert again.info("latest-valid").step == 20
@@ -165,14 +165,14 @@ def read_by(store: Store, how: str) -> None:
 def test_every_read_that_finds_damage_marks(store: Store, how: str) -> None:
     info = store.save(two_part_state(1), step=1)
     flip(blobs_by_size(store, 1)[-1], keep_time=True)
-    assert is_valid(store._context, info)
+    assert not why_not_valid(store._context, info)
 
     with pytest.raises(DamagedBlob, match="big"):
         read_by(store, how)
 
-    assert not is_valid(store._context, info)
+    assert why_not_valid(store._context, info)
     store.save(two_part_state(1), step=1)
-    assert is_valid(store._context, store.info(1))
+    assert not why_not_valid(store._context, store.info(1))
 
 
 def test_a_store_that_is_opened_for_reading_marks_nothing(store: Store) -> None:
@@ -184,7 +184,7 @@ def test_a_store_that_is_opened_for_reading_marks_nothing(store: Store) -> None:
         assert same_state(reader.load("latest-valid"), two_part_state(20))
 
     assert not (store.directory_of(30) / "damaged.json").exists()
-    assert is_valid(store._context, store.info(30))
+    assert not why_not_valid(store._context, store.info(30))
     flip(blobs_by_size(store, 30)[-1], keep_time=True)
 
 
@@ -279,14 +279,14 @@ def test_a_copied_store_is_valid_once_it_was_verified(store: Store, tmp_path: Pa
     three_steps(store)
     shutil.copytree(store.path, tmp_path / "copy", symlinks=True, copy_function=shutil.copyfile)
     copy = Store(tmp_path / "copy")
-    assert not any(is_valid(copy._context, info) for info in copy.checkpoints())
+    assert all(why_not_valid(copy._context, info) for info in copy.checkpoints())
 
     assert same_state(quietly(copy), two_part_state(30))
     assert copy.info("latest-valid").step == 30
-    assert is_valid(copy._context, copy.info(30)), "what was read gets its time back"
-    assert not is_valid(copy._context, copy.info(10))
+    assert not why_not_valid(copy._context, copy.info(30)), "what was read gets its time back"
+    assert why_not_valid(copy._context, copy.info(10))
     assert copy.verify().ok
-    assert all(is_valid(copy._context, info) for info in copy.checkpoints())
+    assert all(not why_not_valid(copy._context, info) for info in copy.checkpoints())
 
 
 def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) -> None:
@@ -296,7 +296,7 @@ def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) ->
 
     store.delete(1)
 
-    assert "not there" in why_not_valid(store._context, info)
+    assert "no longer" in why_not_valid(store._context, info)
 
 
 def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damaged: Store) -> None:

@@ -223,7 +223,7 @@ def test_brackets_in_a_selection_are_those_of_names_and_a_miss_is_told(store: St
 
     assert store.load(select="layers[1].*") == {"layers": [None, {"w": 2}]}
     assert store.load(select="layers[*].w") == {"layers": [{"w": 1}, {"w": 2}]}
-    with pytest.raises(NoSuchRef, match="no name that select='nosuch' fits"):
+    with pytest.raises(NoSuchRef, match="no name that select='nosuch' matches"):
         store.load(select="nosuch")
     with pytest.raises(BadInput, match="select must be"):
         store.load(select=5)  # type: ignore[arg-type]

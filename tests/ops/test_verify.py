@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
-from ckstore.ops.check.validity import is_valid
+from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
@@ -81,7 +81,7 @@ def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -
             assert loads != found.affects
         flip(path, at)
         assert store.verify().ok
-        assert all(is_valid(store._context, info) for info in store.checkpoints())
+        assert all(not why_not_valid(store._context, info) for info in store.checkpoints())
 
 
 def _loads(store: Store, ref: str) -> bool:
@@ -189,7 +189,7 @@ def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
     (found,) = harmed.verify().damage
 
     assert found.names == ("t0",)
-    assert not is_valid(harmed._context, harmed.info(1))
+    assert why_not_valid(harmed._context, harmed.info(1))
 
 
 def test_the_mark_goes_when_the_checkpoint_is_found_whole(store: Store) -> None:
@@ -203,20 +203,20 @@ def test_the_mark_goes_when_the_checkpoint_is_found_whole(store: Store) -> None:
     assert not store.verify(quick=True).ok, "it is marked"
     store.verify(sample=0.01)
     assert mark_of(store, 1).exists(), "a part is not enough"
-    assert not is_valid(store._context, info)
+    assert why_not_valid(store._context, info)
     assert store.verify(1).ok
     assert not mark_of(store, 1).exists()
-    assert is_valid(store._context, info)
+    assert not why_not_valid(store._context, info)
 
 
 def test_a_mark_that_says_nothing_marks_and_is_removed_by_a_verification(store: Store) -> None:
     info = store.save(two_part_state(1), step=1)
     mark_of(store, 1).write_bytes(b"\0not a mark")
-    assert not is_valid(store._context, info)
+    assert why_not_valid(store._context, info)
 
     assert store.verify().ok
 
-    assert is_valid(store._context, info)
+    assert not why_not_valid(store._context, info)
     assert sorted(path.name for path in store.directory_of(1).iterdir()) == ["blobs", "manifest.json"]
 
 

@@ -5,7 +5,6 @@ That is a cheap look: the manifest is read, no data is. What reads and verificat
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,9 @@ from ckstore.fs import files
 from ckstore.fs.inside import Held
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects import blobs, marks
-from ckstore.objects.checkpoints import why_not_own
-from ckstore.objects.layout import BLOBS, MANIFEST
+from ckstore.objects import marks
+from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.layout import MANIFEST
 from ckstore.ops.manifest_cache import file_stamp
 
 if TYPE_CHECKING:
@@ -43,20 +42,16 @@ class Glance:
     touched: tuple[BlobRecord, ...] = ()
 
 
-def is_valid(context: Context, info: CheckpointInfo) -> bool:
-    """Whether a checkpoint is complete, its blobs have their sizes and times, and it was not found damaged.
+def why_not_valid(context: Context, info: CheckpointInfo) -> str:
+    """Return why a checkpoint is not valid, one sentence; empty if it is.
 
-    No lock is taken, so the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
+    It is if it is complete, its blobs have their sizes and times, and no read found it damaged. No lock is taken, so
+    the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
 
     Raises:
         NewerFormat: A newer ckstore wrote it.
         OSError: The system refused to let it be looked at.
     """
-    return not why_not_valid(context, info)
-
-
-def why_not_valid(context: Context, info: CheckpointInfo) -> str:
-    """Return why a checkpoint is not valid, one sentence; empty if it is. As `is_valid`."""
     try:
         seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
     except (FileNotFoundError, NotADirectoryError):
@@ -107,31 +102,6 @@ def _manifest_in(fd: int, path: Inside, seen: ManifestCache | None) -> tuple[Man
     if seen is not None:
         seen.remember(stamp, manifest, manifest_id)
     return manifest, manifest_id
-
-
-def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
-    """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
-    if not manifest.blobs:
-        return why_not_own(fd), ()
-    try:
-        with Held(directory / BLOBS) as folder:
-            return _judge_blobs(folder, manifest)
-    except (FileNotFoundError, NotADirectoryError):
-        return why_not_own(fd) or f"blob {manifest.blobs[0].digest} is missing", ()
-
-
-def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
-    touched = []
-    for blob in manifest.blobs:
-        try:
-            status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return f"blob {blob.digest} is missing", ()
-        if not blobs.has_size(status, blob.nbytes):
-            return f"blob {blob.digest} has {status.st_size} bytes, wanted {blob.nbytes}", ()
-        if not blobs.looks_untouched(status, blob.nbytes):
-            touched.append(blob)
-    return "", tuple(touched)
 
 
 def _some(names: list[str]) -> str:

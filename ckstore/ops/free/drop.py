@@ -13,7 +13,7 @@ from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.ops.context import Context
-from ckstore.ops.index.reconcile import enter_one
+from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.hold import gone
 from ckstore.ops.refs.protection import check_unprotected
 
@@ -57,8 +57,8 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused; it may or may not come back after a power cut.
     """
-    layout, place = context.layout, info.key
-    path = layout.checkpoint(*place)
+    layout = context.layout
+    path = layout.checkpoint(*info.key)
     with ExitStack() as held:
         # The run first, as savers do. While it is held no process puts another checkpoint there, to be taken along.
         run_lock = held.enter_context(_run_locked(info, path.parent))
@@ -76,7 +76,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         run_lock.release()
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
-    context.directory_cache.changed(place, None, change)
+    context.directory_cache.changed(info.key, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 
@@ -100,7 +100,7 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
 def _reconcile(context: Context, info: CheckpointInfo) -> bool:
     """Make the catalog equal to the directory: a saver may have published that step again by now."""
     try:
-        enter_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+        reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True

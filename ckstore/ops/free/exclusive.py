@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
-from ckstore.ops.index.reconcile import TIMEOUT_S, enter
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.warn import warn
 
@@ -58,6 +58,6 @@ def look_at_everything(context: Context) -> None:
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used.
     """
-    places = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
-    enter(context, sorted(places))
+    keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
+    reconcile_all(context, sorted(keys))
     list_blobs(context, timeout_s=TIMEOUT_S)

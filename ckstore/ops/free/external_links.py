@@ -11,6 +11,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import LinkedBlob
 from ckstore.objects import trash
+from ckstore.objects.last_names import NameCount
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:
@@ -79,16 +80,8 @@ class _Names:
         """Return how many names outside the store the canonical blob has; no checkpoint that stays uses it."""
         canonical = self._layout.blob(digest)
         inside = [folder / BLOBS / digest for folders in self.listing for folder in folders]
-        inodes = [_inode(path) for path in (canonical, *inside, *self._loose)]
-        if inodes[0] is None:
-            return 0
-        try:
-            link_count = peek.status(canonical).st_nlink
-        except FileNotFoundError:
-            return 0
-        return max(0, link_count - inodes.count(inodes[0]))
-
-
-def _inode(path: Inside) -> int | None:
-    found = peek.find(path)
-    return None if found is None else found.st_ino
+        names = NameCount()
+        for path in (canonical, *inside, *self._loose):
+            names.add(digest, path)
+        found = peek.find(canonical)
+        return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])

@@ -148,10 +148,10 @@ def _start(context: Context) -> Collector:
 
     A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
     """
-    enter = reclaim.entering(context, timeout_s=_CATALOG_TIMEOUT_S)
+    write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        collector = Collector.try_start(context.layout, enter, leases=not context.shared)
+        collector = Collector.try_start(context.layout, write, leases=not context.shared)
         if collector is not None:
             return collector
         if time.monotonic() > deadline:

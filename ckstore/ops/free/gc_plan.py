@@ -12,7 +12,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree, PlannedBlob, explain
 from ckstore.objects import trash
-from ckstore.objects.last_names import Judge, LastName, NamesGoing, blobs_in
+from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import tags_by_checkpoint
 from ckstore.ops.free.external_links import linked_elsewhere
@@ -28,7 +28,7 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPla
         CatalogUnavailable: The catalog, which lists what may go, cannot be used.
     """
     layout = context.layout
-    going, judge = NamesGoing(), Judge(leases=not context.shared)
+    going, judge = NameCount(), Judge(leases=not context.shared)
     stagings = trash.dead_stagings(layout)
     leaving = [layout.staging / name for name in stagings]
     in_trash: list[str] = []
@@ -99,18 +99,17 @@ def freed_in_turn(context: Context, keys: Iterable[CheckpointKey]) -> list[list[
 
     The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
     """
-    going = NamesGoing()
+    going = NameCount()
     canonical: set[str] = set()
     freed = []
     for key in keys:
         folder = context.layout.checkpoint(*key)
         gone = []
-        for digest in blobs_in(folder):
-            paths = [folder / BLOBS / digest, *([] if digest in canonical else [context.layout.blob(digest)])]
-            canonical.add(digest)
-            for path in paths:  # it may have lost its canonical name, or is being freed
-                status = going.add(digest, path)
-                if status is not None:
-                    gone.append((digest, status.st_size))
+        for digest, there in blobs_in(folder / BLOBS):
+            lasts = [going.add(digest, folder / BLOBS / digest, there)]
+            if digest not in canonical:  # that name may be lost, or is being freed
+                canonical.add(digest)
+                lasts.append(going.add(digest, context.layout.blob(digest)))
+            gone += [(digest, last.st_size) for last in lasts if last is not None]
         freed.append(gone)
     return freed

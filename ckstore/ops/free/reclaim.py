@@ -9,7 +9,7 @@ from ckstore.fs import locks
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
-from ckstore.ops.index.reconcile import enter_one
+from ckstore.ops.index.reconcile import reconcile_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
     if context.shared:
         return
     try:
-        collector = Collector.try_start(context.layout, entering(context, timeout_s=_CATALOG_TIMEOUT_S))
+        collector = Collector.try_start(context.layout, catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S))
         if collector is None:
             return
         with collector:
@@ -78,16 +78,16 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
         return
 
 
-def entering(context: Context, *, timeout_s: float) -> EnterCandidates:
+def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
     """Return what a collector calls with the blobs that it is about to take a name from, and where they were."""
 
-    def enter(blobs: list[tuple[str, int]], place: CheckpointKey | None) -> None:
-        if place is not None:
-            enter_one(context, place, timeout_s=timeout_s)
+    def write(blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
+        if key is not None:
+            reconcile_one(context, key, timeout_s=timeout_s)
         if blobs:
             context.catalog.add_candidates(blobs, timeout_s=timeout_s)
 
-    return enter
+    return write
 
 
 def condemn(context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float) -> None:

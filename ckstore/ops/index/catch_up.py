@@ -9,7 +9,7 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import staleness, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
-from ckstore.ops.index.reconcile import TIMEOUT_S, enter
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import BLOBS_LISTED, list_blobs_after_boot
 from ckstore.python_gc import python_gc_paused
 
@@ -89,7 +89,7 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
     if context.shared or (whole and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
-        enter(context, sorted(stale))
+        reconcile_all(context, sorted(stale))
     elif (tags := context.layout.tags()) != known.tags:
         context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
     list_blobs_after_boot(context, known.event, timeout_s=TIMEOUT_S)

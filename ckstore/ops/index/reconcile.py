@@ -22,7 +22,7 @@ _BATCH_MOST = 256
 _BATCH_S = 0.5
 
 
-def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
+def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
     """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
     A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
@@ -30,7 +30,7 @@ def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None =
 
     Args:
         context: The store.
-        places: Run and step of each.
+        keys: Run and step of each.
         seen: Called with what was found at each place; it must not use the catalog.
 
     Raises:
@@ -47,25 +47,25 @@ def enter(context: Context, places: Iterable[CheckpointKey], seen: Seen | None =
             seen(run, step, found)
         return found.published
 
-    waiting = deque(places)
+    waiting = deque(keys)
     while waiting:
         context.catalog.reconcile(_batch(waiting), look_at, timeout_s=TIMEOUT_S, tags=context.layout.tags)
 
 
-def enter_one(context: Context, place: CheckpointKey, *, timeout_s: float) -> None:
+def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
     """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock.
 
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used now.
     """
-    if not context.catalog_is_private and context.catalog.listing(places=[place]) == stamps(context, [place]):
+    if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
 
     def look_at(run: str, step: int) -> Published | None:
         return look(context.layout, run, step).published
 
-    context.catalog.reconcile([place], look_at, timeout_s=timeout_s)
+    context.catalog.reconcile([key], look_at, timeout_s=timeout_s)
 
 
 def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index.reconcile import TIMEOUT_S, enter
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
     try:
         if damaged_count:
             context.catalog.remove_wrong(timeout_s=_MEND_TIMEOUT_S)
-        enter(context, sorted(places))
+        reconcile_all(context, sorted(places))
         for place in places:
             context.distrusted.pop(place, None)
     except (CkstoreError, OSError):  # the catalog cannot be written now, or a newer ckstore wrote one of them

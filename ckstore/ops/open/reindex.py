@@ -20,7 +20,7 @@ from ckstore.objects.annotations import read_annotations
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.pins import read_pins
 from ckstore.ops.index.inventory import StoreInventory
-from ckstore.ops.index.reconcile import TIMEOUT_S, enter
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
 from ckstore.ops.open.relink import relink as relink_all
@@ -55,7 +55,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         census.note(run, step, found)
         shown.manifest_of(run, step)
 
-    enter(context, places, seen)
+    reconcile_all(context, places, seen)
     census.look_at_blobs()
     restored_count = census.restore_names()
     for part in census.orphans_in_parts(CANDIDATES_BATCH):

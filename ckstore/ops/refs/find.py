@@ -47,17 +47,17 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
     tags = context.layout.tags()
-    place = _place(context, parsed, tags)
-    if place is not None and (there := infos(context, at=stamps(context, [place]))):
+    key = _key_of(context, parsed, tags)
+    if key is not None and (there := infos(context, at=stamps(context, [key]))):
         return there[0]
-    if place is not None:
-        _refuse_damaged(context, place)
+    if key is not None:
+        _refuse_damaged(context, key)
     elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, why)
     return resolve(parsed, infos(context), tags)
 
 
-def _refuse_damaged(context: Context, place: CheckpointKey) -> None:
+def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
     """Raise if a directory with a manifest is there, and it is not a whole checkpoint: another answer would mislead.
 
     Raises:
@@ -65,19 +65,19 @@ def _refuse_damaged(context: Context, place: CheckpointKey) -> None:
     """
     from ckstore.objects.checkpoints import look
 
-    if context.layout.stamp(*place) is None:
+    if context.layout.stamp(*key) is None:
         return
-    found = look(context.layout, *place)
+    found = look(context.layout, *key)
     if found.published is None and found.problem and not found.is_another:
         hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
         raise DamagedBlob(found.problem, hint=hint)
 
 
-def _place(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> CheckpointKey | None:
-    """Return the place that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
+def _key_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> CheckpointKey | None:
+    """Return the key that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
     if ref.kind == "tag":
-        place = tags.get(ref.value)
-        return place if place is not None and ref.run in (None, place[0]) else None
+        key = tags.get(ref.value)
+        return key if key is not None and ref.run in (None, key[0]) else None
     if ref.kind != "step":
         return None
     runs = [DEFAULT_RUN] if ref.run is None else [ref.run]

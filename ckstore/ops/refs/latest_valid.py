@@ -12,8 +12,9 @@ from ckstore.fs import holders, peek
 from ckstore.model.checkpoint.refs import newest_first, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects import marks
+from ckstore.objects.checkpoints import judge_blobs
 from ckstore.ops.check.marking import open_checked, remember_damage
-from ckstore.ops.check.validity import glance, judge_blobs
+from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.warn import warn

@@ -6,16 +6,14 @@ How much of a pack is used is taken from the catalog where that is current, else
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs import peek
-from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, Usage, blob_uses
 from ckstore.objects.checkpoints import look
+from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in
 from ckstore.ops.refs.listing import infos
@@ -23,7 +21,6 @@ from ckstore.ops.refs.listing import infos
 if TYPE_CHECKING:
     import os
 
-    from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
@@ -54,8 +51,8 @@ def usage(context: Context) -> Usage:
     shared: dict[CheckpointKey, int] = defaultdict(int)
     for file in files:
         into = unique if file.is_unique else shared
-        for place in file.holders:
-            into[place] += file.nbytes
+        for key in file.holders:
+            into[key] += file.nbytes
     checkpoints = tuple(
         CheckpointUsage(
             run=info.run,
@@ -91,29 +88,19 @@ def _files(context: Context) -> list[_File]:
         return file
 
     for run, step, _ in context.layout.published():
-        for status in _blobs_in(context.layout.checkpoint(run, step) / BLOBS):
+        for _, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
             note(status).holders.add((run, step))
     for name in names_in(context.layout.blobs):
-        for status in _blobs_in(context.layout.blobs / name):
+        for _, status in blobs_in(context.layout.blobs / name):
             note(status)
     return list(found.values())
-
-
-def _blobs_in(directory: Inside) -> list[os.stat_result]:
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError), peek.entries(directory) as entries:
-        for entry in entries:
-            if is_digest(entry.name):
-                with suppress(FileNotFoundError):  # freed meanwhile
-                    found.append(entry.stat(follow_symlinks=False))
-    return found
 
 
 class _PackUses:
     """How much of each pack each checkpoint uses."""
 
     def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
-        self._by_place: dict[CheckpointKey, list[str]] = defaultdict(list)
+        self._by_key: dict[CheckpointKey, list[str]] = defaultdict(list)
         self._nbytes: dict[str, int] = {}
         self._best: dict[str, int] = defaultdict(int)
         published = context.layout.stamps()
@@ -121,30 +108,30 @@ class _PackUses:
             known, rows = context.catalog.listing(), context.catalog.pack_uses()
         except CatalogUnavailable:
             known, rows = {}, []
-        current = {place for place, stamp in known.items() if published.get(place) == stamp}
+        current = {key for key, stamp in known.items() if published.get(key) == stamp}
         others = [info.key for info in listed if info.key not in current]
-        for place, digest, nbytes, used_bytes in rows:
-            if place in current:
-                self._add(place, digest, nbytes, used_bytes)
+        for key, digest, nbytes, used_bytes in rows:
+            if key in current:
+                self._add(key, digest, nbytes, used_bytes)
         self._add_from_manifests(context, others)
 
-    def _add(self, place: CheckpointKey, digest: str, nbytes: int, used_bytes: int) -> None:
-        self._by_place[place].append(digest)
+    def _add(self, key: CheckpointKey, digest: str, nbytes: int, used_bytes: int) -> None:
+        self._by_key[key].append(digest)
         self._nbytes[digest] = nbytes
         self._best[digest] = max(self._best[digest], used_bytes)
 
-    def _add_from_manifests(self, context: Context, places: list[CheckpointKey]) -> None:
-        for place in places:
-            found = look(context.layout, *place).published
+    def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
+        for key in keys:
+            found = look(context.layout, *key).published
             if found is None:  # it went meanwhile
                 continue
             uses = blob_uses(found.manifest)
             for blob in found.manifest.blobs:
                 if uses[blob.digest].is_pack:
-                    self._add(place, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
+                    self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 
-    def dead_bytes(self, place: CheckpointKey) -> int:
-        return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_place.get(place, ()))
+    def dead_bytes(self, key: CheckpointKey) -> int:
+        return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_key.get(key, ()))
 
     def total_dead_bytes(self) -> int:
         return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())

@@ -17,6 +17,7 @@ from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
 from ckstore.objects.canonical_link import restore_name
+from ckstore.objects.last_names import NameCount
 from ckstore.objects.layout import Layout
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import misplaced, order_problem
@@ -39,13 +40,13 @@ class Names:
     """The names that the store has for its blobs.
 
     Attributes:
-        counts: Inode -> number of names, and the first of them.
+        counted: How many names each inode has.
         canonical: Digest -> status of what is at the canonical name.
         used: Digest -> a name in a checkpoint for each inode.
         too_deep: Directories that were not looked into.
     """
 
-    counts: dict[Inode, tuple[int, Inside]] = field(default_factory=dict)
+    counted: NameCount = field(default_factory=NameCount)
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
     used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
     too_deep: list[Inside] = field(default_factory=list)
@@ -59,8 +60,7 @@ class Names:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
-                count, first = made.counts.get(inode, (0, path))
-                made.counts[inode] = (count + 1, first)
+                made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
                 if folder is layout.blobs and path.parts[1:] == (fan_out(name), name):
@@ -107,12 +107,11 @@ def _touched(names: Names) -> Iterator[StoreFinding]:
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
     """Link counts against names. Others may be saving: only what is still so at a second look counts."""
-    for inode, (count, path) in names.counts.items():
-        digest = path.name.partition(".")[0]
-        status = peek.find(path)
-        if not is_digest(digest) or status is None or status.st_nlink == count:
+    for inode, name in names.counted.first.items():
+        digest, status = name.digest, peek.find(name.path)
+        if not is_digest(digest) or status is None or status.st_nlink == names.counted.counts[inode]:
             continue
-        found = _count_again(layout, path, inode)
+        found = _count_again(layout, name.path, inode)
         if found is None:
             continue
         link_count, name_count = found
@@ -131,7 +130,7 @@ def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] 
         before = peek.find(path)
         if before is None or (before.st_dev, before.st_ino) != inode:
             return None
-        count, _ = Names.of(layout).counts.get(inode, (0, path))
+        count = Names.of(layout).counted.counts[inode]
         if count == before.st_nlink:
             return None
         after = peek.find(path)

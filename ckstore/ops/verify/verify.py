@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.fs import peek
-from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
+from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.verify_times import read_checked, remember_checked
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
@@ -97,16 +96,10 @@ class Inventory:
         """List the directories of checkpoints."""
         made = cls()
         for index, (run, step) in enumerate(places):
-            try:
-                with peek.entries(context.layout.checkpoint(run, step) / BLOBS) as entries:
-                    for entry in entries:
-                        if is_digest(entry.name) and entry.is_file(follow_symlinks=False):
-                            status = entry.stat(follow_symlinks=False)
-                            unit = (status.st_dev, status.st_ino, entry.name)
-                            made.sizes[unit] = status.st_size
-                            made.first.setdefault(unit, index)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
+            for digest, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
+                unit = (status.st_dev, status.st_ino, digest)
+                made.sizes[unit] = status.st_size
+                made.first.setdefault(unit, index)
         return made
 
 
