@@ -16,7 +16,7 @@ from ckstore.tensors.restore import build_with
 from ckstore.tensors.walks import leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
@@ -30,9 +30,12 @@ _CONTAINERS = {**dict.fromkeys(DICTS, "a dict"), "list": "a list", "tuple": "a t
 class Comparison:
     """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
 
-    def __init__(self, leaves: Sequence[LeafRecord], terms: Terms) -> None:
+    def __init__(
+        self, leaves: Sequence[LeafRecord], terms: Terms, storages: Sequence[StorageRecord] | None = None
+    ) -> None:
         self.leaves = leaves
         self.terms = terms
+        self.storages = storages
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []
         self.differences = Differences()
@@ -83,16 +86,24 @@ class Comparison:
         if leaf is None or leaf.kind != "torch" or leaf.shape != tuple(live.shape):
             self.mismatch(name, torch_targets.describe(live), self.described(item))
             return False
-        if not torch_targets.takes(live, leaf):
-            wanted = torch_targets.dtype_name(live)
-            if not self.terms.cast or not torch_targets.casts(live, leaf):
-                cannot = ", which cannot be converted" if self.terms.cast else ""
-                self.differences.dtypes[name] = f"{wanted} wanted, found {leaf.dtype}{cannot}"
-                return False
-            self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
-        if live.device.type != "meta":
-            self.filling.bind(live, item[1], cast=self.terms.cast)
-        return True
+        on_meta = live.device.type == "meta"
+        if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
+            return True
+        wanted = torch_targets.dtype_name(live)
+        if not self.terms.cast or not torch_targets.casts(live, leaf):
+            cannot = ", which cannot be converted" if self.terms.cast else ""
+            self.differences.dtypes[name] = f"{wanted} wanted, found {leaf.dtype}{cannot}"
+            return False
+        self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
+        return on_meta or self.filling.bind(live, item[1], cast=True)
+
+    def have_same_values(self, one: int, other: int) -> bool:
+        """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
+        first, second = self.leaves[one], self.leaves[other]
+        if first.storage == second.storage or self.storages is None or first.offset != second.offset:
+            return True
+        pieces = [[piece.piece for piece in self.storages[leaf.storage].extents] for leaf in (first, second)]
+        return first.strides != second.strides or pieces[0] == pieces[1]
 
     def new(self, node: Node) -> Make:
         """Let a value be made new, as it was stored."""

@@ -32,15 +32,16 @@ class Filling:
         self._direct: set[int] = set()
         self._copied: dict[int, list[int]] = {}
         self._left: dict[int, Any] = {}
+        self._cast: set[int] = set()
         self._made: dict[int, Callable[[], Any]] = {}
 
     def bind(self, target: Any, index: int, *, cast: bool = False) -> bool:
         """Let the values of leaf `index` go to `target`; False if dtype (unless it can be `cast`) or shape differ."""
-        functions = _functions(target)
-        if not functions.takes(target, self._leaves[index]) and not (
-            cast and functions.casts(target, self._leaves[index])
-        ):
-            return False
+        functions, leaf = _functions(target), self._leaves[index]
+        if not functions.takes(target, leaf):
+            if not cast or not functions.casts(target, leaf):
+                return False
+            self._cast.add(index)
         self._bound[index] = target
         return True
 
@@ -74,7 +75,7 @@ class Filling:
         in the target), and if no other storage goes to the same memory. Of one that is copied no new value is made.
         """
         for index, make in self._made.items():
-            self._bound[index] = make()
+            self.bind(make(), index, cast=True)
         wanted = defaultdict(list)
         for index in (*self._bound, *self._new):
             if not is_empty(self._leaves[index]):
@@ -143,7 +144,7 @@ class Filling:
             leaf = self._leaves[index]
             if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
-            if not _functions(self._bound[index]).takes(self._bound[index], leaf):
+            if index in self._cast:
                 continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
             if region is not None and all(self._lies_in(region, other) for other in indexes if other != index):
@@ -155,7 +156,7 @@ class Filling:
         if not is_tensor(target) or not target.is_cpu or target.is_conj() or target.is_neg():
             return False
         strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
-        if not _functions(target).takes(target, leaf):
+        if index in self._cast:
             return False
         same_strides = all(
             size == 1 or mine == its for size, mine, its in zip(leaf.shape, target.stride(), strides, strict=True)

@@ -22,7 +22,7 @@ from ckstore.tensors.walks import holds_live, leaf_numbers, name_below, tensors_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckstore.model.manifest.manifest import LeafRecord, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
     from ckstore.tensors.memory import StorageMemory
 
 
@@ -88,7 +88,13 @@ class IntoPlan:
             step(leaf)
 
 
-def plan_into(target: object, state: Node, leaves: Sequence[LeafRecord], terms: Terms | None = None) -> IntoPlan:
+def plan_into(
+    target: object,
+    state: Node,
+    leaves: Sequence[LeafRecord],
+    terms: Terms | None = None,
+    storages: Sequence[StorageRecord] | None = None,
+) -> IntoPlan:
     """Plan to read a state into `target`.
 
     In dicts and lists tensors and arrays are filled in place, and other values are replaced. An
@@ -103,12 +109,13 @@ def plan_into(target: object, state: Node, leaves: Sequence[LeafRecord], terms: 
         state: The root node.
         leaves: All leaves of the manifest.
         terms: What the caller allows.
+        storages: All storages, by which the values of tied tensors are told apart; None: they are not.
 
     Raises:
         BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
             is loaded as a whole is selected.
     """
-    comparison = Comparison(leaves, terms or Terms())
+    comparison = Comparison(leaves, terms or Terms(), storages)
     make = _Walk(comparison).visit(target, state, "")
     if make is not None:
         found = type_name(type(target))

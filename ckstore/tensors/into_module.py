@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.model.names import join_key
+from ckstore.model.names import join_key, plain
 from ckstore.tensors import torch_targets
-from ckstore.tensors.comparison import DICTS, Comparison, Leaf
+from ckstore.tensors.comparison import DICTS, Comparison, Found, Leaf
+from ckstore.tensors.module_trial import adapts, try_names
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.renames import renamed, suggest
 from ckstore.tensors.restore import build_with
@@ -42,6 +43,8 @@ def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> N
             work.take(key, value, *found[key])
     missing = [key for key, value in absent.items() if not work.has_as_tied(value)]
     unexpected = [key for key in found if key not in own]
+    if (missing or unexpected) and adapts(module):
+        missing, unexpected = work.try_names(node, found, missing, unexpected)
     for key in missing:
         comparison.miss(join_key(path, key))
     for key in unexpected:
@@ -49,7 +52,7 @@ def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> N
     if missing and unexpected:
         given = [decode_key(pair[0]) for pair in node[1]]
         comparison.differences.rename |= suggest([key for key in given if isinstance(key, str)], list(own)) or {}
-    if len(absent) == len(own) and unexpected and comparison.wants_some(node, path):
+    if len(absent) == len(own) and not work.loaded and unexpected and comparison.wants_some(node, path):
         comparison.differences.strangers.append(path or "the target")
     work.plan(node)
 
@@ -70,7 +73,7 @@ class _Module:
         self.path = path
         self.loaded: dict[str, Node] = {}
         self.assigned: dict[str, tuple[Any, int]] = {}
-        self._memories: set[object] = set()
+        self._memories: dict[object, tuple[str, int]] = {}
         self._fresh: dict[int, torch.Tensor] = {}
 
     def take(self, key: str, value: Any, name: str, item: Node) -> None:
@@ -86,15 +89,34 @@ class _Module:
         elif value.device.type == "meta":
             self._take_meta(key, value, name, item)
         elif torch_targets.can_be_filled(value):
-            if self.comparison.bind(value, item, name):
+            if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
                 self.loaded[key] = item
-                self._memories.add(_memory(value))
+                self._memories.setdefault(_memory(value), (name, item[1]))
         elif not torch_targets.can_copy(value):
             found = f"{type_name(type(value))} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
         elif self._fits(value, item, name):
             self.comparison.new(item)
             self.loaded[key] = item
+
+    def try_names(
+        self, node: Node, found: Found, missing: list[str], unexpected: list[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return what is still missing and unexpected after the module's hooks; the other names are loaded."""
+        leaves = self.comparison.leaves
+        given = {
+            key: leaves[item[1]]
+            for key, (name, item) in found.items()
+            if self.comparison.is_tensor_leaf(item) and self.comparison.wants(item, name)
+        }
+        seen = try_names(self.module, given, self._metadata(node[2] if node[0] == "odict" else None))
+        if seen is None:
+            return missing, unexpected
+        for key in unexpected:
+            if key in given and key not in seen[1]:
+                self.comparison.new(found[key][1])
+                self.loaded[key] = found[key][1]
+        return [key for key in missing if key in seen[0]], [key for key in unexpected if key not in self.loaded]
 
     def has_as_tied(self, value: Any) -> bool:
         """Whether a tensor is the same as one that is loaded by another name."""
@@ -148,9 +170,9 @@ class _Module:
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
-        elif self.comparison.bind(value, item, name):
+        elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
             self.assigned[key] = value, item[1]
-            self._memories.add(_memory(value))
+            self._memories.setdefault(_memory(value), (name, item[1]))
             self.comparison.filling.bind_later(self._maker(value), item[1])
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -160,6 +182,17 @@ class _Module:
             return self._fresh[id(value)]
 
         return make
+
+    def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
+        """Say if two names are one tensor in the module and have different values in the checkpoint."""
+        known = self._memories.get(_memory(value))
+        if known is None or not self.comparison.is_tensor_leaf(item):
+            return False
+        first, index = known
+        if self.comparison.have_same_values(index, item[1]):
+            return False
+        self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
+        return True
 
     def _fits(self, value: torch.Tensor, item: Node, name: str) -> bool:
         """Whether a tensor of a class of its own, which copies by itself, has the shape of a leaf."""

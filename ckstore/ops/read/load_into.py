@@ -90,7 +90,7 @@ def _load_into_open(directory: CheckpointDirectory, target: object, request: Int
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
     terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign)
-    plan = plan_into(target, manifest.state, manifest.leaves, terms)
+    plan = plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages)
     _check_fits(plan, directory, request)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])

@@ -1,0 +1,546 @@
+"""The table of docs/reference/loading.md: what differs between a checkpoint and a model, for torch and for `load_into`.
+
+`python -m tests.ops.load_differences` writes the page; `test_load_differences` runs each row and checks that the page
+is what the rows say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "loading.md"
+State = dict[str, Any]
+LOADED, REFUSED, CONVERTED, HALF, WRONG = "loaded", "refused", "converted silently", "refused, half loaded", "wrong"
+OUTCOMES = (WRONG, HALF, CONVERTED, REFUSED, LOADED)
+"""Worst first. `wrong`: accepted, and the model does not hold what the checkpoint has for it, or cannot train."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One difference: what was saved, what it is loaded into, and what happens."""
+
+    what: str
+    saved: Callable[[], State]
+    target: Callable[[], State]
+    torch: str
+    ours: str
+    how: dict[str, Any] = field(default_factory=dict)
+    with_it: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.what.replace("`", "")
+
+
+class Wrapper(nn.Module):
+    """Holds another module under a name."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__()
+        self.add_module(name, module)
+
+
+class Net(nn.Module):
+    """An embedding, a layer and a head, which may be tied."""
+
+    def __init__(self, words: int = 6, out: int = 2, *, tied: bool = False, more: int = 0, bias: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, 3)
+        self.layer = nn.Linear(3, 3, bias=bias)
+        self.head = nn.Linear(3, words if tied else out, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+        for i in range(more):
+            self.add_module(f"more{i}", nn.Linear(3, 3))
+
+
+def net(**how: Any) -> Callable[[], State]:
+    return lambda: {"model": Net(**how)}
+
+
+def wrapped(*names: str, block: str = "") -> Callable[[], State]:
+    def make() -> State:
+        module: nn.Module = Net()
+        if block:
+            assert isinstance(module, Net)
+            module.layer = Wrapper(block, module.layer)  # type: ignore[assignment]
+        for name in names:
+            module = Wrapper(name, module)
+        return {"model": module}
+
+    return make
+
+
+def with_tensor(name: str, tensor: Callable[[], torch.Tensor], *, buffer: bool = False) -> Callable[[], State]:
+    def make() -> State:
+        module = Net()
+        if buffer:
+            module.register_buffer(name, tensor())
+        else:
+            module.register_parameter(name, nn.Parameter(tensor()))
+        return {"model": module}
+
+    return make
+
+
+def changed(make: Callable[[], State], change: Callable[[Any], object]) -> Callable[[], State]:
+    def changed_one() -> State:
+        state = make()
+        made = change(state["model"])
+        return {**state, "model": made} if made is not None else state
+
+    return changed_one
+
+
+def on_meta(make: Callable[[], State]) -> Callable[[], State]:
+    def empty() -> State:
+        with torch.device("meta"):
+            return make()
+
+    return empty
+
+
+def trained(
+    make: Callable[[], State], optimizer: Any = torch.optim.AdamW, *, steps: int = 1, split: bool = False
+) -> Callable[[], State]:
+    def run() -> State:
+        state = make()
+        parameters = list(state["model"].parameters())
+        groups = [{"params": parameters[:1]}, {"params": parameters[1:]}] if split else parameters
+        made = optimizer(groups, lr=0.5)
+        for _ in range(steps):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, 0.5)
+            made.step()
+        return {**state, "optimizer": made}
+
+    return run
+
+
+def flat(state: State) -> dict[str, Any]:
+    return dict(state["model"].state_dict())
+
+
+def as_plain(make: Callable[[], State], change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[], State]:
+    """A checkpoint whose model is a plain dict of tensors."""
+    return lambda: {"model": change(flat(make()))}
+
+
+class Lora(nn.Module):
+    """A layer with an adapter beside it, named as PEFT names them."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.Linear(3, 1, bias=False)
+        self.lora_B = nn.Linear(1, 3, bias=False)
+
+
+def lora(module: Net) -> None:
+    module.layer = Lora(module.layer)  # type: ignore[assignment]
+
+
+def add_lora(module: Net) -> None:
+    module.lora_A = nn.Parameter(torch.rand(3, 1))
+    module.lora_B = nn.Parameter(torch.rand(1, 3))
+
+
+def new_head(module: Net) -> None:
+    module.classifier = module.head
+    del module.head
+
+
+def batchnorm() -> State:
+    return {"model": nn.BatchNorm1d(3)}
+
+
+def lazily(module: Net) -> None:
+    module.layer = nn.LazyLinear(3)
+
+
+def transposed(module: Net) -> None:
+    module.head.weight = nn.Parameter(torch.rand(3, 2))
+
+
+def untied_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "head.weight": torch.rand(6, 3)}
+
+
+def partly_meta(module: Net) -> None:
+    module.head.to("meta")
+
+
+def expanded(module: Net) -> None:
+    module.register_buffer("scale", torch.zeros(1).expand(4))
+
+
+MODULE = {"rename": {"module.": ""}}
+CAST = {"cast": True}
+ASSIGN = {"assign": True}
+LAX = {"strict": False}
+
+
+def scaled(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    return lambda: torch.arange(3).to(dtype)
+
+
+ROWS = (
+    Row("nothing", net(), net(), LOADED, LOADED),
+    Row("a layer was added", net(), net(more=1), HALF, REFUSED, LAX, "loaded; the layer is `missing`"),
+    Row("a layer was removed", net(more=1), net(), HALF, REFUSED, LAX, "loaded; the layer is `unexpected`"),
+    Row("a bias was dropped", net(), net(bias=False), HALF, REFUSED, LAX, LOADED),
+    Row(
+        "the head was renamed",
+        net(),
+        changed(net(), new_head),
+        HALF,
+        REFUSED,
+        {"rename": {"head.": "classifier."}},
+        LOADED,
+    ),
+    Row(
+        "the head was replaced by one of 5 classes",
+        net(),
+        net(out=5),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; the head is in `not_loaded`",
+    ),
+    Row(
+        "the vocabulary grew",
+        net(),
+        net(words=8),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; [copy the old rows](../how-to/load-into-a-model.md#a-vocabulary-that-grew)",
+    ),
+    Row("the vocabulary grew, head tied", net(tied=True), net(words=8, tied=True), HALF, REFUSED, LAX, LOADED),
+    Row("a weight is transposed", net(), changed(net(), transposed), HALF, REFUSED, LAX, LOADED),
+    Row(
+        "saved under `torch.compile`",
+        wrapped("_orig_mod"),
+        net(),
+        REFUSED,
+        REFUSED,
+        {"rename": {"_orig_mod.": ""}},
+        LOADED,
+    ),
+    Row(
+        "loaded under `torch.compile`",
+        net(),
+        wrapped("_orig_mod"),
+        REFUSED,
+        REFUSED,
+        {"rename": {"": "_orig_mod."}},
+        LOADED,
+    ),
+    Row("saved under DDP", wrapped("module"), net(), REFUSED, REFUSED, MODULE, LOADED),
+    Row(
+        "saved under DDP and compile",
+        wrapped("_orig_mod", "module"),
+        net(),
+        REFUSED,
+        REFUSED,
+        {"rename": {"module.": "", "_orig_mod.": ""}},
+        LOADED,
+    ),
+    Row(
+        "saved under compile, loaded under DDP",
+        wrapped("_orig_mod"),
+        wrapped("module"),
+        REFUSED,
+        REFUSED,
+        {"rename": {"_orig_mod.": "module."}},
+        LOADED,
+    ),
+    Row(
+        "one block was compiled",
+        wrapped(block="_orig_mod"),
+        net(),
+        HALF,
+        REFUSED,
+        {"rename": {"._orig_mod.": "."}},
+        LOADED,
+    ),
+    Row(
+        "one block is compiled",
+        net(),
+        wrapped(block="_orig_mod"),
+        HALF,
+        REFUSED,
+        {"rename": {"layer.": "layer._orig_mod."}},
+        LOADED,
+    ),
+    Row(
+        "a block was checkpointed (activations)",
+        wrapped(block="_checkpoint_wrapped_module"),
+        net(),
+        HALF,
+        REFUSED,
+        {"rename": {"._checkpoint_wrapped_module.": "."}},
+        LOADED,
+    ),
+    Row(
+        "the model was a part, `model.`, of what was saved",
+        wrapped("model"),
+        net(),
+        REFUSED,
+        REFUSED,
+        {"rename": {"model.": ""}},
+        LOADED,
+    ),
+    Row("wrapper, `strict=False` in both", wrapped("module"), net(), WRONG, REFUSED, MODULE, LOADED),
+    Row(
+        "float32, the model has bfloat16",
+        net(),
+        changed(net(), lambda m: m.bfloat16()),
+        CONVERTED,
+        REFUSED,
+        CAST,
+        "loaded; each name is in `cast`",
+    ),
+    Row(
+        "bfloat16, the model has float32",
+        changed(net(), lambda m: m.bfloat16()),
+        net(),
+        CONVERTED,
+        REFUSED,
+        CAST,
+        "loaded; each name is in `cast`",
+    ),
+    Row(
+        "a buffer of float32, the model has int64",
+        with_tensor("n", scaled(torch.float32), buffer=True),
+        with_tensor("n", scaled(torch.int64), buffer=True),
+        CONVERTED,
+        REFUSED,
+        CAST,
+        REFUSED,
+    ),
+    Row(
+        "a buffer of int64, the model has int32",
+        with_tensor("n", scaled(torch.int64), buffer=True),
+        with_tensor("n", scaled(torch.int32), buffer=True),
+        CONVERTED,
+        REFUSED,
+        CAST,
+        LOADED,
+    ),
+    Row(
+        "complex, the model has real numbers",
+        with_tensor("z", scaled(torch.complex64)),
+        with_tensor("z", scaled(torch.float32)),
+        CONVERTED,
+        REFUSED,
+        CAST,
+        REFUSED,
+    ),
+    Row("the model is on the meta device", net(), on_meta(net()), WRONG, REFUSED, ASSIGN, LOADED),
+    Row(
+        "a part of the model is on the meta device", net(), changed(net(), partly_meta), WRONG, REFUSED, ASSIGN, LOADED
+    ),
+    Row(
+        "tied, on the meta device", net(tied=True), on_meta(net(tied=True)), WRONG, REFUSED, ASSIGN, "loaded, and tied"
+    ),
+    Row(
+        "bfloat16 on the meta device",
+        net(),
+        on_meta(changed(net(), lambda m: m.bfloat16())),
+        WRONG,
+        REFUSED,
+        {"assign": True, "cast": True},
+        LOADED,
+    ),
+    Row(
+        "the model has a buffer more",
+        net(),
+        with_tensor("n", scaled(torch.int64), buffer=True),
+        HALF,
+        REFUSED,
+        LAX,
+        LOADED,
+    ),
+    Row(
+        "the model has a buffer less",
+        with_tensor("n", scaled(torch.int64), buffer=True),
+        net(),
+        HALF,
+        REFUSED,
+        LAX,
+        LOADED,
+    ),
+    Row(
+        "a buffer became a parameter",
+        with_tensor("w", scaled(torch.float32), buffer=True),
+        with_tensor("w", scaled(torch.float32)),
+        LOADED,
+        LOADED,
+    ),
+    Row(
+        "a buffer of the model is expanded",
+        with_tensor("scale", lambda: torch.ones(4), buffer=True),
+        changed(net(), expanded),
+        HALF,
+        REFUSED,
+        LAX,
+        LOADED,
+    ),
+    Row("tied in both", net(tied=True), net(tied=True), LOADED, LOADED),
+    Row(
+        "tied in the model, one name in the checkpoint",
+        as_plain(net(tied=True), lambda v: {k: t for k, t in v.items() if k != "head.weight"}),
+        net(tied=True),
+        HALF,
+        LOADED,
+    ),
+    Row("tied in the checkpoint only", net(tied=True), net(out=6), LOADED, LOADED),
+    Row(
+        "tied in the model, two values in the checkpoint",
+        as_plain(net(tied=True), untied_values),
+        net(tied=True),
+        WRONG,
+        REFUSED,
+        LAX,
+        "the first is loaded; the other is in `not_loaded`",
+    ),
+    Row("an optimizer that has not stepped", trained(net()), trained(net(), steps=0), LOADED, LOADED),
+    Row(
+        "the optimizer has more groups",
+        trained(net()),
+        trained(net(), split=True),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded, without the optimizer",
+    ),
+    Row(
+        "the optimizer has more parameters",
+        trained(net()),
+        trained(net(more=1)),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded, without the optimizer",
+    ),
+    Row(
+        "SGD, the checkpoint has AdamW",
+        trained(net()),
+        trained(net(), torch.optim.SGD),
+        WRONG,
+        REFUSED,
+        LAX,
+        "loaded, without the optimizer",
+    ),
+    Row(
+        "the optimizer of a head of 5 classes",
+        lambda: {"optimizer": trained(net())()["optimizer"]},
+        lambda: {"optimizer": trained(net(out=5))()["optimizer"]},
+        WRONG,
+        REFUSED,
+        LAX,
+        "loaded, without the state of the head",
+    ),
+    Row(
+        "the optimizer's parameters are on the meta device",
+        trained(net()),
+        trained(on_meta(net()), steps=0),
+        WRONG,
+        REFUSED,
+        ASSIGN,
+        REFUSED,
+    ),
+    Row(
+        "LoRA was added beside",
+        net(),
+        changed(net(), add_lora),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; the adapters are `missing`",
+    ),
+    Row(
+        "LoRA was added by PEFT",
+        net(),
+        changed(net(), lora),
+        HALF,
+        REFUSED,
+        {"rename": {"layer.": "layer.base_layer."}, "strict": False},
+        "loaded; the adapters are `missing`",
+    ),
+    Row(
+        "LoRA was removed",
+        changed(net(), lora),
+        net(),
+        HALF,
+        REFUSED,
+        {"rename": {".base_layer.": "."}, "strict": False},
+        "loaded; the adapters are `unexpected`",
+    ),
+    Row("a layer of the model is lazy", net(), changed(net(), lazily), LOADED, LOADED),
+    Row(
+        "a `BatchNorm` of before torch 0.4",
+        as_plain(batchnorm, lambda v: {k: t for k, t in v.items() if "num" not in k}),
+        batchnorm,
+        LOADED,
+        LOADED,
+    ),
+    Row(
+        "a dict instead of a tensor",
+        as_plain(net(), lambda v: {**v, "head.weight": {"deep": 1}}),
+        net(),
+        HALF,
+        REFUSED,
+        LAX,
+        LOADED,
+    ),
+)
+
+
+def page() -> str:
+    """Return the text of the page."""
+    how = [_row(row) for row in ROWS]
+    return "\n".join([HEAD, *how, "", FOOT])
+
+
+def _row(row: Row) -> str:
+    args = ", ".join(f"{name}={value!r}" for name, value in row.how.items()).replace("'", '"')
+    args = f"`{args}`: {row.with_it}" if args else ""
+    return f"| {row.what} | {row.torch} | {row.ours} | {args} |"
+
+
+HEAD = """\
+# Loads into models
+
+What differs between a checkpoint and the model that it is loaded into, and what happens then: with `load_state_dict` of
+torch on the model and the optimizer, and with `load_into`, without arguments and with the one that helps. Each row is a
+test that runs both.
+
+| Outcome | Means |
+| --- | --- |
+| loaded | the model has the values of the checkpoint, bit for bit |
+| refused | an error; **nothing was touched** |
+| refused, half loaded | an error; a part of the model or the optimizer has new values |
+| converted silently | values were rounded or cut off, and nothing says so |
+| wrong | no error; the model lacks the values of the checkpoint, or the next step of training fails |
+
+`load_into` never converts silently, never leaves a half-loaded target, and is never wrong.
+
+| What differs | torch | `load_into` | `load_into(…, argument)` |
+| --- | --- | --- | --- |"""
+
+FOOT = """\
+An object with a `load_state_dict` of its own judges its state itself; if it raises, what came before it is loaded. The
+same holds where bytes turn out to be damaged while they are read. [Load into a model](../how-to/load-into-a-model.md)
+explains the arguments.
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
