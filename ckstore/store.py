@@ -111,7 +111,7 @@ class Store:
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
             catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
                 the store, or where that is on a shared filesystem, or other users may write to it,
-                ``ckstore/UUID/catalog.db`` in the user's cache. A path outside of the store says that other hosts are
+                ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store says that other hosts are
                 at work with theirs: see `gc`.
 
         Raises:

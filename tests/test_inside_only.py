@@ -58,7 +58,7 @@ EXCEPTIONS = {
     "ops/report/doctor.py: path.exists()": "the file of the catalog",
     'ops/free/gc.py: os.stat(f"{context.catalog.path}{suffix}")': "the files of the catalog",
     "ops/open/reindex.py: os.stat(path, follow_symlinks=False)": "the file of the catalog",
-    # Places outside of a store.
+    # Places outside a store.
     "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
     "ops/verify/copies.py: path.resolve()": "a source of a repair",
     "ops/read/destination.py: path.parent.resolve()": "the destination",

@@ -40,7 +40,7 @@ FORBIDDEN = [
 
 
 def tracked() -> list[str]:
-    """Return the paths that git tracks or would track; skip outside of a checkout."""
+    """Return the paths that git tracks or would track; skip outside a checkout."""
     require((ROOT / ".git").exists(), "not a git checkout: nothing tells sources from leftovers")
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

@@ -5,8 +5,9 @@ that file lies. So a journal that came with a copied store would delete a file o
 never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
 would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
 
-Between this look and SQLite's opening a neighbour could swap a file only in a directory that he may write to. A private
-store lets no other user write there; in a store of a group each user's catalog lies in a directory of his own.
+Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
+private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
+own.
 
 Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c: the name is looked for at the
 end of the file and nowhere else, so a segment in the middle cannot carry one.

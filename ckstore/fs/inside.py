@@ -91,7 +91,7 @@ class Inside:
         """The directory of this place.
 
         Raises:
-            BadInput: It is the root, whose parent is outside of the store.
+            BadInput: It is the root, whose parent is outside the store.
         """
         if not self.parts:
             msg = f"{self} is the root of a store or a directory held open, so its parent is not in the store"

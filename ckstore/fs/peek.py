@@ -167,7 +167,7 @@ def symlink_text(where: Where) -> str:
 
 
 def free_space(path: str | os.PathLike[str]) -> FreeSpace:
-    """Return what is free on the filesystem of `path`: the root of a store, or a place outside of stores.
+    """Return what is free on the filesystem of `path`: the root of a store, or a place outside stores.
 
     Raises:
         OSError: The system refused.

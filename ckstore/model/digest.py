@@ -95,7 +95,7 @@ def is_digest(text: object) -> bool:
 def fan_out(digest: str) -> str:
     """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits.
 
-    Every path of a blob is made with it, so what is no digest becomes no path.
+    Every path of a blob is made with it, so only a digest becomes a path.
 
     Raises:
         BadInput: `digest` is none.

@@ -240,5 +240,5 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
 def _distrust(fd: int) -> None:
     if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is not a blob
         return
-    with suppress(PermissionError):  # another user's file: he sees to it
+    with suppress(PermissionError):  # another user's file: left to that user
         os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

@@ -50,7 +50,7 @@ class Found:
 def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
     """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
 
-    The directory is locked for use meanwhile, unless the caller gives the lock that he holds on it.
+    The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
 
     Raises:
         InUse: Another process is deleting it, and goes on doing so.

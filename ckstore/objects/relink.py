@@ -53,7 +53,7 @@ class Relinker:
 
     Args:
         layout: The store.
-        staging: A directory of the caller in ``staging/``, locked by him: what is exchanged ends up there.
+        staging: A directory of the caller in ``staging/``, locked by the caller: what is exchanged ends up there.
         report: Called with the bytes that were read so far.
     """
 

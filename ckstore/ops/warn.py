@@ -6,7 +6,7 @@ from ckstore.errors import CkstoreWarning
 
 
 def warn(message: str) -> None:
-    """Give a `CkstoreWarning` that points to the line, outside of ckstore, from which the store was called."""
+    """Give a `CkstoreWarning` that points to the line, outside ckstore, from which the store was called."""
     import inspect  # seldom needed, and slow to import
     import warnings
 

@@ -41,7 +41,7 @@ def try_names(module: Any, leaves: Mapping[str, LeafRecord], metadata: object) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             keys = copy.deepcopy(module, _memo(module)).load_state_dict(state, strict=False)
-    except Exception:  # noqa: BLE001 - code of others: what cannot be copied or tried is compared by its names alone
+    except Exception:  # noqa: BLE001 - foreign code: what cannot be copied or tried is compared by its names alone
         return None
     return set(keys.missing_keys), set(keys.unexpected_keys)
 

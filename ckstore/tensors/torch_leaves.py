@@ -227,7 +227,7 @@ def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, 
         return storage, storage.data_ptr()
     except (NotImplementedError, RuntimeError) as error:
         why = f"a tensor without memory of its own: {error}"
-        hint = "store value.clone(), outside of torch.func transformations"
+        hint = "store value.clone(), outside torch.func transformations"
         raise CannotStore(path, why, hint=hint) from error
 
 

@@ -10,7 +10,7 @@ from ckstore.errors import CannotStore
 
 _BY_CLASS = {
     "DTensor": "store value.to_local() of each rank, or value.full_tensor()",
-    "FakeTensor": "save outside of FakeTensorMode: there is nothing in it",
+    "FakeTensor": "save outside FakeTensorMode: there is nothing in it",
     "UninitializedParameter": "run a lazy module once before saving, so that it gets its shape",
     "UninitializedBuffer": "run a lazy module once before saving, so that it gets its shape",
     "NestedTensor": "store list(value.unbind())",

@@ -97,7 +97,7 @@ def fill(target: torch.Tensor, found: object) -> None:
     """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype."""
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
-    # Outside of inference mode, torch refuses to write to tensors that were made in it.
+    # Outside inference mode, torch refuses to write to tensors that were made in it.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
         if target.is_conj() or target.is_neg() or target.dtype is not found.dtype:
             target.copy_(found)

@@ -1,4 +1,4 @@
-"""Whose catalog it is: one that lies outside of its store could be given to two of them."""
+"""Whose catalog it is: one that lies outside its store could be given to two of them."""
 
 from __future__ import annotations
 

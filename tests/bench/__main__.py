@@ -37,7 +37,7 @@ def size(text: str) -> int:
     """
     found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if found is None:
-        raise ValueError(f"{text!r} is no size, such as 2GiB")
+        raise ValueError(f"{text!r} is not a size, such as 2GiB")
     return int(float(found[1]) * _UNITS[found[2]])
 
 

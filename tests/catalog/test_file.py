@@ -468,7 +468,7 @@ def test_a_missing_store_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "symlink", "directory"])
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+def test_what_is_not_a_regular_file_is_not_opened(tmp_path: Path, kind: str) -> None:
     (tmp_path / "store").mkdir()
     path = tmp_path / "store" / "catalog.db"
     if kind == "fifo":

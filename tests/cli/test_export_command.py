@@ -14,7 +14,7 @@ from tests.cli.conftest import Run, environment, on_terminal
 from tests.support.damage import MIB, blobs_by_size, flip
 
 
-def test_a_state_is_exported_and_what_is_no_tensor_is_listed(run: Run, saved: Path) -> None:
+def test_a_state_is_exported_and_what_is_not_a_tensor_is_listed(run: Run, saved: Path) -> None:
     shown = run("export", "best", "out", "--store", saved)
 
     assert shown.exit_code == 0

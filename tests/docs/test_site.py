@@ -26,7 +26,7 @@ FETCHING = {
 
 
 class Page(HTMLParser):
-    """What a page links to, what it fetches, the anchors that it has, and its text outside of code."""
+    """What a page links to, what it fetches, the anchors that it has, and its text outside code."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

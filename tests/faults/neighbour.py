@@ -50,9 +50,9 @@ class Neighbour:
     Attributes:
         store: The store.
         kind: Which directory, of `KINDS`.
-        back: Whether he swaps back before the next call, so that a look before and one after see nothing.
-        swapped: What he swapped; empty: nothing yet.
-        error: What went wrong with him, not with the store.
+        back: Whether it swaps back before the next call, so that a look before and one after see nothing.
+        swapped: What it swapped; empty: nothing yet.
+        error: What went wrong with the neighbour, not with the store.
     """
 
     store: Path

@@ -146,7 +146,7 @@ class Server:
         return answer
 
     def race(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one act beside a neighbour who swaps a directory at one of its calls; say what he could make it touch."""
+        """Run an act beside a neighbour that swaps a directory at a call; say what it made the act touch."""
         files, scenario = self._files(), ACTS[request["race"]]
         if wrong := self._begin(files, scenario):
             return {"violations": [wrong]}

@@ -32,7 +32,7 @@ def test_a_lock_is_on_the_directory_that_the_path_names_then(tmp_path: Path, mon
     assert locked == path.stat().st_ino
 
 
-def test_a_lock_ends_with_its_holder_though_a_child_of_his_lives_on(tmp_path: Path) -> None:
+def test_a_lock_ends_with_its_holder_though_a_child_lives_on(tmp_path: Path) -> None:
     done, go_on = os.pipe()
     runs, says = os.pipe()
     holder = os.fork()

@@ -35,7 +35,7 @@ def unix_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [pipe, symlink, directory, unix_socket])
-def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_not_a_regular_file_is_refused_at_once(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "x")
 
     with pytest.raises(DamagedBlob, match="is not a regular file"):

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of the user outside of every store."""
+    """A file of the user outside every store."""
     path = tmp_path / "home" / "thesis.tex"
     path.parent.mkdir()
     path.write_text("not yours")

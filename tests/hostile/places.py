@@ -131,7 +131,7 @@ def _another_place(store: Path, draw: random.Random) -> None:
 
 
 def _a_symlink(store: Path, draw: random.Random) -> None:
-    """A directory or a document of the store is a symlink to something outside of it."""
+    """A directory or a document of the store is a symlink to something outside it."""
     names = ("checkpoints/main/2", "checkpoints/main/2/blobs", "checkpoints/files", "staging", "trash", "refs", "pins")
     path = store / draw.choice((*names, "blobs", *DOCUMENTS.values()))
     outside = store.parent / "outside"

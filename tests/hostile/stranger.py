@@ -36,7 +36,7 @@ class Visit(NamedTuple):
     """What a user found.
 
     Attributes:
-        acts: How many things he did.
+        acts: How many things the stranger did.
         refused: How many were refused, by an error of ckstore.
         wrong: What must not be, one text each.
     """

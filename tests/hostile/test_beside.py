@@ -49,7 +49,7 @@ def names_a_file_outside(root: Path, victim: Path) -> None:
     (root / "catalog.db-journal").write_bytes(journal(root) + super_journal(victim))
 
 
-def names_a_file_outside_of_a_database_without_log(root: Path, victim: Path) -> None:
+def names_a_file_outside_a_database_without_log(root: Path, victim: Path) -> None:
     with closing(sqlite3.connect(root / "catalog.db", isolation_level=None)) as opened:
         opened.execute("PRAGMA journal_mode=DELETE").fetchall()
     names_a_file_outside(root, victim)
@@ -114,7 +114,7 @@ def another_owns_the_log(root: Path, victim: Path) -> None:
 
 SETS = [
     names_a_file_outside,
-    names_a_file_outside_of_a_database_without_log,
+    names_a_file_outside_a_database_without_log,
     is_beside_a_database_with_a_log,
     is_a_symlink,
     is_a_hardlink,
@@ -197,7 +197,7 @@ def test_a_name_at_the_end_is_found_whatever_stands_before_it(
         Catalog(root).listing()
 
 
-def test_a_catalog_whose_maker_died_before_his_journal_went_is_completed(tmp_path: Path) -> None:
+def test_a_catalog_whose_maker_died_before_its_journal_went_is_completed(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as opened:
         opened.execute("PRAGMA journal_mode=WAL").fetchall()
     head = MAGIC + b"".join(number.to_bytes(4, "big") for number in (0, 0, 0, SECTOR_BYTES, PAGE_BYTES))

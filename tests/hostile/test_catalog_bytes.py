@@ -30,7 +30,7 @@ _TOLD = 5
 
 @pytest.mark.crash
 @pytest.mark.timeout(0)
-def test_a_store_with_any_catalog_harms_nothing_outside_of_it(
+def test_a_store_with_any_catalog_harms_nothing_outside_it(
     place: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

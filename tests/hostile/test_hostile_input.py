@@ -73,7 +73,7 @@ def test_the_store_that_is_spoiled_is_a_good_one(template: Path, tmp_path: Path)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "symlink"])
 @pytest.mark.parametrize("name", ["manifest.json", "blob"])
-def test_what_is_no_regular_file_is_told_and_not_waited_for(tmp_path: Path, kind: str, name: str) -> None:
+def test_what_is_not_a_regular_file_is_told_and_not_waited_for(tmp_path: Path, kind: str, name: str) -> None:
     with Store.init(tmp_path / "store") as store:
         info = store.save(state(1), step=1)
         directory = store.directory_of(1)

@@ -64,7 +64,7 @@ def tried(place: Path, name: str, build: Builder) -> Visit:
 
 
 @pytest.mark.timeout(0)
-def test_a_store_from_elsewhere_harms_nothing_outside_of_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_from_elsewhere_harms_nothing_outside_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = lane_seed()
     cases = dict(HAND_MADE) if CRASH_FULL else {name: HAND_MADE[name] for name in SHORT}
     if CRASH_FULL:

@@ -166,10 +166,10 @@ def store_case(template: Path, folder: Path, seed: int, good: str) -> list[str]:
 
     wrong = _bounded(work)
     if _precious(outside) != before:
-        wrong.append(f"something outside of the store was changed: {before} {_precious(outside)}")
+        wrong.append(f"something outside the store was changed: {before} {_precious(outside)}")
     strange = {entry.name for entry in folder.iterdir()} - {"store", "outside", "out-True", "out-False"}
     if strange:
-        wrong.append(f"something was made outside of the store: {sorted(strange)}")
+        wrong.append(f"something was made outside the store: {sorted(strange)}")
     shutil.rmtree(folder)
     return [f"seed {seed}, {what}: {one}" for one in wrong]
 

@@ -208,7 +208,7 @@ def test_latest_valid_has_to_be_read() -> None:
         ("\u096f", "not a ref: "),
     ],
 )
-def test_other_text_is_no_ref(text: str, message: str) -> None:
+def test_other_text_is_not_a_ref(text: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         parse_ref(text)
 
@@ -216,6 +216,6 @@ def test_other_text_is_no_ref(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 100, b"latest"])
-def test_what_is_not_text_is_no_ref(value: object) -> None:
+def test_what_is_not_text_is_not_a_ref(value: object) -> None:
     with pytest.raises(BadInput, match="a ref is a str, got "):
         parse_ref(value)  # type: ignore[arg-type]

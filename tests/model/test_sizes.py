@@ -26,6 +26,6 @@ def test_a_size_without_a_unit_is_bytes_and_decimal_units_are_decimal() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "1 XiB", "1e6", "0x10", "1.5B", "1 MiB x"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=re.escape(repr(text))):
         parse_size(text)

@@ -35,7 +35,7 @@ INDEX = [
         "Error",
     ),
     Mutant(
-        "what is no digest becomes no path",
+        "only a digest becomes a path",
         "any-text-a-path",
         "model/digest.py",
         "    if not is_digest(digest):\n",

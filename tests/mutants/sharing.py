@@ -221,7 +221,7 @@ SHARING = [
         "ops/free/gc.py",
         "        elif thorough:",
         "        elif False:",
-        "tests/ops/test_group.py::test_gc_of_the_owner_finds_what_another_member_condemned_without_his_catalog",
+        "tests/ops/test_group.py::test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog",
         "assert",
     ),
     Mutant(
@@ -275,7 +275,7 @@ SHARING = [
         "fs/locks.py",
         "os.register_at_fork(after_in_child=_forget_in_child)\n",
         "",
-        "tests/fs/test_locks.py::test_a_lock_ends_with_its_holder_though_a_child_of_his_lives_on",
+        "tests/fs/test_locks.py::test_a_lock_ends_with_its_holder_though_a_child_lives_on",
         "assert",
     ),
     Mutant(

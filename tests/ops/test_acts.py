@@ -227,7 +227,7 @@ store.verify()
     assert (done.stdout, done.stderr) == ("main@1\n", "")
 
 
-def test_what_is_freed_or_finalized_in_an_act_cannot_save_and_outside_of_one_can(tmp_path: Path) -> None:
+def test_what_is_freed_or_finalized_in_an_act_cannot_save_and_outside_one_can(tmp_path: Path) -> None:
     text = """
 class Saving:
     def __init__(self, step):

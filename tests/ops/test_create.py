@@ -147,7 +147,7 @@ def begin(host: int, root: Path, catalogs: list[Path]) -> str:
 
 @pytest.mark.usefixtures("no_common_locks")
 def test_a_death_while_a_store_is_made_keeps_no_other_process_from_it(tmp_path: Path) -> None:
-    """At each step of ours another one begins, and dies at one of his, at another one each time."""
+    """At each step of ours another process begins, and dies at one of its own, at another one each time."""
     for at in itertools.count(1):
         root = tmp_path / str(at)
 

@@ -115,7 +115,7 @@ def test_a_tag_that_is_removed_protects_nothing(tagged: Store, harm: Callable[[S
 
 
 @pytest.mark.parametrize("harm", [other_name, nonsense, file])
-def test_a_tag_that_cannot_be_read_is_no_ref(tagged: Store, harm: Callable[[Store], None]) -> None:
+def test_a_tag_that_cannot_be_read_is_not_a_ref(tagged: Store, harm: Callable[[Store], None]) -> None:
     harm(tagged)
 
     with pytest.raises(DamagedBlob, match="good"):

@@ -192,7 +192,7 @@ def test_every_state_is_exported_whole(state: Any, max_shard_bytes: int, tmp_pat
 
 
 def model_state() -> dict[str, Any]:
-    """Return tensors with chunks of their own and small ones, permuted ones, tied ones, and what is no tensor."""
+    """Return tensors with chunks of their own and small ones, permuted ones, tied ones, and what is not a tensor."""
     torch.manual_seed(0)
     embedding = torch.randn(700, 500)
     state: dict[str, Any] = {

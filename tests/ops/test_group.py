@@ -193,7 +193,7 @@ tell(report.freed_bytes, len(report.held), report.held_bytes, [blob.why for blob
     assert os.listdir(one.store / "trash") == []
 
 
-def test_gc_of_the_owner_finds_what_another_member_condemned_without_his_catalog(both: Members) -> None:
+def test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog(both: Members) -> None:
     """The owner's catalog has never seen the checkpoint that the other one dropped: blobs/ is listed before gc."""
     one, two = both
     elsewhere = "os.environ['XDG_CACHE_HOME'] = os.environ['HOME'] + '/elsewhere'; "  # as in a container of theirs
@@ -404,7 +404,9 @@ for act in (
 said += [names(), store.verify().ok, store.gc().freed_count]
 tell(*said)
 """)
-    owner = two.store.stat().st_uid == two.user.uid  # of the directories, in which the sticky bit does not bind him
+    owner = (
+        two.store.stat().st_uid == two.user.uid
+    )  # of the directories, in which the sticky bit does not bind that user
     assert said[0] == []
     assert all("Operation not permitted" in error for error in said[1:-3])
     assert owner or len(said[1:-3]) == 3

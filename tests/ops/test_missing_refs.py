@@ -34,7 +34,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "checkout": lambda store, ref, folder: store.checkout(ref, folder / "out"),
     "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
 }
-OTHERWISE = {"unpin": "the name of a pin is no ref"}
+OTHERWISE = {"unpin": "the name of a pin is not a ref"}
 
 MISSING = ["9", "main@9", "nope", "main@nope", "abcdef0123", "other@1", "other@latest", "other@latest-valid"]
 

@@ -148,7 +148,7 @@ def inflict(path: Path, fate: str) -> None:
 # ------------------------------------------------------------------------------- readers and limits
 
 
-def test_who_has_a_copy_open_or_mapped_keeps_it_until_he_is_done(tmp_path: Path) -> None:
+def test_a_copy_that_is_open_or_mapped_is_kept_until_its_reader_is_done(tmp_path: Path) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
     copy.reindex()
     blob = max((copy.directory_of(1) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -157,7 +157,7 @@ def test_who_has_a_copy_open_or_mapped_keeps_it_until_he_is_done(tmp_path: Path)
         relinked(copy)
 
         assert blob.stat().st_ino != os.fstat(file.fileno()).st_ino
-        assert os.fstat(file.fileno()).st_nlink == 1, "it waits in trash, and is not freed behind his back"
+        assert os.fstat(file.fileno()).st_nlink == 1, "it waits in trash, and is not freed behind the reader's back"
         assert mapped[:] == wanted
 
     copy.gc()

@@ -477,9 +477,9 @@ def test_a_store_for_reading_is_not_repaired(shared: Store, options: dict[str, A
         Store.open(shared.path, readonly=True).verify(**options)
 
 
-def test_a_source_that_is_no_directory_is_refused(shared: Store, tmp_path: Path) -> None:
+def test_a_source_that_is_not_a_directory_is_refused(shared: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BadInput, match="no directory"):
+    with pytest.raises(BadInput, match="not a directory"):
         shared.verify(repair_from=tmp_path / "file")
 
 

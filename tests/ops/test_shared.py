@@ -2,7 +2,7 @@
 
 Two hosts are two processes, each with a cache of its own. On ``fuse`` each has a mount of its own of one folder, which
 knows nothing of the locks, open files and leases of the other (`tests.support.shared_folder`). On ``elsewhere`` they
-are on a local disk, and `catalog_path` says that the catalogs lie outside of the store; that runs everywhere.
+are on a local disk, and `catalog_path` says that the catalogs lie outside the store; that runs everywhere.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_dead_bytes_are_what_no_checkpoint_uses_of_a_pack(store: Store) -> None:
     assert one.logical_bytes == 56_000
 
 
-def test_blobs_without_a_use_and_names_outside_of_the_store_are_told_apart(store: Store, tmp_path: Path) -> None:
+def test_blobs_without_a_use_and_names_outside_the_store_are_told_apart(store: Store, tmp_path: Path) -> None:
     store.save(two_part_state(1), step=1)
     big = blobs_by_size(store, 1)[-1]
     os.link(big, tmp_path / "alias")

@@ -133,7 +133,7 @@ def test_only_the_tensors_in_the_damaged_part_of_a_pack_are_named(harmed: Store)
 @pytest.mark.parametrize(
     "how", ["empty directory", "no manifest", "no blobs", "link", "directory", "other step", "short"]
 )
-def test_what_is_no_complete_checkpoint_is_damage(harmed: Store, how: str) -> None:
+def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) -> None:
     harmed.save(two_part_state(1), step=1)
     harmed.save(two_part_state(2), step=2)
     folder = harmed.directory_of(2)

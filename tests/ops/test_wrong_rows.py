@@ -117,7 +117,7 @@ def test_a_store_that_is_only_read_believes_no_damaged_row(store: Store) -> None
     assert 2**50 in values_of("checkpoints", "sequence", store.path)
 
 
-@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")  # of what is no tag by its form
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")  # of what is not a tag by its form
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(column="name", bit=0)
 @given(column=st.sampled_from(["name", "run", "step"]), bit=st.integers(0, 60))

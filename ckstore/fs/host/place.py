@@ -174,7 +174,7 @@ def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
     """
     for directory in others:
         for name in peek.names(directory):
-            # Its owner removes it before his own directory, which only he does while he lives.
+            # Its owner removes it before its own directory, which no other process does while it lives.
             if name.startswith(_TRY_PREFIX) and not peek.exists(staging / name[1:]):
                 with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
                     links.unlink(directory / name)

@@ -62,7 +62,7 @@ class HeldBlob:
 
 @dataclass(frozen=True, slots=True)
 class LinkedBlob:
-    """A blob that nothing in the store needs and that has further names outside of it.
+    """A blob that nothing in the store needs and that has further names outside it.
 
     Attributes:
         digest: Its name.

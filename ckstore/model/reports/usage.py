@@ -20,7 +20,7 @@ class CheckpointUsage:
         logical_bytes: What a copy of it without any sharing would take.
         unique_bytes: Blobs that only this checkpoint has: dropping it, and a gc, frees them, unless
             a process has them open.
-        shared_bytes: Blobs that others have too: other checkpoints, a save in flight, names outside of the store.
+        shared_bytes: Blobs that others have too: other checkpoints, a save in flight, names outside the store.
         dead_bytes: The part of its packs that is dead, at most: what lies in them beyond the most that any single
             checkpoint uses.
     """

@@ -1,4 +1,4 @@
-"""Which blobs have names outside the store, while savers and readers make and move names inside of it."""
+"""Which blobs have names outside the store, while savers and readers make and move names inside it."""
 
 from __future__ import annotations
 

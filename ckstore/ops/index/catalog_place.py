@@ -2,7 +2,7 @@
 
 SQLite cannot share a database between hosts, and it trusts the files beside a database, which other users could swap.
 The catalog is an index, so each host, and in a store that several users may write to each user, has one of their own,
-which catches up from the directories. A `catalog_path` outside of the store says that other hosts may have theirs.
+which catches up from the directories. A `catalog_path` outside the store says that other hosts may have theirs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
-from ckstore.ops.read.destination import outside_of_store
+from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.ops.workers import Workers
 
@@ -70,7 +70,7 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
-    path = outside_of_store(context.layout, destination)
+    path = outside_store(context.layout, destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
 

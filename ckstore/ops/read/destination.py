@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 
-def outside_of_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
+def outside_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a destination.
 
     Raises:

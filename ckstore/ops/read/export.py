@@ -35,7 +35,7 @@ from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.sizes import parse_size
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.read.destination import outside_of_store
+from ckstore.ops.read.destination import outside_store
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export, strides_of
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
@@ -75,7 +75,7 @@ def export_safetensors(
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export the checkpoint that `ref` names; see `ckstore.Store.export_safetensors`."""
-    path = outside_of_store(context.layout, destination)
+    path = outside_store(context.layout, destination)
     write = partial(
         export_open,
         destination=path,
