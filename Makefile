@@ -25,7 +25,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest lint format docs crash reliability endurance mutants soak odd bench bench-peers measures changelog system-packages clean
+.PHONY: help venv demo test pytest lint format docs crash reliability endurance mutants soak odd bench bench-peers measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -117,9 +117,6 @@ $(PEERS)/.installed: $(STAMP)
 
 measures: $(STAMP) ## The measuring tests alone, one after another
 	$(BIN)/python -m pytest -m bench -s $(PYTEST_ARGS)
-
-changelog: $(STAMP) ## Show what the next release's changelog will say
-	@$(BIN)/towncrier build --draft
 
 clean: ## Remove .venv, caches and built packages
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

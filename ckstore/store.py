@@ -545,9 +545,9 @@ class Store:
     def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
         """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
 
-        Only the log of past events is not in the directories. The old catalog becomes ``catalog.db.old-N``; the three
-        newest are kept. Others may work in the store meanwhile. Blobs that lost their name in ``blobs/`` get it again,
-        and those that no checkpoint needs are found by the next gc.
+        Only the times at which saves last read each blob are not in the directories. The old catalog becomes
+        ``catalog.db.old-N``; the three newest are kept. Others may work in the store meanwhile. Blobs that lost their
+        name in ``blobs/`` get it again, and those that no checkpoint needs are found by the next gc.
 
         Args:
             relink: Make files that hold the same blob one again, in a store that was copied without its hardlinks.

@@ -9,11 +9,10 @@ writers need is imported when a process writes, so that `ckstore log` starts fas
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
-from ckstore.catalog.text import encode_json
 from ckstore.catalog.values import Listing, Outline
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
@@ -21,13 +20,12 @@ from ckstore.model.names import CheckpointKey
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.catalog.values import PieceLocation
     from ckstore.model.checkpoint.published import Published, Stamp
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.settings.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
-EVENTS_KEPT = 10_000
 
 Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
@@ -136,16 +134,12 @@ class Catalog:
         with writing(self.path, timeout_s=timeout_s) as connection:
             return rows.forget(connection, digests)
 
-    def record_event(self, kind: str, detail: Mapping[str, Any], *, timeout_s: float) -> None:
-        """Add to the log of events; the newest 10,000 are kept. `detail` is plain JSON."""
-        import datetime as dt
-
+    def note_blobs_listed(self, boot_id: str, *, timeout_s: float) -> None:
+        """Take note that every blob was looked at since this start of the machine."""
         from ckstore.catalog import rows
-        from ckstore.model.times import text_of_time
 
-        at = text_of_time(dt.datetime.now(dt.UTC))
         with writing(self.path, timeout_s=timeout_s) as connection:
-            rows.add_event(connection, at, kind, encode_json(dict(detail)), kept=EVENTS_KEPT)
+            rows.set_blobs_listed(connection, boot_id)
 
     def _has_tags(self, tags: Tags) -> bool:
         try:
@@ -187,16 +181,11 @@ class Catalog:
                 return queries.beyond(connection, beyond)
             return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
-    def outline(self, event: str, *, rows: bool = True) -> Outline:
-        """Return all that opening asks, from one connection: each takes half a millisecond.
-
-        Args:
-            event: Of which kind the newest event is wanted.
-            rows: Whether the rows of checkpoints are.
-        """
+    def outline(self, *, rows: bool = True) -> Outline:
+        """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else Listing({}, {}, 0)
-            return Outline(listing, queries.tags(connection), space.last_event(connection, event))
+            return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
 
     def counts(self) -> dict[str, int]:
         """Return how many checkpoints each run has."""
@@ -262,11 +251,6 @@ class Catalog:
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return found
 
-    def leaves(self, run: str, step: int) -> list[LeafRow] | None:
-        """Return what a checkpoint keeps as bytes, in order; None if it has no rows."""
-        with reading(self.path) as connection:
-            return queries.leaves(connection, run, step)
-
     def count_and_sequence(self) -> tuple[int, int]:
         """Return how many checkpoints there are, and their greatest sequence number, 0 if there is none."""
         with reading(self.path) as connection:
@@ -328,11 +312,6 @@ class Catalog:
         """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
         with reading(self.path) as connection:
             return space.dead_pack_bytes(connection, without)
-
-    def events(self, limit: int = 100) -> list[CatalogEvent]:
-        """Return what happened last, newest first, at most `limit`."""
-        with reading(self.path) as connection:
-            return queries.events(connection, limit)
 
     # --------------------------------------------------------------------------------------- upkeep
 

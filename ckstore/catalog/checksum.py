@@ -8,7 +8,6 @@ The other tables have none:
 - `tags`: what a tag points to is read from ``refs/``; opening makes the rows equal to that.
 - `blobs`, `uses`, `candidates`: a blob goes only when its link count says that no checkpoint has it.
 - `pieces`: a place that the catalog names is read and compared before a save relies on it.
-- `layouts`, `layout_leaves`, `leaf_sizes`: for people; nothing is loaded or decided by them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _PLAIN = (
     "new_bytes",
     "reused_bytes",
     "leaf_count",
-    "layout_id",
     "dir_inode",
     "manifest_inode",
     "manifest_mtime_ns",

@@ -30,7 +30,6 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 _MOST = 2**63 - 1
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
-_LAYOUT = re.compile(r"sha256-[0-9a-f]{64}\Z")
 
 
 class NotOfItsForm(ValueError):
@@ -76,11 +75,6 @@ def digests_or_nothing(values: Collection[Any]) -> None:
     digests([value for value in values if value is not None])
 
 
-def layouts(values: Collection[Any]) -> None:
-    """Ask for digests of layouts, which are the catalog's own."""
-    _matching(values, _LAYOUT, "a digest of a layout")
-
-
 def runs(values: Collection[Any]) -> None:
     """Ask for names of runs."""
     _each(set(values), check_run)
@@ -121,12 +115,6 @@ def flags(values: Collection[Any]) -> None:
     _between(values, 0, 1, "0 or 1")
 
 
-def shapes(values: Collection[Any]) -> None:
-    """Ask for JSON lists of sizes."""
-    for value in set(values):
-        sizes(_parsed(value, list))
-
-
 def metrics(values: Collection[Any]) -> None:
     """Ask for JSON objects of name -> number."""
     for value in set(values):
@@ -139,12 +127,6 @@ def metadata(values: Collection[Any]) -> None:
         parsed_metadata(value)
 
 
-def objects(values: Collection[Any]) -> None:
-    """Ask for JSON objects."""
-    for value in values:
-        _parsed(value, dict)
-
-
 # --------------------------------------------------------------------------------------------- of cells
 
 
@@ -153,19 +135,6 @@ def check_metrics(found: Mapping[str, Any]) -> None:
     for value in found.values():
         if type(value) not in (int, float) and not (isinstance(value, str) and value in _NOT_FINITE):
             _refuse("a number", value)
-
-
-def parsed_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a cell."""
-    found: dict[str, Any] = _parsed(text, dict)
-    return found
-
-
-def parsed_shape(text: str) -> tuple[int, ...]:
-    """Return the sizes in a cell."""
-    found = _parsed(text, list)
-    sizes(found)
-    return tuple(found)
 
 
 def parsed_metadata(text: str) -> dict[str, Any]:
@@ -222,16 +191,6 @@ def _refuse(wanted: str, found: object) -> None:
 # -------------------------------------------------------------------------------------------- of tables
 
 TABLES: Mapping[str, Mapping[str, Form]] = {
-    "layouts": {"digest": layouts},
-    "layout_leaves": {
-        "layout_id": integers,
-        "ordinal": sizes,
-        "name": texts,
-        "kind": texts,
-        "dtype": texts,
-        "shape": shapes,
-        "nbytes": sizes_or_nothing,
-    },
     "checkpoints": {
         "run": runs,
         "step": steps,
@@ -248,29 +207,23 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
         "new_bytes": sizes,
         "reused_bytes": sizes,
         "leaf_count": sizes,
-        "layout_id": integers,
         "dir_inode": integers,
         "manifest_inode": integers,
         "manifest_mtime_ns": integers,
         "manifest_ctime_ns": integers,
         "checksum": integers,
     },
-    "leaf_sizes": {"checkpoint_id": integers, "ordinal": sizes, "nbytes": sizes},
     "blobs": {"digest": digests, "nbytes": sizes, "is_pack": flags},
     "uses": {"checkpoint_id": integers, "blob_id": integers, "used_bytes": sizes},
     "candidates": {"blob_id": integers},
     "pieces": {"digest": digests, "blob_id": integers, "offset": sizes, "nbytes": sizes, "sequence": sequences},
     "tags": {"name": tags, "run": runs, "step": steps},
-    "events": {"at": times, "kind": texts, "detail": objects},
-    "store": {"uuid": texts},
+    "store": {"uuid": texts, "blobs_listed": texts},
     "readings": {"blob_id": integers, "read_ns": integers, "read_to": integers},
 }
 """The form of every column but row numbers; a test compares the names with the schema."""
 
 _STRAYS = {
-    "a leaf without a size": "SELECT 1 FROM layout_leaves l JOIN checkpoints c ON c.layout_id = l.layout_id"
-    " WHERE l.nbytes IS NULL AND NOT EXISTS ("
-    "  SELECT 1 FROM leaf_sizes s WHERE s.checkpoint_id = c.id AND s.ordinal = l.ordinal)",
     "more bytes in use than a blob has": "SELECT 1 FROM uses u JOIN blobs b ON b.id = u.blob_id"
     " WHERE u.used_bytes > b.nbytes",
     "a piece beyond the end of its blob": "SELECT 1 FROM pieces p JOIN blobs b ON b.id = p.blob_id"

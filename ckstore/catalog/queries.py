@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Mapping
 
-    from ckstore.catalog.values import CatalogEvent, LeafRow, PieceLocation
+    from ckstore.catalog.values import PieceLocation
     from ckstore.model.checkpoint.published import Stamp
     from ckstore.model.settings.recheck import Reading
 
@@ -53,6 +53,12 @@ _IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created
 def owner(connection: sqlite3.Connection) -> str:
     """Return the uuid of the store whose catalog it is; empty if that was not noted."""
     rows = checked(connection.execute("SELECT uuid FROM store").fetchall(), forms.texts)
+    return rows[0][0] if rows else ""
+
+
+def blobs_listed(connection: sqlite3.Connection) -> str:
+    """Return at which start of the machine every blob was looked at last; empty: at none."""
+    rows = checked(connection.execute("SELECT blobs_listed FROM store").fetchall(), forms.texts)
     return rows[0][0] if rows else ""
 
 
@@ -184,22 +190,6 @@ def infos(
     return Described(found, wrong_count)
 
 
-def leaves(connection: sqlite3.Connection, run: str, step: int) -> list[LeafRow] | None:
-    """Return the leaves of a checkpoint in their order, or None if it is not known."""
-    from ckstore.catalog.values import LeafRow
-
-    connection.text_factory = decode_text
-    known = connection.execute("SELECT 1 FROM checkpoints WHERE run = ? AND step = ?", (run, step)).fetchall()
-    if not known:
-        return None
-    rows = connection.execute(
-        "SELECT name, kind, dtype, shape, nbytes FROM checkpoint_leaves WHERE run = ? AND step = ? ORDER BY ordinal",
-        (run, step),
-    ).fetchall()
-    checked(rows, *(forms.texts,) * 4, forms.sizes)
-    return [LeafRow(name, kind, dtype, forms.parsed_shape(shape), nbytes) for name, kind, dtype, shape, nbytes in rows]
-
-
 def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return how many checkpoints there are, and the greatest sequence number, 0 without one."""
     # One after the other: of both at once the second would not come from its index.
@@ -322,12 +312,3 @@ def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str,
         (-1 if limit is None else limit,),
     ).fetchall()
     return checked(rows, forms.digests, forms.sizes)
-
-
-def events(connection: sqlite3.Connection, limit: int) -> list[CatalogEvent]:
-    """Return what happened last, newest first, at most `limit`."""
-    from ckstore.catalog.values import CatalogEvent
-
-    rows = connection.execute("SELECT at, kind, detail FROM events ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
-    checked(rows, forms.times, forms.texts, forms.texts)
-    return [CatalogEvent(at, kind, forms.parsed_object(detail)) for at, kind, detail in rows]

@@ -7,16 +7,13 @@ subtracts from a count. How long it takes depends on the checkpoint, not on how 
 
 from __future__ import annotations
 
-import hashlib
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.checksum import CHECKSUM, IS_RIGHT
 from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
-from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckstore.model.checkpoint.published import Published
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+    from ckstore.model.manifest.manifest import Manifest
 
 _TOLD = (
     "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"
@@ -53,18 +50,21 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
-    _remove_checkpoints(connection, [row[0] for row in rows], found)
+    for row in rows:
+        _remove_checkpoint(connection, row[0])
+    if found is not None:
+        _insert_checkpoint(connection, found)
 
 
 def remove_wrong(connection: sqlite3.Connection) -> int:
     """Remove the rows of checkpoints that are not as they were written; return how many there were."""
     wrong = wrong_ids(connection)
-    _remove_checkpoints(connection, wrong, None)
+    for checkpoint_id in wrong:
+        _remove_checkpoint(connection, checkpoint_id)
     # What belonged to a row whose number has changed must not become part of the next row with that number.
-    stray = "checkpoint_id NOT IN (SELECT id FROM checkpoints)"
-    connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id FROM uses WHERE {stray}")  # noqa: S608
-    for table in ("uses", "leaf_sizes"):
-        connection.execute(f"DELETE FROM {table} WHERE {stray}")  # noqa: S608
+    stray = "FROM uses WHERE checkpoint_id NOT IN (SELECT id FROM checkpoints)"
+    connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id {stray}")
+    connection.execute(f"DELETE {stray}")
     return len(wrong)
 
 
@@ -72,20 +72,6 @@ def wrong_ids(connection: sqlite3.Connection) -> list[int]:
     """Return the numbers of the rows of checkpoints that are not as they were written."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
-
-
-def _remove_checkpoints(connection: sqlite3.Connection, going: list[int], coming: Published | None) -> None:
-    """Remove checkpoints by the numbers of their rows, and insert the one that comes in their place."""
-    listed = ", ".join(map(str, going))
-    query = f"SELECT DISTINCT layout_id FROM checkpoints WHERE id IN ({listed})"  # noqa: S608 - numbers of rows
-    layouts = connection.execute(query).fetchall()
-    for checkpoint_id in going:
-        _remove_checkpoint(connection, checkpoint_id)
-    if coming is not None:
-        _insert_checkpoint(connection, coming)
-    connection.executemany(  # after the insert, which mostly has the same layout
-        "DELETE FROM layouts WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE layout_id = ?1)", layouts
-    )
 
 
 def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
@@ -118,7 +104,7 @@ def _told(found: Published) -> tuple[object, ...]:
 def row_count(manifest: Manifest) -> int:
     """Return how many rows a checkpoint has, at most."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
-    return len(manifest.leaves) + len(manifest.blobs) + extents
+    return len(manifest.blobs) + extents
 
 
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) -> None:
@@ -161,10 +147,13 @@ def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
     return cursor.rowcount
 
 
-def add_event(connection: sqlite3.Connection, at: str, kind: str, detail: str, *, kept: int) -> None:
-    """Add a row to the log of events and remove the oldest beyond `kept`."""
-    connection.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", (at, kind, detail))
-    connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (kept,))
+def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
+    """Take note that every blob was looked at since this start of the machine."""
+    connection.execute(
+        "INSERT INTO store (id, uuid, blobs_listed) VALUES (1, '', ?)"
+        " ON CONFLICT (id) DO UPDATE SET blobs_listed = excluded.blobs_listed",
+        (boot_id,),
+    )
 
 
 def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
@@ -180,71 +169,16 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
 
 def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None:
     manifest = found.manifest
-    leaves = _leaves(manifest)
     told = [encode_text(value) if isinstance(value, str) else value for value in _told(found)]
     marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _TOLD.split(", "))
     cursor = connection.execute(
-        f"INSERT INTO checkpoints (run, step, {_TOLD}, layout_id, dir_inode) VALUES (?, ?, {marks}, ?, 0)",  # noqa: S608
-        (manifest.run, manifest.step, *told, _layout_id(connection, leaves)),
+        f"INSERT INTO checkpoints (run, step, {_TOLD}, {queries.STAMP}, checksum)"  # noqa: S608
+        f" VALUES (?, ?, {marks}, 0, 0, 0, 0, 0)",
+        (manifest.run, manifest.step, *told),
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
-    connection.executemany(
-        "INSERT INTO leaf_sizes (checkpoint_id, ordinal, nbytes) VALUES (?, ?, ?)",
-        [
-            (checkpoint_id, ordinal, manifest.storages[record.storage].nbytes)
-            for ordinal, (record, leaf) in enumerate(zip(manifest.leaves, leaves, strict=True))
-            if leaf.nbytes is None
-        ],
-    )
     _insert_blobs(connection, manifest, checkpoint_id)
-
-
-# ------------------------------------------------------------------------------------------ layouts
-
-
-class _Leaf(NamedTuple):
-    """What the steps of a run have in common; `nbytes` is None where `shape` does not tell it."""
-
-    name: str
-    kind: str
-    dtype: str
-    shape: str
-    nbytes: int | None
-
-
-def _leaves(manifest: Manifest) -> list[_Leaf]:
-    itemsizes: dict[tuple[str, str], int | None] = {}
-
-    def size_of(leaf: LeafRecord) -> int | None:
-        key = leaf.kind, leaf.dtype
-        if key not in itemsizes:
-            itemsizes[key] = itemsize(*key)
-        item_bytes = itemsizes[key]
-        return None if item_bytes is None else item_bytes * math.prod(leaf.shape)
-
-    return [
-        _Leaf(leaf.name, leaf.kind, leaf.dtype, f"[{','.join(map(str, leaf.shape))}]", size_of(leaf))
-        for leaf in manifest.leaves
-    ]
-
-
-def _layout_id(connection: sqlite3.Connection, leaves: list[_Leaf]) -> int:
-    named = encode_json([[leaf.name, leaf.kind, leaf.dtype, leaf.shape] for leaf in leaves])
-    digest = f"sha256-{hashlib.sha256(named.encode('ascii')).hexdigest()}"
-    rows = connection.execute("SELECT id FROM layouts WHERE digest = ?", (digest,)).fetchall()
-    if rows:
-        return int(rows[0][0])
-    layout_id = connection.execute("INSERT INTO layouts (digest) VALUES (?)", (digest,)).lastrowid
-    connection.executemany(
-        "INSERT INTO layout_leaves (layout_id, ordinal, name, kind, dtype, shape, nbytes)"
-        " VALUES (?, ?, CAST(? AS TEXT), ?, ?, ?, ?)",
-        [
-            (layout_id, n, encode_text(leaf.name), leaf.kind, leaf.dtype, leaf.shape, leaf.nbytes)
-            for n, leaf in enumerate(leaves)
-        ],
-    )
-    return int(layout_id or 0)
 
 
 # -------------------------------------------------------------------------------------------- blobs

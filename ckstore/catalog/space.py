@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import checked
@@ -65,9 +65,3 @@ def without_use(
         )
         used.update(digest for (digest,) in connection.execute(query, part).fetchall())
     return set(digests) - used
-
-
-def last_event(connection: sqlite3.Connection, kind: str) -> dict[str, Any] | None:
-    """Return the detail of the newest event of a kind; None if the log has none."""
-    rows = connection.execute("SELECT detail FROM events WHERE kind = ? ORDER BY id DESC LIMIT 1", (kind,)).fetchall()
-    return forms.parsed_object(rows[0][0]) if rows else None

@@ -167,7 +167,11 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
     database = Database(connection, execute_plugins=False, recursive_triggers=False)
     apply(database)
     if store:
-        connection.execute("INSERT OR IGNORE INTO store (id, uuid) VALUES (1, ?)", (store,))
+        connection.execute(
+            "INSERT INTO store (id, uuid) VALUES (1, ?)"
+            " ON CONFLICT (id) DO UPDATE SET uuid = excluded.uuid WHERE uuid = ''",
+            (store,),
+        )
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.model.names import CheckpointKey
 
@@ -45,12 +44,12 @@ class Outline(NamedTuple):
     Attributes:
         listing: What the rows of all checkpoints say.
         tags: Name -> (run, step).
-        event: The detail of the newest event of the kind that was asked for; None: the log has none.
+        blobs_listed: At which start of the machine every blob was looked at last; empty: at none.
     """
 
     listing: Listing
     tags: dict[str, CheckpointKey]
-    event: dict[str, Any] | None
+    blobs_listed: str
 
 
 class PieceLocation(NamedTuple):
@@ -67,37 +66,3 @@ class PieceLocation(NamedTuple):
     blob_nbytes: int
     offset: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeafRow:
-    """One value that a checkpoint keeps as bytes.
-
-    Attributes:
-        name: Path in the state.
-        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
-        dtype: Empty for bytes and str.
-        shape: Sizes, outermost first; empty for a scalar, bytes and str.
-        nbytes: Bytes of its elements, without what lies between them in its storage.
-    """
-
-    name: str
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogEvent:
-    """Something that happened to the store.
-
-    Attributes:
-        at: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        kind: One word.
-        detail: Plain JSON.
-    """
-
-    at: str
-    kind: str
-    detail: dict[str, Any]

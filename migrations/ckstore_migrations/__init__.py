@@ -17,6 +17,7 @@ from ckstore_migrations.m0001_initial import m0001_initial
 from ckstore_migrations.m0002_store import m0002_store
 from ckstore_migrations.m0003_readings import m0003_readings
 from ckstore_migrations.m0004_stamps import m0004_stamps
+from ckstore_migrations.m0005_less import m0005_less
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -27,7 +28,7 @@ __all__ = ["APPLICATION_ID", "STEPS", "VERSION", "apply", "migrations"]
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
-STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store, m0003_readings, m0004_stamps)
+STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store, m0003_readings, m0004_stamps, m0005_less)
 VERSION = len(STEPS)
 
 # As sqlite-utils makes them; here, so that the schema is the same with every version of it.

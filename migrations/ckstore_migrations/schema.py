@@ -21,6 +21,7 @@ DIGESTS: tuple[str, ...] = (
     "07ec91ce18f3a00609dcf79eb11592adc98136beeca16ecf31dabf276e7c4c1b",
     "049eca28e2089849b1721db15b37803a8a04332fab003578c65a96239e0f5d15",
     "3653213f3a076dcf21089bb080dd22877da1e56a823cb563db3d278636310bc6",
+    "d81c0a2763f6290d6b00ee622be354a26f0c437ef2b0e45e281837276a8ba9c0",
 )
 """SHA-256 of the schema after each step."""
 

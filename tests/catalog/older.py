@@ -18,12 +18,19 @@ def make_older(path: Path) -> None:
         connection.execute("PRAGMA journal_mode=WAL").fetchall()
         apply(Database(connection, execute_plugins=False), VERSION - 1)
         connection.execute("ATTACH ? AS newer", (str(newer),))
-        query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE '\\_%' ESCAPE '\\'"
+        connection.execute("INSERT INTO main.layouts (digest) VALUES ('sha256-')")  # and no leaves: it makes no odds
+        query = "SELECT name FROM newer.sqlite_schema WHERE type = 'table' AND name NOT LIKE '\\_%' ESCAPE '\\'"
         for (table,) in connection.execute(query).fetchall():
-            columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})").fetchall())
-            connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM newer.{table}")
+            there = _columns(connection, "newer", table)
+            columns = ", ".join(column for column in _columns(connection, "main", table) if column in there)
+            more, value = (", layout_id", ", 1") if table == "checkpoints" else ("", "")
+            connection.execute(f"INSERT INTO main.{table} ({columns}{more}) SELECT {columns}{value} FROM newer.{table}")
         connection.execute("DETACH newer")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={VERSION - 1}")
     path.chmod(0o600)
     newer.unlink()
+
+
+def _columns(connection: sqlite3.Connection, database: str, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA {database}.table_info({table})").fetchall()]

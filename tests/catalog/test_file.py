@@ -123,14 +123,14 @@ def test_a_log_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_path
     with closing(sqlite3.connect(old.path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()  # so that the WAL cannot be truncated
-        old.record_event("test", {}, timeout_s=SOON_S)
+        old.note_blobs_listed("test", timeout_s=SOON_S)
         assert Path(f"{old.path}-wal").stat().st_size > 0
         old.path.unlink()
 
         old.create_or_migrate(timeout_s=SOON_S)
 
     assert old.listing() == {}
-    assert old.events() == []
+    assert old.outline().blobs_listed == ""
     assert old.check() == []
     assert Path(f"{old.path}.old-1-wal").exists()
 
@@ -141,7 +141,7 @@ def test_a_journal_left_of_a_removed_catalog_is_not_played_into_the_new_one(tmp_
         writer.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
         writer.execute("PRAGMA cache_size=0")  # so that what is changed goes to the file before the commit
         writer.execute("BEGIN")
-        writer.executemany("INSERT INTO events (at, kind, detail) VALUES ('', ?, '{}')", [("x" * 4000,)] * 50)
+        writer.executemany("INSERT INTO blobs (digest, nbytes) VALUES (?, 1)", [(f"{n:04000d}",) for n in range(50)])
         left = Path(f"{old.path}-journal").read_bytes()
         writer.execute("ROLLBACK")
     old.path.unlink()
@@ -186,10 +186,10 @@ def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None
 
     with lock_exclusive(tmp_path / "store", timeout_s=0):
         catalog.create_or_migrate(timeout_s=0)
-        catalog.record_event("test", {"a": 1}, timeout_s=0)
+        catalog.note_blobs_listed("test", timeout_s=0)
 
     assert os.listdir(tmp_path / "store") == []
-    assert [(event.kind, event.detail) for event in catalog.events()] == [("test", {"a": 1})]
+    assert catalog.outline().blobs_listed == "test"
 
 
 def test_without_shared_mappings_it_falls_back_to_a_rollback_journal(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_commit_is_synchronous_and_leaves_no_log_behind(catalog: Catalog) -> N
             name: opened.execute(f"PRAGMA {name}").fetchall()[0][0]
             for name in ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "wal_autocheckpoint")
         }
-        opened.execute("INSERT INTO events (at, kind, detail) VALUES ('', '', '{}')")
+        opened.execute("INSERT INTO tags (name, run, step) VALUES ('best', 'main', 1)")
 
     assert settings == {
         "journal_mode": "wal",
@@ -229,7 +229,7 @@ def test_a_newer_catalog_is_left_aside_by_readers_and_refused_to_writers(catalog
     assert why(catalog) == "newer"
     writes: list[Callable[[], object]] = [
         lambda: catalog.create_or_migrate(timeout_s=SOON_S),
-        lambda: catalog.record_event("test", {}, timeout_s=SOON_S),
+        lambda: catalog.note_blobs_listed("test", timeout_s=SOON_S),
     ]
     for write in writes:
         with pytest.raises(
@@ -245,11 +245,11 @@ def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(tmp_path: P
 
     assert why(catalog) == "behind"
     with pytest.raises(CatalogUnavailable, match=f"has schema {VERSION - 1}"):
-        catalog.record_event("test", {}, timeout_s=SOON_S)
+        catalog.note_blobs_listed("test", timeout_s=SOON_S)
     catalog.create_or_migrate(timeout_s=SOON_S)
 
-    assert catalog.listing() == {}  # its rows have no checksums: opening reads the manifests again
-    assert catalog.remove_wrong(timeout_s=SOON_S) == 50
+    assert catalog.listing() == {}  # opening reads the manifests again
+    assert catalog.check() == []
 
 
 def test_a_catalog_that_only_says_that_it_is_older_is_damaged(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_death_while_it_is_set_aside_leaves_no_database_without_its_log(
     with closing(sqlite3.connect(catalog.path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()
-        catalog.record_event("late", {}, timeout_s=SOON_S)
+        catalog.note_blobs_listed("late", timeout_s=SOON_S)
         names: list[str] = []
         rename = links.rename
 
@@ -429,7 +429,7 @@ def test_a_death_while_it_is_set_aside_leaves_no_database_without_its_log(
         assert names[0] == "catalog.db"
         catalog.create_or_migrate(timeout_s=SOON_S)
     assert catalog.listing() == {}
-    assert catalog.events() == []
+    assert catalog.outline().blobs_listed == ""
 
 
 def test_a_catalog_set_aside_takes_its_log_along(tmp_path: Path) -> None:
@@ -437,13 +437,13 @@ def test_a_catalog_set_aside_takes_its_log_along(tmp_path: Path) -> None:
     with closing(sqlite3.connect(catalog.path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM checkpoints LIMIT 1").fetchall()
-        catalog.record_event("late", {}, timeout_s=SOON_S)
+        catalog.note_blobs_listed("late", timeout_s=SOON_S)
         aside = catalog.replace(timeout_s=SOON_S)
 
         assert aside is not None
         with closing(sqlite3.connect(aside)) as opened:
-            assert opened.execute("SELECT kind FROM events").fetchall() == [("late",)]
-    assert catalog.events() == []
+            assert opened.execute("SELECT blobs_listed FROM store").fetchall() == [("late",)]
+    assert catalog.outline().blobs_listed == ""
 
 
 # --------------------------------------------------------------------------------------- unreadable
@@ -454,7 +454,7 @@ def test_a_missing_catalog_is_not_made_by_reading_or_writing_rows(tmp_path: Path
 
     assert why(catalog) == "missing"
     with pytest.raises(CatalogUnavailable, match="is not there"):
-        catalog.record_event("test", {}, timeout_s=SOON_S)
+        catalog.note_blobs_listed("test", timeout_s=SOON_S)
     assert catalog.check() == [f"the catalog {catalog.path} is not there"]
     assert os.listdir(tmp_path) == [".home"]
 
@@ -525,15 +525,15 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path: Path) -> None:
     def fill() -> None:
         with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
             opened.execute("PRAGMA max_page_count=1")
-            values = (("x" * 100,) for _ in range(100_000))
-            opened.executemany("INSERT INTO events (at, kind, detail) VALUES ('', ?, '{}')", values)
+            values = ((f"{n:0100d}",) for n in range(100_000))
+            opened.executemany("INSERT INTO blobs (digest, nbytes) VALUES (?, 1)", values)
 
     with pytest.raises(CatalogUnavailable, match="full") as caught:
         fill()
 
     assert caught.value.why == "unreadable"
-    assert catalog.events() == []
-    catalog.record_event("after", {}, timeout_s=SOON_S)
+    assert catalog.outline().blobs_listed == ""
+    catalog.note_blobs_listed("after", timeout_s=SOON_S)
 
 
 def _read_without_rights(root: Path) -> None:
@@ -569,7 +569,7 @@ def test_a_write_against_a_held_lock_gives_up_in_time(catalog: Catalog) -> None:
         lambda: catalog.replace_tags({"a": ("main", 1)}, timeout_s=0.05),
         lambda: catalog.forget([chunk_of(1)], timeout_s=0.05),
         lambda: catalog.add_candidates([(chunk_of(1), 1)], timeout_s=0.05),
-        lambda: catalog.record_event("test", {}, timeout_s=0.05),
+        lambda: catalog.note_blobs_listed("test", timeout_s=0.05),
         lambda: catalog.set_aside(timeout_s=0.05),
     ]
     with lock_exclusive(catalog.path.parent, timeout_s=0):
@@ -584,11 +584,11 @@ def test_a_foreign_writer_is_waited_for_and_then_named(catalog: Catalog) -> None
     with closing(sqlite3.connect(catalog.path, isolation_level=None)) as foreign:
         foreign.execute("BEGIN IMMEDIATE")
         with pytest.raises(InUse, match="locked by another program"):
-            catalog.record_event("test", {}, timeout_s=0.1)
+            catalog.note_blobs_listed("test", timeout_s=0.1)
 
-        assert catalog.events() == []
+        assert catalog.outline().blobs_listed == ""
         foreign.execute("ROLLBACK")
-    catalog.record_event("test", {}, timeout_s=SOON_S)
+    catalog.note_blobs_listed("test", timeout_s=SOON_S)
 
 
 def test_a_reader_who_stays_neither_stops_writers_nor_delays_them(catalog: Catalog) -> None:
@@ -607,7 +607,7 @@ def test_the_log_is_truncated_also_while_others_have_the_catalog_open(catalog: C
     with closing(sqlite3.connect(catalog.path)) as idle:
         idle.execute("SELECT count(*) FROM checkpoints").fetchall()
 
-        catalog.record_event("test", {}, timeout_s=SOON_S)
+        catalog.note_blobs_listed("test", timeout_s=SOON_S)
 
         assert Path(f"{catalog.path}-wal").stat().st_size == 0
 
@@ -615,11 +615,11 @@ def test_the_log_is_truncated_also_while_others_have_the_catalog_open(catalog: C
 def test_look_is_called_while_no_other_process_can_write(catalog: Catalog) -> None:
     def look(run: str, step: int) -> None:
         with pytest.raises(InUse):
-            catalog.record_event("test", {}, timeout_s=0)
+            catalog.note_blobs_listed("test", timeout_s=0)
 
     catalog.reconcile([("main", 1)], look, timeout_s=SOON_S)
 
-    assert catalog.events() == []
+    assert catalog.outline().blobs_listed == ""
 
 
 def _write_steps(root: Path, first: int) -> None:
@@ -667,12 +667,12 @@ def _exit_status_of_child(work: Callable[[], object]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_child_uses_the_catalog_as_its_parent_does(catalog: Catalog) -> None:
-    catalog.record_event("parent", {}, timeout_s=SOON_S)
+    catalog.note_blobs_listed("parent", timeout_s=SOON_S)
 
-    status = _exit_status_of_child(lambda: catalog.record_event("child", {}, timeout_s=SOON_S))
+    status = _exit_status_of_child(lambda: catalog.note_blobs_listed("child", timeout_s=SOON_S))
 
     assert status == 0
-    assert [event.kind for event in catalog.events()] == ["child", "parent"]
+    assert catalog.outline().blobs_listed == "child"
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -687,26 +687,16 @@ def test_a_child_forked_while_the_catalog_is_open_leaves_it_aside(catalog: Catal
     writer.start()
     inside.wait(60)
     reading = _exit_status_of_child(catalog.listing)
-    writing = _exit_status_of_child(lambda: catalog.record_event("child", {}, timeout_s=0))
+    writing = _exit_status_of_child(lambda: catalog.note_blobs_listed("child", timeout_s=0))
     done.set()
     writer.join(60)
 
     assert (reading, writing) == (1, 2)  # the flock is the parent's, so the child does not get that far
-    catalog.record_event("parent", {}, timeout_s=SOON_S)
-    assert [event.kind for event in catalog.events()] == ["parent"]
+    catalog.note_blobs_listed("parent", timeout_s=SOON_S)
+    assert catalog.outline().blobs_listed == "parent"
 
 
 # ------------------------------------------------------------------------------------------- others
-
-
-def test_the_log_of_events_keeps_the_newest(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.catalog.catalog.EVENTS_KEPT", 3)
-
-    for number in range(5):
-        catalog.record_event("count", {"number": number}, timeout_s=SOON_S)
-
-    assert [event.detail["number"] for event in catalog.events()] == [4, 3, 2]
-    assert [event.detail["number"] for event in catalog.events(1)] == [4]
 
 
 def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqlite() -> None:

@@ -140,11 +140,11 @@ def test_where_a_mapped_page_may_lose_its_room_nothing_is_mapped(
         catalog = Catalog(mount / "store")
         seen: list[list[str]] = []
         with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
-            opened.execute("INSERT INTO events (at, kind, detail) VALUES ('2026-11-21T09:30:00.000000Z', 'test', '{}')")
+            opened.execute("INSERT INTO tags (name, run, step) VALUES ('test', 'main', 1)")
             seen.append(mapped_below(mount))
             modes = [opened.execute(f"PRAGMA {name}").fetchall() for name in ("journal_mode", "synchronous")]
         with connection.reading(catalog.path) as opened:
-            count = opened.execute("SELECT count(*) FROM events WHERE kind = 'test'").fetchall()
+            count = opened.execute("SELECT count(*) FROM tags WHERE name = 'test'").fetchall()
             seen.append(mapped_below(mount))
         names = {path.name for path in catalog.path.parent.iterdir()}
 
@@ -172,8 +172,7 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
         catalog = Catalog(mount / "store")
         with contextlib.closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
             opened.execute("PRAGMA journal_mode=WAL").fetchall()
-            values = ("2026-11-21T09:30:00.000000Z", "before", "{}")
-            opened.execute("INSERT INTO events (at, kind, detail) VALUES (?, ?, ?)", values)
+            opened.execute("INSERT INTO tags (name, run, step) VALUES ('before', 'main', 1)")
             for name in ("catalog.db", "catalog.db-wal"):
                 (mount / f"{name}.copy").write_bytes((mount / "store" / name).read_bytes())
         for name in ("catalog.db", "catalog.db-wal"):  # as copied from a process that was killed
@@ -182,14 +181,15 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
         with pytest.raises(CatalogUnavailable) as caught:
             catalog.listing()
         unseen = mapped_below(mount)
-        catalog.record_event("after", {}, timeout_s=SOON_S)
-        kinds = [event.kind for event in catalog.events()]
+        catalog.note_blobs_listed("after", timeout_s=SOON_S)
+        outline = catalog.outline()
         problems = catalog.check()
         names = {path.name for path in catalog.path.parent.iterdir()}
 
     assert caught.value.why == "unreadable"  # until a process writes
     assert unseen == []
-    assert {"after", "before"} < set(kinds)
+    assert outline.blobs_listed == "after"
+    assert "before" in outline.tags
     assert problems == []
     assert not {"catalog.db-shm", "catalog.db-wal"} & names
 

@@ -50,8 +50,6 @@ def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         "checkpoints": "SELECT run, step, manifest_id, content, sequence, created, writer, parent, message, metrics,"
         " metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode, manifest_inode,"
         " manifest_mtime_ns, manifest_ctime_ns FROM checkpoints",
-        "leaves": "SELECT * FROM checkpoint_leaves",
-        "layouts": "SELECT l.digest, count(*) FROM layouts l JOIN checkpoints c ON c.layout_id = l.id GROUP BY l.id",
         "blobs": "SELECT digest, nbytes, is_pack, reference_count FROM blob_references WHERE reference_count > 0",
         "uses": "SELECT * FROM checkpoint_blobs",
         "tags": "SELECT * FROM tags",
@@ -227,14 +225,13 @@ def test_a_metric_that_is_not_a_number_stays_one(catalog: Catalog) -> None:
 def test_names_and_messages_may_have_lone_surrogates_and_null_characters(catalog: Catalog) -> None:
     odd = "a\ud800\0b"
     directories = Directories()
-    directories.put(published("main", 1, pieces=[(0, 0)], name_prefix=odd, description=Description(message=odd)))
+    there = published("main", 1, pieces=[(0, 0)], name_prefix=odd, description=Description(message=odd))
+    directories.put(there)
 
     directories.catalogue(catalog)
 
     assert catalog.infos()[0].message == odd
-    leaves = catalog.leaves("main", 1)
-    assert leaves is not None
-    assert [leaf.name for leaf in leaves] == [f"{odd}[0]"]
+    assert catalog.blobs_of("main", 1) == {(blob.digest, blob.nbytes) for blob in there.manifest.blobs}
 
 
 def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: Catalog) -> None:
@@ -269,25 +266,6 @@ def test_current_are_those_whose_directory_is_the_one_that_the_catalog_saw(catal
         assert others == {replaced, unknown}
     assert catalog.current({}, "main", seek=seek) == ([], set(), 0)
     assert catalog.current({("side", 2): stamp_of(7)}, seek=seek) == ([], {("side", 2)}, 0)
-
-
-def test_steps_with_the_same_leaves_share_one_layout_until_the_last_goes(catalog: Catalog) -> None:
-    directories = Directories()
-    for step in range(5):
-        directories.put(published("main", step, pieces=[(step, 0)], texts={"note": step + 1}))
-    directories.catalogue(catalog)
-    shared = rows(catalog.path, "SELECT count(*) FROM layouts")
-
-    notes = [[leaf.nbytes for leaf in catalog.leaves("main", step) or []] for step in range(5)]
-    directories.there.clear()
-    directories.catalogue(catalog)
-
-    assert shared == [(1,)]
-    assert notes == [[PIECE_BYTES, step + 1] for step in range(5)]
-    assert rows(catalog.path, "SELECT count(*) FROM layouts") == [(0,)]
-    assert rows(catalog.path, "SELECT count(*) FROM layout_leaves") == [(0,)]
-    assert rows(catalog.path, "SELECT count(*) FROM leaf_sizes") == [(0,)]
-    assert catalog.leaves("main", 1) is None
 
 
 def test_a_piece_is_found_in_the_newest_pack_even_when_an_older_checkpoint_is_told_late(catalog: Catalog) -> None:

@@ -21,7 +21,7 @@ def m9999_next(database: Database) -> None:
     """Add a table with a row for each blob, many pages of it, and a column of another."""
     database.execute("CREATE TABLE later (blob_id INTEGER PRIMARY KEY, filler TEXT NOT NULL) STRICT")
     database.execute("INSERT INTO later SELECT id, hex(zeroblob(4000)) FROM blobs")
-    database.execute("ALTER TABLE events ADD COLUMN later INTEGER")
+    database.execute("ALTER TABLE tags ADD COLUMN later INTEGER")
 
 
 def become_next() -> None:
@@ -38,5 +38,5 @@ def wrong_in_catalog(path: Path) -> list[str]:
         ((version,),) = catalog.execute("PRAGMA user_version")
         if version != NEXT:
             return [f"the catalog has schema {version} after it was opened, not {NEXT}"]
-        (found,) = catalog.execute("SELECT (SELECT count(*) FROM later), (SELECT count(later) FROM events)")
+        (found,) = catalog.execute("SELECT (SELECT count(*) FROM later), (SELECT count(later) FROM tags)")
     return [] if found == (found[0], 0) else [f"the migrated rows are {found}"]

@@ -70,12 +70,12 @@ def _as_view(table: str, select: str) -> Builder:
 
 
 def _triggers(scene: Scene) -> Iterable[Statement]:
-    for table in ("checkpoints", "blobs", "uses", "tags", "events"):
+    for table in ("checkpoints", "blobs", "uses", "tags", "candidates"):
         for when in ("INSERT ON", "UPDATE ON", "DELETE ON"):
             name = f"more_{table}_{when[:3]}"
             yield (
                 f"CREATE TRIGGER {name} AFTER {when} {table} BEGIN "
-                f"INSERT INTO events (at, kind, detail) {_EVER} i, 'x', i FROM n; END"
+                f"INSERT INTO candidates (blob_id) {_EVER} i FROM n; END"
             )
     del scene
 
@@ -187,7 +187,7 @@ CASES: dict[str, Builder] = {
     "a view that never ends: blobs": _as_view("blobs", _EVER),
     "a view that never ends: uses": _as_view("uses", _EVER),
     "a view that never ends: tags": _as_view("tags", _EVER),
-    "a view that never ends: events": _as_view("events", _EVER),
+    "a view that never ends: readings": _as_view("readings", _EVER),
     "triggers that never end": _changed(_triggers),
     "a generated column": _sql(
         "ALTER TABLE checkpoints ADD COLUMN more AS (hex(zeroblob(1000000)))",
@@ -200,7 +200,7 @@ CASES: dict[str, Builder] = {
     ),
     "a schema that names another page": _sql("UPDATE sqlite_schema SET rootpage = 2"),
     "a schema of nonsense": _sql("UPDATE sqlite_schema SET sql = 'CREATE TABLE ((('"),
-    "a virtual table": _sql("DROP TABLE events", "CREATE VIRTUAL TABLE events USING fts5(id, at, kind, detail)"),
+    "a virtual table": _sql("DROP TABLE tags", "CREATE VIRTUAL TABLE tags USING fts5(name, run, step)"),
     "a table too many": _sql("CREATE TABLE more (a)", "CREATE VIEW every AS SELECT * FROM checkpoints"),
     "a table too few": _sql("DROP TABLE candidates"),
     "blobs in place of texts": _sql("UPDATE checkpoints SET run = x'00ff', manifest_id = x'80'"),

@@ -35,8 +35,7 @@ def fill(path: Path, checkpoints: int = 400) -> None:
         blobs = [(f"xxh3-{i:032x}", i) for i in range(3000)]
         connection.executemany("INSERT INTO blobs (digest, nbytes) VALUES (?, ?)", blobs)
         connection.execute("INSERT OR IGNORE INTO candidates SELECT id FROM blobs WHERE digest LIKE 'xxh3-00000%'")
-        at = "2026-11-21T09:30:00.000000Z"
-        connection.executemany("INSERT INTO events (at, kind, detail) VALUES (?, 'x', '{}')", [(at,)] * 3000)
+        connection.execute("INSERT OR IGNORE INTO readings SELECT id, 1, 0 FROM blobs")
         columns = [
             row[1] for row in connection.execute("PRAGMA table_info(checkpoints)") if row[1] not in ("id", "step")
         ]

@@ -147,9 +147,8 @@ def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path
 
 
 UNASKED = {
-    *(("layouts", "digest"), ("checkpoints", "writer"), ("pieces", "digest"), ("pieces", "sequence")),
-    *(("layout_leaves", "layout_id"), ("layout_leaves", "ordinal"), ("checkpoints", "layout_id")),
-    *(("leaf_sizes", "checkpoint_id"), ("leaf_sizes", "ordinal"), ("uses", "checkpoint_id"), ("uses", "blob_id")),
+    *(("checkpoints", "writer"), ("pieces", "digest"), ("pieces", "sequence")),
+    *(("uses", "checkpoint_id"), ("uses", "blob_id")),
     *(("candidates", "blob_id"), ("pieces", "blob_id"), ("readings", "blob_id"), ("checkpoints", "checksum")),
 }
 """What no question returns: it joins rows, is only compared, or is for people."""
@@ -197,7 +196,6 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         lambda: catalog.chosen("main", newest=2, off_every=2),
         catalog.infos,
         lambda: catalog.current(catalog.listing()),
-        lambda: catalog.leaves("main", 1),
         catalog.count_and_sequence,
         lambda: catalog.find_pieces(digests),
         lambda: catalog.best_shares(digests),
@@ -209,8 +207,7 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.unused,
         lambda: catalog.without_use(digests),
         catalog.dead_pack_bytes,
-        lambda: catalog.outline("blobs-listed"),
-        catalog.events,
+        catalog.outline,
     ]
 
 

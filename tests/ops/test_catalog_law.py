@@ -30,8 +30,7 @@ TABLES = (
     "pieces",
     "candidates",
     "tags",
-    "leaf_sizes",
-    "layouts",
+    "readings",
 )
 EXTREMES = (0, 1, -1, 2**32, 2**53 - 1, 2**62, -(2**62))
 POLICIES = (

@@ -117,7 +117,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
         "why": [store.why(digest) for digest in sorted(references_of_manifests(store.path))],
         "counts": sorted(references_of_catalog(store.path).items()),
         "unused": sorted(store._context.catalog.unused()),
-        "events": [event.kind for event in store._context.catalog.events()],
+        "listed": store._context.catalog.outline().blobs_listed,
     }
     return {name: repr(value) for name, value in everything.items()}
 

@@ -10,7 +10,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import staleness, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
-from ckstore.ops.index.scan_blobs import BLOBS_LISTED, list_blobs_after_boot
+from ckstore.ops.index.scan_blobs import list_blobs_after_boot
 from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     checkpoints = "1 checkpoint" if count == 1 else f"{count:,} checkpoints"
     took_s = time.monotonic() - begun_s
     if aside is None:
-        return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s: it was missing; only past events are lost"]
+        return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s: it was missing"]
     return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s; the old files are {aside}*: {error.message}"]
 
 
@@ -81,7 +81,7 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
     runs = None if whole or context.shared else staleness.runs_in_doubt(context)
     with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
-        known = context.catalog.outline(BLOBS_LISTED, rows=runs is None or bool(runs))
+        known = context.catalog.outline(rows=runs is None or bool(runs))
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
         stale = _differing(context, known.listing.stamps, runs)
@@ -92,7 +92,7 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
         reconcile_all(context, sorted(stale))
     elif (tags := context.layout.tags()) != known.tags:
         context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
-    list_blobs_after_boot(context, known.event, timeout_s=TIMEOUT_S)
+    list_blobs_after_boot(context, known.blobs_listed, timeout_s=TIMEOUT_S)
     return notes
 
 

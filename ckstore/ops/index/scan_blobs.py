@@ -7,7 +7,7 @@ rebuilt. What it costs grows with the store (about a second for 100,000 blobs), 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
 from ckstore.fs.host import machine
@@ -15,44 +15,39 @@ from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-BLOBS_LISTED = "blobs-listed"
-"""The kind of event that tells when it was done."""
 CANDIDATES_BATCH = 5000
 """Blobs that are entered in one transaction."""
 
 
-def list_blobs_after_boot(context: Context, last: Mapping[str, Any] | None, *, timeout_s: float) -> None:
+def list_blobs_after_boot(context: Context, listed: str, *, timeout_s: float) -> None:
     """Have gc look at every blob without a use, if that was not done since the machine started.
 
     Args:
         context: The store.
-        last: The newest event of the kind `BLOBS_LISTED`; None: there is none.
+        listed: At which start of the machine it was done last; empty: at none.
         timeout_s: For the locks of the catalog.
 
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
-    boot_id = machine.boot_id()  # unknown: then it is listed once, as after one start
-    if last is not None and last.get("boot_id") == boot_id:
-        return
-    note_listed(context, list_blobs(context, timeout_s=timeout_s), timeout_s=timeout_s)
+    if listed != machine.boot_id():  # unknown: then it is done once, as after one start
+        list_blobs(context, timeout_s=timeout_s)
+        note_listed(context, timeout_s=timeout_s)
 
 
-def note_listed(context: Context, unused_count: int, *, timeout_s: float) -> None:
+def note_listed(context: Context, *, timeout_s: float) -> None:
     """Take note that every blob was looked at since the machine started.
 
     Raises:
         CatalogUnavailable, InUse: The catalog cannot be used; it is done by the next opener.
     """
-    context.catalog.record_event(
-        BLOBS_LISTED, {"boot_id": machine.boot_id(), "unused_count": unused_count}, timeout_s=timeout_s
-    )
+    context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=timeout_s)
 
 
 def canonical_blobs(layout: Layout) -> Iterator[Inside]:

@@ -60,7 +60,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     restored_count = census.restore_names()
     for part in census.orphans_in_parts(CANDIDATES_BATCH):
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
-    note_listed(context, len(census.orphans), timeout_s=TIMEOUT_S)
+    note_listed(context, timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
     recover(context)  # also the tags, where there is no checkpoint
     return report
