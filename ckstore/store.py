@@ -47,6 +47,11 @@ class Store:
 
     Opening it for writing moves what killed saves left to trash and brings the catalog up to date.
 
+    Beside what is said at a method, each raises a `CkstoreError` when the system refuses something or memory is short,
+    `UnsafePlace` when something else has the place of a directory of the store, and `InUse` when it is called in the
+    middle of another call of the same thread, as from a signal handler. Those that change the store raise `SaveFailed`
+    when it was opened for reading.
+
     Attributes:
         path: Directory of the store.
     """
@@ -132,7 +137,19 @@ class Store:
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
     ) -> Store:
-        """Open the store at `path`; make it if there is none. Several processes may do so at once."""
+        """Open the store at `path`; make it if there is none. Several processes may do so at once.
+
+        Args:
+            path: Its directory.
+            hash: Of a new store: see `init`.
+            chunk_bytes: Of a new store: see `init`.
+            catalog_path: See `open`.
+
+        Raises:
+            NewerFormat: A newer ckstore made the store that is there.
+            UnsafePlace: The filesystem cannot hold a store.
+            BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
+        """
         try:
             return cls(path, catalog_path=catalog_path)
         except StoreNotFound:
@@ -224,14 +241,16 @@ class Store:
                 them no symlink is followed; it is kept as a symlink.
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``), else one more than the highest of the run.
-            run: As in `save`.
-            metrics: As in `save`.
-            metadata: As in `save`.
-            message: As in `save`.
-            tags: As in `save`.
-            parent: As in `save`.
-            if_exists: As in `save`.
-            force: As in `save`.
+            run: Name of the run.
+            metrics: Name -> number, shown by ``ckstore log``.
+            metadata: JSON-like values.
+            message: Shown by ``ckstore log``.
+            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
+                tags of what is returned, whose `warnings` say why.
+            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
+                here, else the one of any run that was last loaded.
+            if_exists: When the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it.
+            force: Replace a checkpoint with other bytes although a tag or a pin names it.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
 
@@ -242,7 +261,10 @@ class Store:
             BadInput: A path is not there, is empty, cannot be read, is incomplete, or overlaps with the store.
             CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
             StateChanged: A file was changed while it was read.
-            StepExists, InsufficientSpace, SaveFailed: As in `save`.
+            StepExists: The run has another checkpoint at that step.
+            InUse: It is to be replaced, and a tag or a pin names it.
+            InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
+            SaveFailed: Something else failed. After any of these nothing was published.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
@@ -406,7 +428,7 @@ class Store:
                 names of each kind, the error all of them.
             BadInput: `rename` makes two names equal, or `select` takes a part of what is loaded whole: nothing was
                 touched. Or an object's own ``load_state_dict`` raised: what came before it is loaded.
-            DamagedBlob: As `load`.
+            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
         from ckstore.ops.read.load_into import IntoRequest, load_into
 
@@ -415,7 +437,13 @@ class Store:
 
     @act
     def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
-        """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart."""
+        """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            BadInput: It has no form of a ref.
+            DamagedBlob: Its manifest is damaged.
+        """
         from ckstore.ops.read.open_checkpoint import open_ref
 
         return open_ref(self._context, ref)
@@ -438,6 +466,9 @@ class Store:
 
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
+
+        Raises:
+            BadInput: `run` has no form of a run's name.
         """
         from ckstore.ops.refs.find import latest
 
@@ -448,6 +479,9 @@ class Store:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
         With `newest` at most so many, the newest: what that takes hardly depends on how many there are.
+
+        Raises:
+            BadInput: `newest` is below 1, or `run` has no form of a run's name.
         """
         from ckstore.ops.refs.listing import infos
 
@@ -457,7 +491,13 @@ class Store:
 
     @act
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
-        """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes."""
+        """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            BadInput: It has no form of a ref.
+            DamagedBlob: Its manifest is damaged.
+        """
         from ckstore.ops.read.open_checkpoint import open_ref
 
         with open_ref(self._context, ref) as checkpoint:
@@ -465,7 +505,13 @@ class Store:
 
     @act
     def files(self, ref: RefLike = "latest") -> list[FileSummary]:
-        """Return what was committed, in the order of paths; nothing for a saved state."""
+        """Return what was committed, in the order of paths; nothing for a saved state.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            BadInput: It has no form of a ref.
+            DamagedBlob: Its manifest is damaged.
+        """
         from ckstore.ops.read.open_checkpoint import open_ref
 
         with open_ref(self._context, ref) as checkpoint:
@@ -473,7 +519,12 @@ class Store:
 
     @act
     def directory_of(self, ref: RefLike = "latest") -> Path:
-        """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint."""
+        """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            BadInput: It has no form of a ref.
+        """
         from ckstore.ops.refs.find import find
 
         return self._context.layout.checkpoint(*find(self._context, ref).key).path
@@ -582,7 +633,11 @@ class Store:
 
     @act
     def du(self) -> Usage:
-        """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read."""
+        """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
         from ckstore.ops.report.usage import usage
 
         return usage(self._context)
@@ -654,6 +709,9 @@ class Store:
         """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
 
         Files of other programs are among them. As root all processes are seen, otherwise your own.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
         """
         from ckstore.fs.holders import deleted_but_open
 
@@ -665,6 +723,9 @@ class Store:
 
         Nothing is changed; links and the sharing of blocks are tried with names that are removed at once, where this
         user may write.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
         """
         from ckstore.ops.report.doctor import examine_all
 
@@ -697,7 +758,11 @@ class Store:
 
     @act
     def tags(self) -> list[Tag]:
-        """Return all tags by name; those that dangle say so, and a warning names those that cannot be read."""
+        """Return all tags by name; those that dangle say so, and a warning names those that cannot be read.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
         from ckstore.ops.refs.tags import tags
 
         return tags(self._context)

@@ -104,7 +104,12 @@ class OpenCheckpoint:
 
     @act
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
-        """Return the state; as `ckstore.Store.load`."""
+        """Return the state, or the part of it that `select` names; see `ckstore.Store.load`.
+
+        Raises:
+            NoSuchRef: `select` fits nothing.
+            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+        """
         return load_open(self._directory, device=device, select=select, mmap=mmap, verify=verify)
 
     def close(self) -> None:
