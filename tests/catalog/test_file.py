@@ -244,7 +244,7 @@ def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(tmp_path: P
     make_older(catalog.path)
 
     assert why(catalog) == "behind"
-    with pytest.raises(CatalogUnavailable, match=f"has schema {VERSION - 1}"):
+    with pytest.raises(CatalogUnavailable, match=f"has schema version {VERSION - 1}"):
         catalog.note_blobs_listed("test", timeout_s=SOON_S)
     catalog.create_or_migrate(timeout_s=SOON_S)
 
@@ -453,9 +453,9 @@ def test_a_missing_catalog_is_not_made_by_reading_or_writing_rows(tmp_path: Path
     catalog = Catalog(tmp_path)
 
     assert why(catalog) == "missing"
-    with pytest.raises(CatalogUnavailable, match="is not there"):
+    with pytest.raises(CatalogUnavailable, match="is missing"):
         catalog.note_blobs_listed("test", timeout_s=SOON_S)
-    assert catalog.check() == [f"the catalog {catalog.path} is not there"]
+    assert catalog.check() == [f"the catalog {catalog.path} is missing"]
     assert os.listdir(tmp_path) == [".home"]
 
 
