@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import beside, checksum, journal
+from ckstore.catalog import checksum, journal
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
 from ckstore.errors import CatalogProblem, CatalogUnavailable, InUse, NewerFormat
@@ -267,8 +267,8 @@ def _may_be_mapped(path: Path) -> bool:
 def _refuse_strange(path: Path) -> None:
     """Raise unless the files of the catalog are what ckstore leaves; no connection of this process is being opened."""
     try:
-        strange = beside.why_strange(path)
-        if not strange and not _open and beside.is_stray_journal(path):
+        strange = journal.why_strange(path)
+        if not strange and not _open and journal.is_stray_journal(path):
             strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
     except FileNotFoundError as error:
         raise unavailable(path, "is missing", "missing") from error

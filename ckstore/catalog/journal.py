@@ -7,14 +7,30 @@ takes a new block (btrfs). To look for free space first does not help: others fi
 
 There, the catalog has a rollback journal, and is opened in SQLite's exclusive mode, in which nothing is mapped: not
 even that of a catalog which was made elsewhere and copied.
+
+The files beside a catalog are looked at before SQLite opens it: SQLite plays back what lies beside a database, and
+deletes files.
+
+A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
+that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
+never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
+would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
+
+Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
+private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
+own.
+
+Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c: the name is looked for at the
+end of the file and nowhere else, so a segment in the middle cannot carry one.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import peek
+from ckstore.fs import files, peek
 
 if TYPE_CHECKING:
     import sqlite3
@@ -60,3 +76,74 @@ def set_journal(connection: sqlite3.Connection, *, mapped: bool) -> None:
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
         connection.execute("PRAGMA synchronous=EXTRA")
+
+
+SUFFIXES = ("-wal", "-shm", "-journal")
+"""What SQLite may put beside a database."""
+
+_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_PAGE_COUNT_AT = 16
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_LOG = b"\x02\x02"
+_VERSIONS_AT = 18
+
+
+def why_strange(path: Path) -> str:
+    """Return why the catalog at `path` and what lies beside it are not what ckstore leaves; empty if they may be.
+
+    Raises:
+        FileNotFoundError: There is no catalog.
+        OSError: The system refused.
+    """
+    folder, database = path.parent.stat(), path.lstat()
+    for suffix in ("", *SUFFIXES):
+        try:
+            found = database if not suffix else os.lstat(f"{path}{suffix}")
+        except FileNotFoundError:
+            continue
+        owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
+        if why := _why_strange_file(found, folder, owners):
+            return f"{path.name}{suffix} {why}" if suffix else why
+        if suffix == "-journal" and found.st_size and _names_another(path):
+            return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
+    return ""
+
+
+def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set[int]) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    if found.st_nlink > 1:
+        return f"has {found.st_nlink} hard links; writing to it would change a file elsewhere"
+    if found.st_uid not in owners:
+        return f"belongs to uid {found.st_uid}"
+    if found.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & _WRITABLE_BY_OTHERS:
+        return f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _names_another(path: Path) -> bool:
+    """Whether a journal ends as one with the name of a super-journal does."""
+    # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
+    with files.opened_to_read(f"{path}-journal") as fd:
+        end = os.fstat(fd).st_size
+        return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
+
+
+def is_stray_journal(path: Path) -> bool:
+    """Whether a rollback journal with something in it lies beside a database that has a log.
+
+    A process can die between the two while it makes a catalog: then the journal says that there was none before.
+    No connection of this process may be open: closing the database here would release its locks.
+
+    Raises:
+        OSError: The system refused.
+    """
+    try:
+        with files.opened_to_read(f"{path}-journal") as fd:
+            head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)
+    except FileNotFoundError:
+        return False
+    if not head.startswith(_MAGIC) or not int.from_bytes(head[_PAGE_COUNT_AT:], "big"):
+        return False
+    with files.opened_to_read(path) as fd:
+        return os.pread(fd, len(_LOG), _VERSIONS_AT) == _LOG

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.catalog import connection as connections
-from ckstore.catalog.beside import SUFFIXES
 from ckstore.catalog.forms import check_tables
+from ckstore.catalog.journal import SUFFIXES
 from ckstore.errors import CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
-from ckstore.fs.descriptors import open_descriptor
+from ckstore.fs.inside import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 

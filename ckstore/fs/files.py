@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.descriptors import open_descriptor
-from ckstore.fs.inside import Where, at, open_at, open_directory
+from ckstore.fs.inside import Where, at, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

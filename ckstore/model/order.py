@@ -6,7 +6,6 @@ ever, and the numbers after it would soon be used up.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,22 +16,6 @@ MAX_SEQUENCE = 2**53 - 1
 
 WIDEST_GAP = 2**32
 """How far beyond the next smaller number of the store, or beyond 0, one may be and still count."""
-
-
-class HighWaterMark:
-    """The greatest number seen. It is raised in one step, which no exception of a signal handler splits."""
-
-    def __init__(self) -> None:
-        self._heap = [0]
-
-    @property
-    def value(self) -> int:
-        """0 at first."""
-        return self._heap[0]
-
-    def raise_to(self, number: int) -> None:
-        """Keep the greater of both."""
-        heapq.heappushpop(self._heap, number)
 
 
 def greatest_in_order(sequences: Iterable[int]) -> int:

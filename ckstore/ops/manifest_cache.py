@@ -6,6 +6,7 @@ never changes, and a write into it changes its times.
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import time
@@ -198,3 +199,19 @@ def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> Ru
 def _is_settled(stamp: RunStamp | None, now_ns: int) -> bool:
     """Whether any change from now on gives other times: the kernel's clock has moved on since the last one."""
     return stamp is not None and max(stamp.mtime_ns, stamp.ctime_ns) + _TICK_NS < now_ns
+
+
+class HighWaterMark:
+    """The greatest number seen. It is raised in one step, which no exception of a signal handler splits."""
+
+    def __init__(self) -> None:
+        self._heap = [0]
+
+    @property
+    def value(self) -> int:
+        """0 at first."""
+        return self._heap[0]
+
+    def raise_to(self, number: int) -> None:
+        """Keep the greater of both."""
+        heapq.heappushpop(self._heap, number)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.files_read import read_files
 from ckstore.model.manifest.manifest import FileRecord, file_json
 from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
+from ckstore.model.manifest.sections import read_files
 
 
 def file(path: str, **more: Any) -> dict[str, Any]:

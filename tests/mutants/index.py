@@ -10,7 +10,7 @@ INDEX = [
     Mutant(
         "a journal that names another file is not opened",
         "super-journal-opened",
-        "catalog/beside.py",
+        "catalog/journal.py",
         "max(0, end - len(_MAGIC))) == _MAGIC",
         "max(0, end - len(_MAGIC))) == b''",
         _BESIDE,
@@ -19,7 +19,7 @@ INDEX = [
     Mutant(
         "a catalog that has another name elsewhere is not opened",
         "linked-catalog-opened",
-        "catalog/beside.py",
+        "catalog/journal.py",
         "    if found.st_nlink > 1:\n",
         "    if found.st_nlink > 2**31:\n",
         _BESIDE,

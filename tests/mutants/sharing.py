@@ -443,7 +443,7 @@ SHARING = [
     Mutant(
         "C code alone moves a descriptor to its owner",
         "descriptor-between-two-steps",
-        "fs/descriptors.py",
+        "fs/inside.py",
         "        opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))\n",
         "        opened.append(partial(os.open, dir_fd=dir_fd)(path, flags | os.O_CLOEXEC, mode))\n",
         "tests/fs/test_descriptors.py::test_a_handler_that_raises_at_any_call_leaves_nothing_open[opened]",

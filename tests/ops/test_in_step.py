@@ -24,7 +24,7 @@ from ckstore.model.checkpoint.refs import parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.reclaim import give_back
-from ckstore.ops.index.staleness import chosen, runs_in_doubt
+from ckstore.ops.index.reconcile import chosen, runs_in_doubt
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
 

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from ckstore.fs.descriptors import open_descriptor
+from ckstore.fs.inside import open_descriptor
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
 _MOST_LAYERS = 4

@@ -1,7 +1,7 @@
 """Plain values as nodes of a state, and back. Source: docs/format/v1.md, "Nodes".
 
 Containers, leaves and NumPy scalars are put together in `tensors`; here is what needs no library.
-Decoding takes nodes that `model/manifest/state_read` has checked.
+Decoding takes nodes that `model/manifest/sections` has checked.
 """
 
 from __future__ import annotations

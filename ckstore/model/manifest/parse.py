@@ -1,6 +1,6 @@
 """Read ``manifest.json``: the digest first, then every type and number, before any of it is used.
 
-Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model/manifest/state_read`.
+Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model/manifest/sections`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ckstore.model.document import (
 )
 from ckstore.model.manifest.describe import check_metadata
 from ckstore.model.manifest.dtypes import itemsize
-from ckstore.model.manifest.files_read import read_files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import (
     BLOB_MAX_BYTES,
@@ -38,7 +37,7 @@ from ckstore.model.manifest.manifest import (
     Manifest,
     StorageRecord,
 )
-from ckstore.model.manifest.state_read import check_state
+from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.names import check_run
 from ckstore.model.order import MAX_SEQUENCE
 from ckstore.python_gc import python_gc_paused

@@ -18,7 +18,7 @@ from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.facts import sure as as_in_manifest
-from ckstore.ops.index.staleness import chosen
+from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 from ckstore.ops.refs.protection import pins_by_checkpoint

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index import staleness, wrong_rows
+from ckstore.ops.index import wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
-from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
 from ckstore.python_gc import python_gc_paused
 
@@ -27,7 +27,7 @@ def catch_up(context: Context, *, whole: bool = True) -> list[str]:
 
     Args:
         context: The store.
-        whole: Compare every checkpoint. False: those of runs that are in doubt (`ops/index/staleness`), so that it
+        whole: Compare every checkpoint. False: those of runs that are in doubt (`ops/index/reconcile`), so that it
             costs what is to be done; a process that removes what was dropped or replaced looks at its place.
 
     Returns:
@@ -79,7 +79,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 
 def _reconcile(context: Context, *, whole: bool) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
-    runs = None if whole or context.shared else staleness.runs_in_doubt(context)
+    runs = None if whole or context.shared else runs_in_doubt(context)
     with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
         known = context.catalog.outline(rows=runs is None or bool(runs))
         if known.listing.wrong_count:  # of which checkpoints they were is not known

@@ -1,4 +1,12 @@
-"""Enter checkpoints into the catalog, many in one transaction, few enough that no process waits long for its lock."""
+"""Enter checkpoints into the catalog, many in one transaction, few enough that no process waits long for its lock.
+
+And say where the catalog can be believed without a look at every checkpoint: the cost of a gc follows what it frees.
+
+A directory has one link from each of its subdirectories on ext4, XFS and others, so one ``stat`` says how many
+checkpoints a run has. Where that is what the catalog counts, no process has published or dropped anything unnoticed,
+unless both happened equally often: then what is believed is a hint as the catalog always is, which makes gc leave
+something for later, and never makes it take what is needed. Every opening compares them one by one.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index.staleness import stamps
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.checkpoint.published import Published, Stamp
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
+
 
 Seen = Callable[[str, int, "Found"], None]
 
@@ -74,3 +83,38 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
         yield waiting.popleft()
         if not waiting or time.monotonic() > deadline:
             return
+
+
+def runs_in_doubt(context: Context) -> set[str]:
+    """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told.
+
+    Raises:
+        CatalogUnavailable: It cannot be used.
+    """
+    known = context.catalog.counts()
+    runs = known.keys() | set(context.layout.runs())
+    return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
+
+
+def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKey, Stamp]:
+    """Return which checkpoint each key has, where there is one."""
+    found = ((key, context.layout.stamp(*key)) for key in keys)
+    return {key: stamp for key, stamp in found if stamp is not None}
+
+
+def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
+    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
+
+    None: the catalog does not say it. What it says is at each place is there.
+    """
+    if context.catalog_is_private:
+        return None
+    try:
+        if run in runs_in_doubt(context):
+            return None
+        listing = context.catalog.chosen(run, newest=newest, off_every=off_every)
+    except CatalogUnavailable:  # the directories say it
+        return None
+    if listing.wrong_count or stamps(context, listing.stamps) != listing.stamps:
+        return None
+    return listing.stamps

@@ -10,7 +10,7 @@ from ckstore.model.checkpoint.refs import DEFAULT_RUN, is_latest_valid, parse_re
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
-from ckstore.ops.index.staleness import stamps
+from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.listing import infos, newest
 
