@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -19,6 +20,7 @@ pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modu
 from ckstore.fs import holders  # noqa: E402
 from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
+from tests.support.memory import memory_folder  # noqa: E402
 from tests.support.own_processes import own_processes  # noqa: E402
 
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
@@ -44,6 +46,16 @@ settings.register_profile(
 )
 settings.register_profile("odd", settings.get_profile("ci"), max_examples=5)  # for the odd environments
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+_MEMORY_LEAST_BYTES = 6 * 2**30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have `tmp_path` in memory where there is enough, unless ``--basetemp`` says where: tests do 60,000 fsyncs."""
+    memory = memory_folder(_MEMORY_LEAST_BYTES)
+    if config.option.basetemp is None and memory is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)
+
 
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
 _KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "CKSTORE_CRASH_SEED", "CKSTORE_ODD", "CKSTORE_SOAK_S")
@@ -110,6 +122,13 @@ def _no_descriptor_left(request: pytest.FixtureRequest, tmp_path: Path, _clean_e
 
 
 @pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A new empty directory where temporary files usually are, for what memory does otherwise than a disk."""
+    with tempfile.TemporaryDirectory(prefix="ckstore-test-") as name:
+        yield Path(name).resolve()
+
+
+@pytest.fixture
 def descriptors_may_leak() -> None:
     """Switch the check for open descriptors off for one test."""
 
@@ -144,20 +163,23 @@ def read_once() -> None:
 
 
 @pytest.fixture
-def make_filesystem(tmp_path: Path) -> Iterator[Callable[[Kind, int], Path]]:
+def make_filesystem(disk_path: Path) -> Iterator[Callable[[Kind, int], Path]]:
     """Give a function `(kind, size_mib) -> mountpoint`; unmounted after the test. Needs root."""
     with ExitStack() as mounts:
 
         def make(kind: Kind, size_mib: int) -> Path:
-            mount: AbstractContextManager[Path] = loop_filesystem(kind, size_mib, tmp_path)
+            mount: AbstractContextManager[Path] = loop_filesystem(kind, size_mib, disk_path)
             return mounts.enter_context(mount)
 
         yield make
 
 
 @pytest.fixture(scope="session")
-def _journaled_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with loop_filesystem("ext4", 1024, tmp_path_factory.mktemp("journaled")) as mountpoint:
+def _journaled_filesystem() -> Iterator[Path]:
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-test-") as folder,
+        loop_filesystem("ext4", 1024, Path(folder).resolve()) as mountpoint,
+    ):
         yield mountpoint
 
 
