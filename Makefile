@@ -25,7 +25,7 @@ SOURCES := ckstore cli migrations tests
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest lint format docs crash reliability endurance mutants soak odd bench bench-peers measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -61,7 +61,10 @@ test: $(STAMP) system-packages ## Lint, and beside it every test but the long cr
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m 'not bench' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
+
+shares: $(STAMP) ## Write which share of the latest whole `make test` each room took into CONTRIBUTING.md
+	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

@@ -57,6 +57,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deal the slow tests out to the beginning of what each worker is given first, so that none begins last."""
+    workers = int(getattr(config, "workerinput", {"workercount": 1})["workercount"])
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    others = [item for item in items if item.get_closest_marker("slow") is None]
+    ends = [len(others) * worker // workers for worker in range(workers + 1)]
+    if workers > 1:
+        items[:] = [
+            item
+            for worker in range(workers)
+            for item in (*slow[worker::workers], *others[ends[worker] : ends[worker + 1]])
+        ]
+
+
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
 _KEPT = ("CKSTORE_CI", "CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "CKSTORE_CRASH_SEED", "CKSTORE_ODD", "CKSTORE_SOAK_S")
 _TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")

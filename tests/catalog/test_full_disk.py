@@ -115,6 +115,7 @@ def test_no_number_of_free_blocks_ends_the_process(block_bytes: int, tmp_path: P
     assert done > 10
 
 
+@pytest.mark.slow
 @_NOT_MAPPED
 def test_a_disk_that_others_fill_meanwhile_does_not_end_the_process(
     kind: Kind, options: tuple[str, ...], tmp_path: Path

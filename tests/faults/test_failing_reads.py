@@ -27,6 +27,7 @@ _TIMEOUT_S = 1_500.0
 _ONE_IN = 1 if CRASH_FULL else 41
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(_TIMEOUT_S)
 def test_a_call_that_fails_gives_an_error_of_ckstore(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     paths = [str(_ROOT), str(_ROOT / "cli"), str(_ROOT / "migrations")]

@@ -63,6 +63,7 @@ def tried(place: Path, name: str, build: Builder) -> Visit:
     return found._replace(wrong=[f"{name}: {text}" for text in wrong])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_a_store_from_elsewhere_harms_nothing_outside_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = lane_seed()

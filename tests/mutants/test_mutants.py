@@ -46,6 +46,7 @@ def test_the_page_is_what_the_runner_writes() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run make mutants"
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 def test_mutants_of_the_protocol_break_the_law(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -278,6 +278,7 @@ def raising(error: OSError) -> Callable[..., None]:
 # ------------------------------------------------------------------------------------------------ laws
 
 
+@pytest.mark.slow
 @pytest.mark.property
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
@@ -429,6 +430,7 @@ def copied(origin: Path, target: Path) -> Store:
         return Store.open(target)
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("with_holder", [False, True])
 @pytest.mark.parametrize("before", [True, False])
@@ -484,6 +486,7 @@ SEAM = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("what", ["save", "killed save"])
