@@ -49,7 +49,7 @@ EXCEPTIONS = {
     "ops/report/doctor.py: os.stat(layout.path)": "the root",
     "ops/open/opening.py: folder.is_dir()": "the root of a store that is not made yet, or what is above it",
     "ops/open/opening.py: os.access(root, os.W_OK)": "the root",
-    "ops/open/place_notes.py: os.stat(place.path)": "the root",
+    "ops/open/opening.py: os.stat(place.path)": "the root",
     # The catalog: SQLite knows paths only.
     "ops/index/catalog_place.py: catalog.owner()": "asks SQLite",
     "ops/index/catalog_place.py: folder.is_dir()": "the directory of the catalog, on this host",

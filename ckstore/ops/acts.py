@@ -13,7 +13,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
@@ -23,13 +23,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _HINT = "in a signal handler only set a flag; when it is set, call save from the training loop"
-
-
-class Placed(Protocol):
-    """What has acts."""
-
-    def _act_places(self) -> tuple[object, ...]:
-        """Return what two acts must not have in common."""
 
 
 class _Act:
@@ -68,7 +61,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def act(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function one act of its first argument, which is a path or `Placed`, and all its errors ckstore's.
+    """Make a public function one act of its first argument, and all its errors ckstore's.
+
+    That argument is a path, or has `_act_places()`, which gives what two acts must not have in common.
 
     The function raises:
         InUse: This thread is in another act of the same store.
@@ -112,7 +107,7 @@ def _begin(mine: _Act) -> None:
         msg = f"{_failed(mine.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
     first: Any = mine.args[0]
-    mine.places = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `Placed`
+    mine.places = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - as `act` says
     for other in tuple(_under_way):
         if other.thread == mine.thread and not set(mine.places).isdisjoint(other.places):
             msg = f"{_failed(mine.method)}: {other} is running in this same thread"

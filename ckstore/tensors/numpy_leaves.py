@@ -63,11 +63,6 @@ def is_scalar(value: object) -> bool:
     return isinstance(value, np.generic)
 
 
-def is_any_array(value: object) -> bool:
-    """Whether `value` is an array of whatever class."""
-    return isinstance(value, np.ndarray)
-
-
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     """Return an array as a leaf; memory in C or Fortran order is not copied.
 

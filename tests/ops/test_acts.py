@@ -301,7 +301,7 @@ sys.modules["late"] = Late()
         "load failed",
         "verify failed",
     ]
-    assert "the interpreter is ending" in done.stdout
+    assert "the interpreter is shutting down" in done.stdout
     assert (done.stderr, done.returncode) == ("", 0)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.host.mounts import examine
+from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
+from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
 from ckstore.ops.open.create import read_settings
-from ckstore.ops.open.place_notes import notes_at_opening
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +49,7 @@ def open_context(
     """
     settings = read_settings(root)
     place = examine(root)
-    notes = notes_at_opening(place, readonly=readonly)
+    notes = _notes_at_opening(place, readonly=readonly)
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
         notes += (f"{root} is not writable for this user: opened for reading only",)
@@ -71,3 +73,28 @@ def open_context(
 
         notes += tuple(try_recover(context))
     return context, notes
+
+
+def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
+    """Return what costs or weakens a promise, one sentence each.
+
+    Args:
+        place: The filesystem of the store.
+        readonly: Then whose the store is does not matter.
+
+    Raises:
+        OSError: The store cannot be looked at.
+    """
+    status = os.stat(place.path)
+    # Numbers, not names: looking a name up may ask a directory service, which may not answer.
+    facts = OwnerFacts(
+        path=place.path,
+        mode=stat.S_IMODE(status.st_mode),
+        owner=f"uid {status.st_uid}",
+        owner_id=status.st_uid,
+        process_id=os.geteuid(),
+    )
+    findings = [*check_place(place), check_permissions(facts)]
+    if not readonly:
+        findings.append(check_owner(facts))
+    return tuple(finding.found for finding in findings if finding.level in ("warning", "error"))

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.reindex_report import ReindexReport
+from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
 from ckstore.objects.annotations import read_annotations
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.pins import read_pins
+from ckstore.objects.relink import Relinker
+from ckstore.objects.staging import Staging
+from ckstore.ops.free import reclaim
 from ckstore.ops.index.inventory import StoreInventory
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
-from ckstore.ops.open.relink import relink as relink_all
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
-    from ckstore.model.reports.reindex_report import RelinkReport
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
 
@@ -47,7 +48,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
-    relinked = relink_all(context, shown.blob_bytes) if relink else None
+    relinked = _relink(context, shown.blob_bytes) if relink else None
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
@@ -64,6 +65,27 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
     recover(context)  # also the tags, where there is no checkpoint
     return report
+
+
+def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
+    """Relink every checkpoint; what is left over goes to trash, and is freed as far as no process has it open.
+
+    Raises:
+        OSError: The system refused; what was done before is done, and the store is as sound as it was.
+    """
+    staging = Staging.create(context.layout, "relink", None)
+    try:
+        relinker = Relinker(context.layout, staging.path, report)
+        places = sorted((run, step) for run, step, _ in context.layout.published())
+        for run, step in places:
+            relinker.checkpoint(run, step)
+        if relinker.found_damage:  # a right file may have turned up after a checkpoint that lacks one
+            for run, step in places:
+                relinker.checkpoint(run, step)
+    finally:
+        reclaim.discard(context, staging)
+    done = relinker.done
+    return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
 
 
 def _check_space(context: Context) -> None:
