@@ -369,7 +369,8 @@ class Store:
             ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
                 damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them, as are
                 those that another process has locked for longer than 10 s (see `warnings`, too).
-            device: Where tensors go, as in torch.
+            device: Where tensors go: what ``map_location`` of `torch.load` takes. A device; a dict, in which every
+                tensor is at ``"cpu"``, since devices are not stored; or a function of a storage and ``"cpu"``.
             select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are
                 None in lists.
             mmap: Map the blobs copy-on-write instead of reading them: tensors share the page cache until they are

@@ -66,6 +66,18 @@ def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None
     return sorted(needed)
 
 
+def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
+    """Raise if there are tensors, and they cannot go where `device` says.
+
+    Raises:
+        BadInput: They cannot.
+    """
+    if device != "cpu" and any(leaf.kind == "torch" for leaf in leaves):
+        from ckstore.tensors import torch_leaves
+
+        torch_leaves.check_device(device)
+
+
 def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
     """Return the tensor, array, bytes or string of a leaf.
 

@@ -7,6 +7,7 @@ keeps its elements and no more; tensors that share memory keep what they cover t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,9 +167,44 @@ def flat_tensor(memory: StorageMemory) -> torch.Tensor:
 
 
 def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
-    """Return `flat` on `device`: itself, or a copy."""
-    target: Any = device
-    return flat.to(target)
+    """Return `flat`, whose memory is on the CPU, where `device` says: itself, or a copy.
+
+    Args:
+        flat: The bytes of a storage.
+        device: What ``map_location`` of `torch.load` may be: a device, a mapping from ``"cpu"`` to one, or a function
+            of a storage and ``"cpu"`` that returns the storage to be used, or None for the one that it was given.
+
+    Raises:
+        BadInput: torch has no such device, or there is no room on it, or the function returns something else.
+    """
+    target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
+    try:
+        if isinstance(target, torch.device) or not callable(target):  # a device can be called, as a decorator
+            return flat if target is None else flat.to(torch.device(target))
+        storage = target(flat.untyped_storage(), "cpu")
+        if storage is None:
+            return flat
+        found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise _no_device(device, f"{type(error).__name__}: {error}") from error
+    if found.numel() != flat.numel():
+        raise _no_device(device, f"it returned {found.numel()} bytes for {flat.numel()}")
+    return found
+
+
+def check_device(device: object) -> None:
+    """Raise if tensors cannot go where `device` says; a function is not called.
+
+    Raises:
+        BadInput: As `to_device`.
+    """
+    if isinstance(device, torch.device) or not callable(device):
+        to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
+
+
+def _no_device(device: object, why: str) -> BadInput:
+    hint = "give what map_location of torch.load takes: a device, a dict, or a function of a storage and its location"
+    return BadInput(f"device={device!r} cannot be used: {why.splitlines()[0]}", hint=hint)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -484,3 +486,39 @@ def test_arrays_are_replaced_and_filled_as_before(store: Store) -> None:
     assert target["n"] is array
     assert array.tolist() == [0, 1, 2]
     assert target["m"].tolist() == [0, 1, 2]
+
+
+CAST_IN_LITTLE_MEMORY = """
+import re, sys
+from pathlib import Path
+import torch
+from ckstore import Store
+
+def most_kib():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+store = Store.open(sys.argv[1])
+target = {"w": torch.ones(96 * 2**20, dtype=torch.bfloat16)}
+store.load_into({"small": torch.zeros(1, dtype=torch.bfloat16)}, 2, cast=True)
+before = most_kib()
+store.load_into(target, 1, cast=True)
+print((most_kib() - before) // 1024)
+assert not target["w"].any()
+"""
+
+
+@pytest.mark.slow
+def test_a_cast_takes_no_second_state_in_memory(store: Store) -> None:
+    store.save({"w": torch.zeros(96 * 2**20)}, step=1)  # 384 MiB, of which one piece is stored
+    store.save({"small": torch.zeros(1)}, step=2)
+
+    done = subprocess.run(
+        [sys.executable, "-c", CAST_IN_LITTLE_MEMORY, str(store.path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    print(f"{done.stdout.strip()} MiB beyond the target")
+    assert int(done.stdout) <= 128

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
@@ -121,31 +119,35 @@ def requests(draw: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store for all examples: each is a step of its own."""
+    return Store.init(tmp_path_factory.mktemp("law") / "store")
+
+
 @pytest.mark.property
+@settings(max_examples=min(settings().max_examples, 600))  # each is a durable save
 @given(data=st.data(), request=requests())
 def test_a_load_into_any_target_touches_nothing_or_loads_all_that_it_does_not_report(
-    data: st.DataObject, request: dict[str, Any]
+    data: st.DataObject, request: dict[str, Any], many: Store
 ) -> None:
     saved = data.draw(trees(meta=False))
     target = copy.deepcopy(saved) if data.draw(st.booleans()) else data.draw(trees())
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store.init(Path(folder, "store"))
-        store.save(saved, step=1)
-        before = everything(target)
+    info = many.save(saved)
+    before = everything(target)
 
-        try:
-            report = store.load_into(target, 1, **request)
-        except CkstoreError as error:
-            note(str(error))
-            assert everything(target) == before
-            return
+    try:
+        report = many.load_into(target, info, **request)
+    except CkstoreError as error:
+        note(str(error))
+        assert everything(target) == before
+        return
 
-        left = {*report.missing, *report.not_loaded, *report.cast}
-        if request["select"] is None and not request["rename"]:
-            loaded = {name: value for name, value in flat(saved, "").items() if name in flat(target, "")}
-            assert {n: v for n, v in loaded.items() if not is_left(n, left)} == {
-                n: v for n, v in flat(target, "").items() if n in loaded and not is_left(n, left)
-            }
+    left = {*report.missing, *report.not_loaded, *report.cast}
+    if request["select"] is None and not request["rename"]:
+        found, now = flat(saved, ""), flat(target, "")
+        names = [name for name in found if name in now and not is_left(name, left)]
+        assert {name: found[name] for name in names} == {name: now[name] for name in names}
 
 
 def is_left(name: str, left: set[str]) -> bool:

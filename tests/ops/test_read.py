@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore import Store
+from ckstore import BadInput, Store
 from ckstore.fs import files
 from ckstore.ops.read import storage_read
 
@@ -86,6 +87,18 @@ def saved(journaled_tmp_path: Path) -> Store:
     store = Store.init(journaled_tmp_path / "store")
     store.save({"w": np.arange(2**20)}, 1)  # written past the page cache
     return store
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(store: Store) -> None:
+    store.save({"w": torch.ones(3)}, step=1)
+    opened: list[object] = []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckstore.ops.read.load.read_memories", lambda *_, **__: opened.append(1))
+        with pytest.raises(BadInput, match="device='nowhere' cannot be used"):
+            store.load(1, device="nowhere")
+
+    assert opened == []
 
 
 def loaded(store: Store) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import mmap
 from collections import OrderedDict
@@ -130,6 +131,45 @@ def test_the_cpu_may_be_named_in_two_ways(device: object) -> None:
     assert memories[0].view[:4] == tensor_bits(torch.tensor([5.0]))
 
 
+DEVICES: list[tuple[Any, str]] = [
+    (None, "cpu"),
+    ({}, "cpu"),
+    ({"cuda:0": "meta"}, "cpu"),
+    ({"cpu": "meta"}, "meta"),
+    (torch.device("meta"), "meta"),
+    (lambda storage, location: storage if location == "cpu" else None, "cpu"),
+    (lambda storage, location: None, "cpu"),
+    (lambda storage, location: storage.clone(), "cpu"),
+    (lambda storage, location: torch.UntypedStorage(storage.nbytes(), device="meta"), "meta"),  # type: ignore[no-untyped-call]
+]
+
+
+@pytest.mark.parametrize("device, where", DEVICES)
+def test_a_device_may_be_all_that_map_location_may_be(device: Any, where: str) -> None:
+    values = torch.rand(8)
+    file = io.BytesIO()
+    torch.save({"a": values, "b": values[3:]}, file)
+    file.seek(0)
+
+    theirs = torch.load(file, map_location=device, weights_only=True)
+    ours = Saved({"a": values, "b": values[3:]}).load(device=device)
+
+    assert ours["a"].device.type == theirs["a"].device.type == where
+    assert where == "meta" or torch.equal(ours["b"], values[3:])
+    if where == "cpu":
+        ours["a"][3] = 7
+        assert ours["b"][0] == 7
+
+
+NO_DEVICES: list[Any] = ["nowhere", 1.5, ["cpu"], {"cpu": "nowhere"}, lambda *_: 3, lambda s, _: s[:1]]
+
+
+@pytest.mark.parametrize("device", NO_DEVICES)
+def test_what_is_no_device_is_an_error_of_ckstore(device: Any) -> None:
+    with pytest.raises(BadInput, match="cannot be used"):
+        Saved({"a": torch.ones(2)}).load(device=device)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_tensors_are_stored_and_come_back_on_cuda() -> None:
@@ -231,7 +271,7 @@ def test_a_leaf_of_one_kind_may_lie_in_memory_of_another() -> None:
 def test_a_leaf_that_is_not_aligned_is_refused() -> None:
     leaf = LeafRecord("a.b", "torch", "float32", (1,), 0, 2)
 
-    with pytest.raises(BadInput, match=r"a\.b: begins at byte 2, which float32 cannot"):
+    with pytest.raises(BadInput, match=r"a\.b: begins at byte 2, where float32 cannot begin"):
         make_leaf(leaf, allocate("torch", 8))
 
 

@@ -10,7 +10,7 @@ from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.ops.read.storage_read import map_memories, read_memories
 from ckstore.ops.refs.find import read_checkpoint
-from ckstore.tensors.restore import build, needed_storages
+from ckstore.tensors.restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def load_open(directory: CheckpointDirectory, *, device: object, select: Select,
     needed = needed_storages(manifest.state, manifest.leaves, keep)
     if not needed:
         check_selection(directory, select)
+    check_device(manifest.leaves, device)
     read = map_memories if mmap else read_memories
     memories = read(directory, needed, verify=verify)
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
