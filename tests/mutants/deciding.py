@@ -86,7 +86,7 @@ DECIDING = [
     Mutant(
         "the manifest of the newest, and the one written last, are read",
         "newest-by-rows",
-        "ops/refs/listing.py",
+        "ops/refs/latest.py",
         "        suspects = {info.name: info for info in (*found, *last)}\n",
         "        suspects: dict[str, CheckpointInfo] = {}\n",
         f"{_ORDER}::test_whatever_number_a_row_has_the_manifest_counts",

@@ -22,9 +22,9 @@ from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs, marks
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.marking import remember_damage
 from ckstore.ops.pace import Budget
-from ckstore.ops.workers import Workers
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import InsufficientSpace
 from ckstore.fs import files, mapping
 from ckstore.fs.host.memory import available_bytes
-from ckstore.ops.workers import Workers
+from ckstore.ops.call_threads import Workers
 from ckstore.tensors.allocation import allocate, wrap
 from ckstore.tensors.memory import StorageMemory
 

@@ -12,7 +12,8 @@ from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
-from ckstore.ops.refs.listing import infos, newest
+from ckstore.ops.refs.latest import newest
+from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,6 @@ from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_una
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,11 +47,11 @@ def infos(
         check_run(run)
     with context.layout.open_runs() as runs:
         if at is not None:
-            return _infos(context, runs, at, seek=True)
+            return infos_at(context, runs, at, seek=True)
         published = runs.stamps(run, annotated=newest is None)
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place[1])}
-        found = _infos(context, runs, published, run, newest=newest)
+        found = infos_at(context, runs, published, run, newest=newest)
     if newest is not None and (
         len(found) < min(newest, len(published))  # some went meanwhile, or are torn
         or any(info.out_of_order for info in found)  # others are newer
@@ -61,7 +60,7 @@ def infos(
     return found
 
 
-def _infos(
+def infos_at(
     context: Context,
     runs: OpenRuns,
     published: Mapping[CheckpointKey, Stamp | None],
@@ -140,52 +139,3 @@ def order_problem(info: CheckpointInfo) -> str:
 def misplaced(context: Context) -> list[CheckpointInfo]:
     """Return the checkpoints whose sequence numbers do not count; `order_problem` is the key of what to say of each."""
     return [info for info in infos(context) if info.out_of_order]
-
-
-def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all; None: there is none.
-
-    Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
-    says something else than the manifest makes no other checkpoint the newest.
-    """
-    sured: set[str] = set()
-    while True:
-        with context.layout.open_runs() as runs:
-            published = runs.stamps(run)
-            found = _infos(context, runs, published, run, newest=1)
-        if not found or found[0].out_of_order:
-            found = infos(context, run)[-1:]
-        if not found:
-            return None
-        last = _written_last(context, published, found[0])
-        suspects = {info.name: info for info in (*found, *last)}
-        if suspects.keys() <= sured:
-            return found[0]
-        sured |= suspects.keys()
-        try:
-            read = [sure(context, info) for info in suspects.values()]
-        except DamagedBlob:  # loading it says so
-            return found[0]
-        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
-            continue
-        best = in_order(context, read)[-1]
-        if best.id == found[0].id and best.sequence == found[0].sequence:
-            return best
-
-
-def _written_last(
-    context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
-) -> list[CheckpointInfo]:
-    """Return the checkpoint whose manifest was written last; say if it cannot be read, and so is not the newest."""
-    written = {place: stamp for place, stamp in published.items() if stamp is not None}
-    if not written:
-        return []
-    place = max(written, key=lambda place: written[place].mtime_ns)
-    if place == (newest.run, newest.step):
-        return []
-    found = infos(context, at={place: written[place]})
-    name = f"{place[0]}@{place[1]}"
-    if not found and (problem := context.problems.get(name)) and (key := f"latest {name}") not in context.problems:
-        context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
-        warn(context.problems[key])
-    return found
