@@ -134,7 +134,7 @@ said = [names(), info.metrics, info.tags, store.info("best").step, store.config.
 said.append(pin.reason)
 store.unpin(pin.name)
 store.delete(1)
-store.save(state(5, 9), step=4, if_exists="replace")
+store.save(state(5, 9), step=4, if_exists="replace", force=True)
 store.annotate(4, note="the other")
 store.untag("best")
 said += [store.verify().ok, names(), told()]
