@@ -43,7 +43,15 @@ _PRELOADED = (
     "ckstore.catalog",
     *(
         f"ckstore.ops.{verb}"
-        for verb in ("create", "gc", "latest_valid", "open_checkpoint", "retain", "save", "verify")
+        for verb in (
+            "open.create",
+            "free.gc",
+            "refs.latest_valid",
+            "read.open_checkpoint",
+            "free.retain",
+            "save.save",
+            "verify.verify",
+        )
     ),
 )
 

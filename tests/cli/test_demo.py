@@ -143,7 +143,7 @@ def test_a_demo_that_never_cut_a_save_does_not_say_so(tmp_path: Path, monkeypatc
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
 
-    with pytest.raises(BadInput, match="a new or an empty directory"):
+    with pytest.raises(BadInput, match="a new or empty directory"):
         main.run_demo(tmp_path, keep=False, quick=True)
     assert (tmp_path / "mine").read_text() == "mine"
 

@@ -128,7 +128,7 @@ def test_a_pin_goes_by_its_name_and_all_pins_by_the_checkpoint(store: Store) -> 
     assert store.pins() == []
     with pytest.raises(NoSuchRef, match="main@0 is not pinned"):
         store.unpin(0)
-    with pytest.raises(NoSuchRef, match=f"no pin '{first.name}'"):
+    with pytest.raises(NoSuchRef, match=f"no pin has the name '{first.name}'"):
         store.unpin(first.name)
     with pytest.raises(NoSuchRef):
         store.unpin("../../store")
@@ -215,7 +215,7 @@ def test_annotations_outlive_the_catalog_and_go_with_a_copy(store: Store, tmp_pa
 
     shutil.copytree(directory, tmp_path / "copy")
 
-    with pytest.warns(CkstoreWarning, match="is not there"):
+    with pytest.warns(CkstoreWarning, match="is missing: reading the directories"):
         assert Store.open(store.path, readonly=True).info(0).metrics["bleu"] == 27.5
     with ckstore.open_checkpoint(tmp_path / "copy") as checkpoint:
         assert checkpoint.info.metrics["bleu"] == 27.5

@@ -319,15 +319,13 @@ def test_bytes_that_the_disk_cannot_read_are_damage(store: Store, monkeypatch: p
 
 
 @pytest.mark.root
-def test_a_rotten_disk_below_the_page_cache_is_found(
-    make_filesystem: Callable[[Any, int], Path], tmp_path: Path
-) -> None:
+def test_a_rotten_disk_below_the_page_cache_is_found(make_filesystem: Callable[[Any, int], Path]) -> None:
     mountpoint = make_filesystem("ext4", 64)
     store = Store.init(mountpoint / "store", chunk_bytes=MIB)
     pattern = np.random.default_rng(9).integers(0, 256, MIB, dtype=np.uint8)
     store.save({"w": pattern}, step=1)
     os.sync()
-    (image,) = tmp_path.glob("ext4-*.img")
+    image = mountpoint.with_suffix(".img")
     needle = pattern.tobytes()[4096:8192]
     at = image.read_bytes().find(needle)
     assert at > 0

@@ -131,7 +131,7 @@ def test_a_note_larger_than_annotations_may_be_costs_none_of_those_before(tmp_pa
         store.save({"w": 1}, step=1)
         store.annotate(1, {"bleu": 27.0}, "x" * (ANNOTATIONS_MAX_BYTES - 2000))
 
-        with pytest.raises(BadInput, match=f"at most {ANNOTATIONS_MAX_BYTES}"):
+        with pytest.raises(BadInput, match=f"more than the {ANNOTATIONS_MAX_BYTES} that ckstore reads"):
             store.annotate(1, note="y" * 2000)
 
         info = store.info(1)
