@@ -51,7 +51,7 @@ def test_json_says_what_was_made(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_the_place_cannot_promise_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.ops.open.opening.notes_at_opening", lambda *_, **__: ("it is made of sand",))
+    monkeypatch.setattr("ckstore.ops.open.opening._notes_at_opening", lambda *_, **__: ("it is made of sand",))
 
     made = run("init", "s")
     assert made.exit_code == 0
