@@ -144,6 +144,15 @@ def disk_path() -> Iterator[Path]:
 
 
 @pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """As pytest's; what measures has one on the disk."""
+    if request.node.get_closest_marker("bench") is None:
+        return tmp_path
+    path: Path = request.getfixturevalue("disk_path")
+    return path
+
+
+@pytest.fixture
 def descriptors_may_leak() -> None:
     """Switch the check for open descriptors off for one test."""
 

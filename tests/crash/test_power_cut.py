@@ -64,9 +64,9 @@ def check(store: Store, ref: Any, seed: int) -> None:
 @pytest.mark.parametrize("flush_log", [False, True], ids=["log-lost", "log-kept"])
 @pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_an_acknowledged_checkpoint_survives_a_power_cut(
-    kind: Kind, size_mib: int, flush_log: bool, tmp_path: Path
+    kind: Kind, size_mib: int, flush_log: bool, disk_path: Path
 ) -> None:
-    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+    with loop_filesystem(kind, size_mib, disk_path) as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
         assert store.warnings == ()
         saved = [store.save(state(0), step=0), store.save(state(1), step=1)]
@@ -89,10 +89,10 @@ def test_an_acknowledged_checkpoint_survives_a_power_cut(
 @pytest.mark.crash
 @pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_a_cut_between_opening_a_directory_and_syncing_it_is_told(
-    kind: Kind, size_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, size_mib: int, disk_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsync = os.fsync
-    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+    with loop_filesystem(kind, size_mib, disk_path) as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
         store.save(state(0), step=0)
         store.pin(0, "figure 3")
@@ -116,10 +116,10 @@ def test_a_cut_between_opening_a_directory_and_syncing_it_is_told(
 @pytest.mark.parametrize("if_exists", ["error", "replace"])
 @pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
-    kind: Kind, size_mib: int, if_exists: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, size_mib: int, if_exists: Any, disk_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ckstore.ops.save.save.CATALOG_TIMEOUT_S", 0.01)
-    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+    with loop_filesystem(kind, size_mib, disk_path) as mount:
         store = Store.init(mount / "store", chunk_bytes=MIB)
         if if_exists == "replace":
             store.save(state(0), step=5)
@@ -136,14 +136,14 @@ def test_a_checkpoint_is_durable_without_the_catalog_s_own_fsyncs(
 @pytest.mark.crash
 @pytest.mark.parametrize("kind, size_mib", _KINDS)
 def test_a_power_cut_at_any_step_of_a_save_leaves_whole_checkpoints(
-    kind: Kind, size_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, size_mib: int, disk_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power goes after the N-th change, for every N; each time the same filesystem goes on with what it kept."""
     seam = [(links, name) for name in ("link", "rename", "exchange", "make_directory")]
     seam += [(files, name) for name in ("create_blob", "create_file", "sync_directory", "sync_open_directory")]
     originals = {(module, name): getattr(module, name) for module, name in seam}
     counter = {"left": -1}
-    with loop_filesystem(kind, size_mib, tmp_path) as mount:
+    with loop_filesystem(kind, size_mib, disk_path) as mount:
 
         def counted(original: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:

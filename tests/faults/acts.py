@@ -211,7 +211,8 @@ def _half_initialized(path: Path, journal: Journal) -> None:
 
 def _looking(store: Store, journal: Journal) -> None:
     """Everything that only looks, but what writes elsewhere."""
-    first = store.checkpoints()[0]
+    listed = store.checkpoints()
+    first = listed[0] if listed else store.info("latest")
     store.load(first)
     store.leaves(first)
     store.diff(first, "latest")
