@@ -6,6 +6,7 @@ import fcntl
 import os
 import struct
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -44,7 +45,17 @@ def mount_again(mount: Path) -> None:
         ["losetup", "-nO", "BACK-FILE", source], check=True, capture_output=True, text=True, timeout=30
     ).stdout.strip()
     unmount(require_program("umount"), mount)
+    _wait_until_released(image)
     subprocess.run(["mount", "-o", "loop", image, mount], check=True, timeout=60)
+
+
+def _wait_until_released(image: str) -> None:
+    """Wait until no loop device has the image: a test that made a namespace of mounts may hold it for a moment."""
+    deadline_s = time.monotonic() + 60
+    while subprocess.run(["losetup", "-j", image], check=True, capture_output=True, text=True, timeout=30).stdout:
+        if time.monotonic() > deadline_s:
+            pytest.fail(f"{image} still has a loop device a minute after it was unmounted")
+        time.sleep(0.02)
 
 
 def state(seed: int) -> dict[str, Any]:
