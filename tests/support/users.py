@@ -24,7 +24,8 @@ GROUP = 70_000
 """The group of a store that several users share. The system knows neither this number nor those of the users."""
 _TIMEOUT_S = 120.0
 _LEAVE_DISKS = (
-    'findmnt -rno TARGET -t ext4,xfs,btrfs | grep /ckstore-test- | while read -r disk; do umount -lq "$disk" || true; done; '
+    "findmnt -rno TARGET -t ext4,xfs,btrfs | grep /ckstore-test- "
+    '| while read -r disk; do umount -lq "$disk" || true; done; '
 )
 """A namespace of mounts has a copy of each disk of another test, which would stay mounted for as long as it lives."""
 
