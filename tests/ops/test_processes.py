@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from ckstore import CkstoreWarning, Store
+from ckstore.catalog import Catalog
 from ckstore.errors import BadInput, InUse, NewerFormat, SaveFailed, StepExists, StoreNotFound
 from ckstore.fs import locks
 from tests.support.crashing import run_and_kill
+from tests.support.meanwhile import elsewhere
 from tests.support.stores import check_store
 
 if TYPE_CHECKING:
@@ -96,6 +98,25 @@ def test_a_store_may_be_made_by_several_processes_at_once(tmp_path: Path) -> Non
 
         assert [info.run for info in Store.open(path).checkpoints()] != []
         check_store(path)
+
+
+def test_a_save_between_making_a_new_catalog_and_reading_the_directories_is_no_rebuilding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.init(tmp_path / "store").close()
+    for path in (tmp_path / "store").glob("catalog.db*"):
+        path.unlink()
+    true_create = Catalog.create_or_migrate
+
+    def create(catalog: Catalog, *, timeout_s: float) -> bool:
+        made = true_create(catalog, timeout_s=timeout_s)
+        monkeypatch.undo()
+        elsewhere(lambda: Store.open(tmp_path / "store").save(state(0)))
+        return made
+
+    monkeypatch.setattr(Catalog, "create_or_migrate", create)
+
+    assert not any("Rebuilt" in warning for warning in Store.open(tmp_path / "store").warnings)
 
 
 def test_what_a_killed_save_left_is_swept_and_what_it_published_is_adopted(store: Store) -> None:

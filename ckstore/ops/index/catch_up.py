@@ -59,6 +59,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
         CatalogUnavailable, InUse, NewerFormat, BadInput: As `catch_up`.
     """
     begun_s = time.monotonic()
+    is_new = not any(context.layout.published())  # looked at first: others save as soon as there is a catalog
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
     refuse_foreign(context.catalog)
@@ -68,7 +69,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     if error.why == "behind":
         return ["Brought the catalog, which an older ckstore made, up to date"]
     count, _ = context.catalog.count_and_sequence()
-    if error.why == "missing" and (context.catalog_is_private or not count):
+    if error.why == "missing" and (context.catalog_is_private or is_new or not count):
         return []
     checkpoints = "1 checkpoint" if count == 1 else f"{count:,} checkpoints"
     took_s = time.monotonic() - begun_s
