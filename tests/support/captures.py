@@ -10,15 +10,15 @@ from ckstore.model.manifest.manifest import BlobRecord, Description, Extent, Lea
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.capture import Captured, capture
-from ckstore.tensors.into import IntoPlan, plan_into
 from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import build, needed_storages
+from ckstore.tensors.targets.into import IntoPlan, plan_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.differences import Terms
+    from ckstore.tensors.targets.differences import Terms
 
 
 def bytes_of(source: ByteSource) -> bytes:

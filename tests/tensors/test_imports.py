@@ -13,7 +13,7 @@ SAVE_AND_LOAD = """
 import sys
 {setup}
 from ckstore.tensors.capture import capture
-from ckstore.tensors.into import plan_into
+from ckstore.tensors.targets.into import plan_into
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build
 state = {state}

@@ -11,9 +11,9 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
 from ckstore.ops.read.storage_read import check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.refs.find import read_checkpoint_into
-from ckstore.tensors.differences import Differences, Terms, spelled
-from ckstore.tensors.into import IntoPlan, plan_into
-from ckstore.tensors.renames import check_rename
+from ckstore.tensors.targets.differences import Differences, Terms, spelled
+from ckstore.tensors.targets.into import IntoPlan, plan_into
+from ckstore.tensors.targets.renames import check_rename
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

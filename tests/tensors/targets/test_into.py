@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from ckstore.errors import BadInput
-from ckstore.tensors.into import plan_into
+from ckstore.tensors.targets.into import plan_into
 from tests.support.captures import Saved, differences
 from tests.support.states import assert_same, states, tensor_bits
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
-from ckstore.tensors.differences import Differences, Terms
-from ckstore.tensors.fill import Filling
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.renames import renamed
 from ckstore.tensors.restore import build_with
+from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.fill import Filling
+from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Comparison:
 
     def bind(self, live: Any, item: Node, name: str) -> bool:
         """Let a leaf of the checkpoint fill a tensor that can be filled, or say why it cannot."""
-        from ckstore.tensors import torch_targets
+        from ckstore.tensors.targets import torch_targets
 
         leaf = self.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
         if leaf is None or leaf.kind != "torch" or leaf.shape != tuple(live.shape):

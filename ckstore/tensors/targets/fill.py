@@ -201,7 +201,7 @@ def _end_bytes(leaf: LeafRecord) -> int:
 def _functions(target: Any) -> Any:
     """Return the module that knows targets like this one."""
     if is_tensor(target):
-        from ckstore.tensors import torch_targets
+        from ckstore.tensors.targets import torch_targets
 
         return torch_targets
     from ckstore.tensors import numpy_leaves

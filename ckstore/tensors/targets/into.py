@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.names import join_index
-from ckstore.tensors.comparison import DICTS, Comparison, Leaf, Make
-from ckstore.tensors.differences import Terms
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful, state_of
-from ckstore.tensors.walks import holds_live, leaf_numbers, name_below, tensors_in
+from ckstore.tensors.targets.comparison import DICTS, Comparison, Leaf, Make
+from ckstore.tensors.targets.differences import Terms
+from ckstore.tensors.targets.live import holds_live, tensors_in
+from ckstore.tensors.walks import leaf_numbers, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,7 +162,7 @@ class _Walk:
             if self.comparison.is_tensor_leaf(node) and self.comparison.filling.bind(target, node[1]):
                 return None
             return self.comparison.new(node)
-        from ckstore.tensors import torch_targets
+        from ckstore.tensors.targets import torch_targets
 
         if torch_targets.can_be_filled(target):
             self.comparison.bind(target, node, path)
@@ -226,14 +227,14 @@ class _Walk:
 
     def _stateful(self, target: Stateful, node: Node, path: str) -> Make | None:
         if is_module(target):
-            from ckstore.tensors.into_module import plan_module
+            from ckstore.tensors.targets.into_module import plan_module
 
             plan_module(self.comparison, target, node, path)
             return None
         if not self.comparison.wants(node, path):
             return None
         if is_optimizer(target):
-            from ckstore.tensors.into_optimizer import plan_optimizer
+            from ckstore.tensors.targets.into_optimizer import plan_optimizer
 
             plan_optimizer(self.comparison, target, node, path)
             return None

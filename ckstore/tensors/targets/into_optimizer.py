@@ -9,11 +9,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.tensors import torch_targets
-from ckstore.tensors.comparison import DICTS, Comparison, Leaf
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
-from ckstore.tensors.walks import leaf_numbers, name_below, tensors_in
+from ckstore.tensors.targets import torch_targets
+from ckstore.tensors.targets.comparison import DICTS, Comparison, Leaf
+from ckstore.tensors.targets.live import tensors_in
+from ckstore.tensors.walks import leaf_numbers, name_below
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Node
