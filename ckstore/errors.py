@@ -39,15 +39,17 @@ class CkstoreError(Exception):
     """Base of all errors of ckstore.
 
     Attributes:
-        hint: What to do next, one sentence; empty if there is nothing better than the message.
+        hint: What to do next, one sentence; empty if there is nothing better than the message. It is advice for Python.
+        command_hint: The same for the command line, where `hint` would not help there; empty if it does.
         exit_status: What the command line exits with.
     """
 
     exit_status: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", command_hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        self.command_hint = command_hint
 
     @property
     def message(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import DEFAULT_RUN, check_run
 from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
@@ -54,19 +55,23 @@ class Store:
 
     Attributes:
         path: Directory of the store.
+        run: The run that the handle is bound to, or None; see `open`.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        run: str | None = None,
         readonly: bool = False,
         recover: bool = True,
         catalog_path: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = _resolved(path)
+        self.run = None if run is None else check_run(run)
         self._context, self._notes = _open(
             self.path,
+            run=self.run,
             readonly=readonly,
             recover=recover,
             catalog_path=None if catalog_path is None else Path(catalog_path),
@@ -77,6 +82,7 @@ class Store:
         cls,
         path: str | os.PathLike[str],
         *,
+        run: str | None = None,
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
@@ -86,6 +92,7 @@ class Store:
         Args:
             path: A directory that is empty or does not exist; its parent does.
             hash: ``xxh3_128``, or ``blake3`` for stores that take data from people who are not trusted.
+            run: As in `open`; it is not kept in the store.
             chunk_bytes: Tensors are cut into chunks of this size, a multiple of 1 MiB; default 32 MiB.
             catalog_path: As in `open`; it is not kept in the store.
 
@@ -95,13 +102,14 @@ class Store:
         """
         root = _resolved(path)
         _create(root, hash, chunk_bytes, catalog_path, exist_ok=False)
-        return cls(root, catalog_path=catalog_path)
+        return cls(root, run=run, catalog_path=catalog_path)
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
         *,
+        run: str | None = None,
         readonly: bool = False,
         recover: bool = True,
         catalog_path: str | os.PathLike[str] | None = None,
@@ -112,6 +120,9 @@ class Store:
 
         Args:
             path: Its directory.
+            run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
+                one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
+                ``latest`` without a run is refused when the store has several runs.
             readonly: Change nothing, now and later.
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
             catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
@@ -126,13 +137,14 @@ class Store:
                 lie on a shared filesystem.
             BadInput: `catalog_path` cannot be, or is the catalog of another store.
         """
-        return cls(path, readonly=readonly, recover=recover, catalog_path=catalog_path)
+        return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
     @classmethod
     def open_or_init(
         cls,
         path: str | os.PathLike[str],
         *,
+        run: str | None = None,
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
@@ -141,6 +153,7 @@ class Store:
 
         Args:
             path: Its directory.
+            run: See `open`.
             hash: Of a new store: see `init`.
             chunk_bytes: Of a new store: see `init`.
             catalog_path: See `open`.
@@ -151,18 +164,18 @@ class Store:
             BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
         """
         try:
-            return cls(path, catalog_path=catalog_path)
+            return cls(path, run=run, catalog_path=catalog_path)
         except StoreNotFound:
             root = _resolved(path)
             _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
-            return cls(root, catalog_path=catalog_path)
+            return cls(root, run=run, catalog_path=catalog_path)
 
     @act
     def save(
         self,
         state: object,
         step: int | None = None,
-        run: str = "main",
+        run: str | None = None,
         *,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -181,7 +194,7 @@ class Store:
         Args:
             state: What to save.
             step: Step number; None: one more than the highest of the run.
-            run: Name of the run.
+            run: Name of the run; None: that of `open`, else ``main``.
             metrics: Name -> number, shown by ``ckstore log``.
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
@@ -218,7 +231,7 @@ class Store:
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         step: int | None = None,
-        run: str = "main",
+        run: str | None = None,
         *,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -241,7 +254,7 @@ class Store:
                 them no symlink is followed; it is kept as a symlink.
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``), else one more than the highest of the run.
-            run: Name of the run.
+            run: Name of the run; None: that of `open`, else ``main``.
             metrics: Name -> number, shown by ``ckstore log``.
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
@@ -463,12 +476,17 @@ class Store:
 
     @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
-        """Return the newest checkpoint of a run, or of all, by order of commits; None if there is none.
+        """Return the newest checkpoint of a run by order of commits; None if there is none.
 
         With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
         damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
 
+        Args:
+            run: None: that of `open`, else the only one.
+            valid: See above.
+
         Raises:
+            AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
             BadInput: `run` has no form of a run's name.
         """
         from ckstore.ops.refs.find import latest
@@ -479,7 +497,8 @@ class Store:
     def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
-        With `newest` at most so many, the newest: what that takes hardly depends on how many there are.
+        Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
+        what that takes hardly depends on how many there are.
 
         Raises:
             BadInput: `newest` is below 1, or `run` has no form of a run's name.
@@ -488,7 +507,7 @@ class Store:
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        return infos(self._context, run, newest=newest)
+        return infos(self._context, self.run if run is None else run, newest=newest)
 
     @act
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
@@ -690,7 +709,7 @@ class Store:
 
         Args:
             policy: Drop the checkpoints first that it does not keep, as `apply` does; `GcReport.retention` says which.
-            run: Apply the policy to this run only; None: to each run by itself.
+            run: Apply the policy to this run only; None: to that of `open`, else to each run by itself.
             dry_run: Change nothing; report what would be dropped and freed.
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem nothing is freed without it: open files of other hosts cannot be seen. Then every checkpoint
@@ -703,6 +722,7 @@ class Store:
         """
         from ckstore.ops.free.gc import gc
 
+        run = self.run if run is None and policy is not None else run
         return gc(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
 
     @act
@@ -852,7 +872,7 @@ class Store:
 
         Args:
             policy: None: the one that is kept in the store.
-            run: Only this one; None: each run by itself.
+            run: Only this one; None: that of `open`, else each run by itself.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
@@ -860,7 +880,7 @@ class Store:
         """
         from ckstore.ops.free.retain import plan_asked
 
-        return plan_asked(self._context, policy, run)
+        return plan_asked(self._context, policy, self.run if run is None else run)
 
     @act
     def apply(self, plan: RetentionPlan) -> RetentionReport:
@@ -898,7 +918,7 @@ class Store:
         return self._context.settings
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r})"
+        return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
     def _description(
         self,
@@ -913,7 +933,14 @@ class Store:
         return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
 
     def _request(
-        self, run: str, step: int | None, about: Description, tags: Iterable[str], if_exists: IfExists, *, force: bool
+        self,
+        run: str | None,
+        step: int | None,
+        about: Description,
+        tags: Iterable[str],
+        if_exists: IfExists,
+        *,
+        force: bool,
     ) -> Request:
         from ckstore.model.names import check_step
         from ckstore.ops.save.save import Request
@@ -922,6 +949,7 @@ class Store:
             msg = f"tags must be a list of names, got the string {tags!r}"
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
+        run = (self.run or DEFAULT_RUN) if run is None else run
         return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists, force=force)
 
     def _act_places(self) -> tuple[object, ...]:
@@ -937,10 +965,12 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
 
 
 @act
-def _open(root: Path, *, readonly: bool, recover: bool, catalog_path: Path | None) -> tuple[Context, tuple[str, ...]]:
+def _open(
+    root: Path, *, run: str | None, readonly: bool, recover: bool, catalog_path: Path | None
+) -> tuple[Context, tuple[str, ...]]:
     from ckstore.ops.open.opening import open_context
 
-    return open_context(root, readonly=readonly, recover=recover, catalog_path=catalog_path)
+    return open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
 
 @act

@@ -16,6 +16,7 @@ RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 MAX_STEP = 2**53
+DEFAULT_RUN = "main"
 
 CheckpointKey = tuple[str, int]
 """Run and step: what a store keeps one checkpoint under."""

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
+from ckstore.model.names import DEFAULT_RUN
 from ckstore.ops.os_errors import describe_os_error, unsafe
 
 P = ParamSpec("P")
@@ -43,6 +44,7 @@ class _Act:
         given.apply_defaults()
         run, step, ref = (given.arguments.get(name) for name in ("run", "step", "ref"))
         if what in ("save", "commit"):
+            run = run or getattr(self.args[0], "run", None) or DEFAULT_RUN
             return f"a {what} of {run}@{'next step' if step is None else step}"
         return what + (f" of {ref}" if isinstance(ref, str | int) else "")
 

@@ -53,6 +53,7 @@ class Context:
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
+        run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     """
 
     layout: Layout
@@ -62,6 +63,7 @@ class Context:
     durable: bool = True
     shared: str = ""
     catalog_is_private: bool = False
+    run: str | None = None
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
     greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)

@@ -80,7 +80,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     """Return name, message, hint and exit status."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
-        return name, error.message, error.hint, error.exit_status
+        return name, error.message, error.command_hint or error.hint, error.exit_status
     if isinstance(error, click.Abort):
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED

@@ -21,9 +21,8 @@ import click
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
-from ckstore.model.checkpoint.refs import DEFAULT_RUN
 from ckstore.model.digest import short_id
-from ckstore.model.names import RUN_PATTERN, STEP_PATTERN
+from ckstore.model.names import DEFAULT_RUN, RUN_PATTERN, STEP_PATTERN
 from ckstore_cli._frame import Frame
 
 if TYPE_CHECKING:

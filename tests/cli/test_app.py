@@ -106,8 +106,8 @@ HEAVY = ("torch", "numpy", "sqlite_utils", "safetensors")
     [
         ["log"],
         ["log", "--json"],
-        ["show", "latest"],
-        ["ls", "latest"],
+        ["show", "main@latest"],
+        ["ls", "main@latest"],
         ["diff", "100", "200"],
         ["du"],
         ["tag"],

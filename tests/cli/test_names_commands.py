@@ -55,7 +55,7 @@ def test_an_annotation_that_says_nothing_or_names_nothing_is_refused(
 def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> None:
     assert run("tag", "--store", path).stderr == "no tags yet\n"
     assert run("tag", "best", "100", "--store", path).stdout == "best is main@100\n"
-    assert run("tag", "newest", "--store", path).stdout == "newest is main@300\n"
+    assert run("tag", "newest", "300", "--store", path).stdout == "newest is main@300\n"
     assert run("tag", "best", "200", "--store", path).stdout == "best is main@200 (was main@100)\n"
 
     listed = run("tag", "--store", path).stdout.splitlines()
@@ -76,6 +76,21 @@ def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> Non
     assert (again.exit_code, again.stderr) == (4, "error: there is no tag 'best'\nhint: the tags are newest\n")
 
 
+def test_a_tag_without_a_ref_is_shown_and_moves_nothing(run: Run, path: Path) -> None:
+    run("tag", "best", "100", "--store", path)
+    assert run("tag", "best", "--store", path).stdout == "best is main@100\n"
+    assert documents(run("tag", "best", "--json", "--store", path).stdout)[0]["step"] == 100
+    again = run("tag", "bset", "--store", path)
+    assert (again.exit_code, again.stderr) == (
+        4,
+        (
+            "error: there is no tag 'bset'\n"
+            "hint: the tags are best; to give the name to a checkpoint: ckstore tag bset REF\n"
+        ),
+    )
+    assert [(tag.name, tag.step) for tag in Store.open(path).tags()] == [("best", 100)]
+
+
 def test_a_tag_whose_checkpoint_is_gone_says_so(run: Run, path: Path) -> None:
     (path / "refs" / "gone").symlink_to("../checkpoints/main/7")
 
@@ -83,7 +98,7 @@ def test_a_tag_whose_checkpoint_is_gone_says_so(run: Run, path: Path) -> None:
 
 
 def test_a_tag_that_looks_like_a_step_is_wrong_usage(run: Run, path: Path) -> None:
-    assert run("tag", "12", "--store", path).exit_code == 2
+    assert run("tag", "12", "100", "--store", path).exit_code == 2
 
 
 def test_a_pin_protects_until_it_is_removed(run: Run, path: Path) -> None:

@@ -182,7 +182,7 @@ def test_the_largest_difference_is_that_of_a_plain_loop(one: Any, other: Any) ->
             continue
         finite = math.isfinite(a) and math.isfinite(b)
         absolute = max(absolute, abs(a - b) if finite else math.inf)
-        relative = max(relative, 2 * abs(a / 2 - b / 2) / max(abs(a), abs(b)) if finite else math.inf)
+        relative = max(relative, 2 * (abs(a / 2 - b / 2) / max(abs(a), abs(b))) if finite else math.inf)
 
     assert found.largest_absolute == absolute
     assert found.largest_relative == pytest.approx(relative)

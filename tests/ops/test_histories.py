@@ -84,7 +84,7 @@ class Histories(RuleBasedStateMachine):
         info = self.store.save(state_of((big, tuple(small))), run=run)
         assert info.step == max((step for name, step in self.model if name == run), default=-1) + 1
         self.model[run, info.step] = (big, tuple(small))
-        latest = self.store.latest()
+        latest = self.store.latest(run)
         assert latest is not None
         assert latest.name == info.name
 

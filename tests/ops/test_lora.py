@@ -84,4 +84,4 @@ def test_a_base_that_was_saved_costs_nothing_in_the_fine_tune(tmp_path: Path) ->
 
     save_state(store, training, 1, tmp_path)
 
-    assert store.info().new_bytes <= training.changed_bytes() + 0.05 * training.base_bytes()
+    assert store.info("main@latest").new_bytes <= training.changed_bytes() + 0.05 * training.base_bytes()

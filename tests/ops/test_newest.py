@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.objects import checkpoints as directories
 from ckstore.ops.refs.listing import infos
 from tests.support.meanwhile import elsewhere
@@ -62,6 +62,10 @@ def test_they_are_the_last_of_all(
         everything = store.checkpoints(run)
 
         assert store.checkpoints(run, newest=newest) == everything[-newest:]
+        if run is None and len({info.run for info in everything}) > 1:
+            with pytest.raises(AmbiguousRef):
+                store.latest()
+            return
         assert store.latest(run) == (everything[-1] if everything else None)
         if everything:
             assert store.info("latest" if run is None else f"{run}@latest") == everything[-1]

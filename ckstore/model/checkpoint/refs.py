@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.digest import short_id
-from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
+from ckstore.model.names import DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
 
-DEFAULT_RUN = "main"
 ID_MIN_DIGITS = 6
 
 RefKind = Literal["step", "latest", "latest-valid", "tag", "id"]
@@ -206,7 +205,8 @@ def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
 
 
 def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:
-    return f"latest is {newest_first(candidates)[0].name}"
+    what = "latest" if len({candidate.run for candidate in candidates}) == 1 else "the newest"
+    return f"{what} is {newest_first(candidates)[0].name}"
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:

@@ -39,7 +39,7 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
 
 
 def open_context(
-    root: Path, *, readonly: bool, recover: bool, catalog_path: Path | None
+    root: Path, *, run: str | None = None, readonly: bool, recover: bool, catalog_path: Path | None
 ) -> tuple[Context, tuple[str, ...]]:
     """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`.
 
@@ -67,6 +67,7 @@ def open_context(
         durable=place.durable,
         shared=shared,
         catalog_is_private=is_private(catalog, root),
+        run=run,
     )
     if recover and not readonly:
         from ckstore.ops.open.recover import try_recover

@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
-from ckstore.model.checkpoint.refs import DEFAULT_RUN, is_latest_valid, parse_ref, resolve
+from ckstore.model.checkpoint.refs import Ref, is_latest_valid, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import CheckpointKey
+from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.latest import newest
 from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.one_run import in_one_run, run_meant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckstore.model.checkpoint.refs import Ref
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     if isinstance(ref, bool) or not isinstance(ref, (str, int)):
         msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
         raise BadInput(msg)
-    parsed = parse_ref(str(ref))
+    parsed = in_one_run(context, parse_ref(str(ref)))
     if parsed.kind == "latest-valid":
         from ckstore.ops.refs.latest_valid import newest_valid
 
@@ -121,9 +121,14 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all, with `valid` of those that are whole; None: there is none."""
+    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none.
+
+    Raises:
+        AmbiguousRef: No run is given, the store has several, and the handle is not bound to one.
+    """
+    run = run_meant(context, run)
     if not valid:
-        return newest(context, run)
+        return newest(context, in_one_run(context, Ref(run, "latest", "latest")).run)
     try:
         return find(context, "latest-valid" if run is None else f"{run}@latest-valid")
     except NoSuchRef:

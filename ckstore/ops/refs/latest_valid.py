@@ -17,6 +17,7 @@ from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.one_run import in_one_run
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     Raises:
         NoSuchRef: There is none; the message says what is wrong with each.
     """
-    run = _run_of(ref)
+    run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
     for info in _candidates(context, run):
@@ -141,9 +142,13 @@ def fill_from_newest_valid(
     return take_newest_valid(context, ref, take, read_touched=not verify)
 
 
-def _run_of(ref: str) -> str | None:
-    """Return the run that a ref to the newest valid checkpoint names; None: all runs."""
-    parsed = parse_ref(ref)
+def _run_of(context: Context, ref: str) -> str | None:
+    """Return the run that a ref to the newest valid checkpoint means; None: the only one.
+
+    Raises:
+        AmbiguousRef: It names none, and the store has several.
+    """
+    parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind != "latest-valid":
         msg = f"{ref!r} is not a ref to the newest valid checkpoint"
         raise BadInput(msg)

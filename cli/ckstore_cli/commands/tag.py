@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
@@ -20,13 +21,14 @@ from ckstore_cli._refs import complete_ref, complete_tag
 @json_option
 @pass_frame
 def tag(frame: Frame, name: str | None, ref: str | None) -> None:
-    """Name the checkpoint REF (default: latest), or list the tags.
+    """Name the checkpoint REF, show where NAME points, or list the tags.
 
     A tag that exists moves to REF. A checkpoint with a tag is never dropped.
 
     \b
     Example:
       ckstore tag
+      ckstore tag best
       ckstore tag best main@1200
 
     \b
@@ -40,13 +42,34 @@ def tag(frame: Frame, name: str | None, ref: str | None) -> None:
     if name is None:
         _list(frame, out)
         return
+    if ref is None:
+        _show(frame, out, name)
+        return
     with frame.writing() as store:
         before = {found.name: found for found in store.tags()}.get(name)
-        info = store.tag(name, "latest" if ref is None else ref)
+        info = store.tag(name, ref)
     moved = before is not None and (before.run, before.step) != (info.run, info.step)
     was = f" (was {before.run}@{before.step})" if before is not None and moved else ""
     out.document(_document(name, info.run, info.step, info.id))
     out.line(f"{name} is {info.name}{was}")
+
+
+def _show(frame: Frame, out: Output, name: str) -> None:
+    """Print where a tag points; nothing is moved.
+
+    Raises:
+        NoSuchRef: There is no such tag.
+    """
+    with frame.reading() as store:
+        there = {found.name: found for found in store.tags()}
+    found = there.get(name)
+    if found is None:
+        known = f"the tags are {', '.join(sorted(there)[:5])}; " if there else ""
+        msg = f"there is no tag {name!r}"
+        raise NoSuchRef(msg, hint=f"{known}to give the name to a checkpoint: ckstore tag {name} REF")
+    out.document(_document(found.name, found.run, found.step, found.id))
+    gone = "" if found.id is not None else ", which is gone"
+    out.line(f"{found.name} is {found.run}@{found.step}{gone}")
 
 
 def _list(frame: Frame, out: Output) -> None:

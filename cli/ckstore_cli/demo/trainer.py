@@ -140,7 +140,7 @@ def train(plan: Plan, say: Callable[[str], None]) -> None:
         if newest is not None:
             store.load_into(training.state, newest)
             say(f"resumed from {newest.name}, saved with loss {newest.metrics['loss']:.3f}")
-        elif store.latest() is None:
+        elif not store.checkpoints(newest=1):
             say(training.describe())
         for step in range(1 if newest is None else newest.step + 1, plan.steps + 1):
             loss = training.step()
