@@ -61,7 +61,7 @@ test: $(STAMP) system-packages ## Lint, and beside it every test but the long cr
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.second_try -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
 
 shares: $(STAMP) ## Write which share of the latest whole `make test` each room took into CONTRIBUTING.md
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
