@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.objects import marks
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Held, NotInStore
-from ckstore.objects import blobs, marks
+from ckstore.objects import blobs
 from ckstore.objects.checkpoints import look
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, RunChange
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import files, links, peek
-from ckstore.objects import blobs, marks
+from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ckstore.fs import files, links, locks, peek
 from ckstore.fs.read_back import check_on_disk
 from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.digest import fan_out
-from ckstore.objects import blobs, marks
+from ckstore.objects import blobs
+from ckstore.objects.documents import marks
 from ckstore.objects.heal import relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 

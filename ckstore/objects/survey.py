@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
-from ckstore.objects import marks, trash
+from ckstore.objects import trash
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
 from ckstore.model.settings.retention import RetentionPolicy, metrics_there
 from ckstore.model.settings.settings import parse_config, render_config
-from ckstore.objects import atomic_file
+from ckstore.objects.documents import atomic_file
 from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.objects.annotations import read_annotations
+from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
 from ckstore.ops.warn import warn

@@ -20,32 +20,32 @@ from ckstore_cli import _errors
 from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, json_option, store_option
 
-COMMANDS = (
-    "init",
-    "commit",
-    "checkout",
-    "export",
-    "log",
-    "show",
-    "ls",
-    "diff",
-    "annotate",
-    "tag",
-    "untag",
-    "pin",
-    "unpin",
-    "rm",
-    "du",
-    "why",
-    "config",
-    "prune",
-    "gc",
-    "verify",
-    "reindex",
-    "doctor",
-    "demo",
-)
-"""Names of the commands in the order of the help; each is `ckstore_cli.commands.<name>.<name>`."""
+COMMANDS = {
+    "init": "store",
+    "commit": "files",
+    "checkout": "files",
+    "export": "files",
+    "log": "look",
+    "show": "look",
+    "ls": "look",
+    "diff": "look",
+    "annotate": "names",
+    "tag": "names",
+    "untag": "names",
+    "pin": "names",
+    "unpin": "names",
+    "rm": "space",
+    "du": "look",
+    "why": "look",
+    "config": "store",
+    "prune": "space",
+    "gc": "space",
+    "verify": "store",
+    "reindex": "store",
+    "doctor": "store",
+    "demo": "store",
+}
+"""The commands in the order of the help, and the room of each: `ckstore_cli.commands.<room>.<name>.<name>`."""
 
 COMPLETE_VARIABLE = "_CKSTORE_COMPLETE"
 
@@ -63,10 +63,10 @@ class App(click.Group):
         """Import and return a command; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"ckstore_cli.commands.{cmd_name}")
+        module = import_module(f"ckstore_cli.commands.{COMMANDS[cmd_name]}.{cmd_name}")
         command = getattr(module, cmd_name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"ckstore_cli.commands.{cmd_name}.{cmd_name} is not a command")
+            raise TypeError(f"{module.__name__}.{cmd_name} is not a command")
         return command
 
     @override

@@ -47,7 +47,7 @@ def test_the_help_lists_every_command_in_order(run: Run) -> None:
     shown = run("--help")
 
     listed = re.findall(r"^  (\w+)  +\S", shown.stdout.split("Commands:")[1], re.MULTILINE)
-    assert tuple(listed) == COMMANDS
+    assert tuple(listed) == tuple(COMMANDS)
 
 
 def test_without_a_command_the_help_is_shown_and_it_is_wrong_usage(run: Run) -> None:
@@ -132,7 +132,7 @@ def test_init_imports_no_torch(tmp_path: Path) -> None:
 def test_a_command_imports_no_other_command(saved: Path) -> None:
     mine = loaded_by(["log", "--store", str(saved)], prefix="ckstore_cli.commands.")
 
-    assert mine == ["ckstore_cli.commands.log"]
+    assert mine == ["ckstore_cli.commands.look", "ckstore_cli.commands.look.log"]
 
 
 def loaded_by(args: list[str], prefix: str = "") -> list[str]:

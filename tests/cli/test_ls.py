@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore_cli.commands.ls import fits
+from ckstore_cli.commands.look.ls import fits
 from tests.cli.conftest import Run
 
 

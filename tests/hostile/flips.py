@@ -19,7 +19,7 @@ import numpy as np
 from ckstore import Best, CkstoreError, RetentionPolicy, Store
 from ckstore.fs import locks
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
-from ckstore.objects import marks
+from ckstore.objects.documents import marks
 
 POLICY = RetentionPolicy(keep_last=1, keep_best=Best("loss", n=1))
 STEPS = 6

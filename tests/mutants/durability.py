@@ -186,7 +186,7 @@ DURABILITY = [
     Mutant(
         "fsync of pins/ after a pin is removed",
         "unpin-not-synced",
-        "objects/pins.py",
+        "objects/documents/pins.py",
         "    files.sync_directory(layout.pins)\n",
         "",
         law("pin"),
@@ -195,7 +195,7 @@ DURABILITY = [
     Mutant(
         "fsync of the directory of annotations, pins and settings",
         "small-file-name-not-synced",
-        "objects/atomic_file.py",
+        "objects/documents/atomic_file.py",
         "    files.sync_open_directory(dir_fd)\n",
         "",
         law("annotate"),

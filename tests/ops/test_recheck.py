@@ -20,7 +20,7 @@ from ckstore.fs import direct
 from ckstore.model.doctor.finding import DoctorFinding
 from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
 from ckstore.model.times import text_of_time
-from ckstore.objects import marks
+from ckstore.objects.documents import marks
 from tests.support.damage import blobs_by_size, flip, same_state, two_part_state
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob, SaveFailed
 from ckstore.fs import files, links
 from ckstore.model.reports.verify_report import VerifyReport
-from ckstore.objects import heal, marks
+from ckstore.objects import heal
+from ckstore.objects.documents import marks
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.stores import check_store
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, MarkEntry, parse_mark
-from ckstore.objects import annotations as annotation_files
-from ckstore.objects.annotations import ANNOTATIONS_MAX_BYTES
+from ckstore.objects.documents import annotations as annotation_files
+from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from tests.model.test_checked import DIGESTS
 
 pytestmark = [pytest.mark.property]
@@ -44,8 +44,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def _low_limits() -> Iterator[None]:
     with (
-        mock.patch("ckstore.objects.annotations.ANNOTATIONS_MAX_BYTES", LIMIT_BYTES),
-        mock.patch("ckstore.objects.pins.PIN_MAX_BYTES", LIMIT_BYTES),
+        mock.patch("ckstore.objects.documents.annotations.ANNOTATIONS_MAX_BYTES", LIMIT_BYTES),
+        mock.patch("ckstore.objects.documents.pins.PIN_MAX_BYTES", LIMIT_BYTES),
         mock.patch("ckstore.ops.config._CONFIG_MAX_BYTES", LIMIT_BYTES),
     ):
         yield

@@ -11,8 +11,9 @@ from ckstore.fs import locks, peek
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
 from ckstore.model.times import text_of_time
-from ckstore.objects import blobs, marks
+from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.quarantine import put_aside
 

@@ -13,8 +13,8 @@ from ckstore.fs import files
 from ckstore.fs.inside import Held
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects import marks
 from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops.manifest_cache import file_stamp
 

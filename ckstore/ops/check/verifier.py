@@ -19,9 +19,10 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage
-from ckstore.objects import blobs, marks
+from ckstore.objects import blobs
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.documents import marks
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.marking import remember_damage
 from ckstore.ops.pace import Budget

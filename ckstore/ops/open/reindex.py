@@ -16,9 +16,9 @@ from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
-from ckstore.objects.annotations import read_annotations
+from ckstore.objects.documents.annotations import read_annotations
+from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import MANIFEST
-from ckstore.objects.pins import read_pins
 from ckstore.objects.relink import Relinker
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import reclaim

@@ -11,8 +11,8 @@ from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import plain
-from ckstore.objects.annotations import read_annotations
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.storage_read import check_room, read_memories

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import CkstoreError
 from ckstore.model.checkpoint.annotations import to_add
 from ckstore.model.times import text_of_time
-from ckstore.objects.annotations import add_annotations
+from ckstore.objects.documents.annotations import add_annotations
 from ckstore.ops.context import annotated
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import gone, held

@@ -11,8 +11,8 @@ from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import holders, peek
 from ckstore.model.checkpoint.refs import newest_first, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.objects import marks
 from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier

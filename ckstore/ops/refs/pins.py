@@ -12,7 +12,7 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.pins import read_pins, remove_pin, write_pin
+from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
 

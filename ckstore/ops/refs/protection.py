@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
-from ckstore.objects.pins import read_pins
+from ckstore.objects.documents.pins import read_pins
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.doubtful import check_tags
 

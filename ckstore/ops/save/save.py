@@ -45,9 +45,9 @@ from ckstore.model.manifest.manifest import (
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
 from ckstore.model.times import text_of_time
-from ckstore.objects import marks
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
+from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config import Reading, reading_of
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint

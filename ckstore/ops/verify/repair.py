@@ -15,8 +15,8 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
-from ckstore.objects import marks
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
+from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging

@@ -15,9 +15,9 @@ from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
+from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.verify_times import read_checked, remember_checked
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
 from ckstore.ops.pace import Budget, RateLimiter
 from ckstore.ops.refs.find import AnyRef, find

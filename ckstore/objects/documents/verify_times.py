@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
 from ckstore.model.checkpoint.verify_times import CHECKED_MAX_BYTES, CheckedTimes, Copy, parse_checked
-from ckstore.objects import atomic_file
+from ckstore.objects.documents import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.fs import files
-from ckstore.objects import atomic_file
+from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The small documents of a store and of its checkpoints: annotations, pins, marks of damage, times of verifying."""

@@ -1,0 +1,1 @@
+"""Commands that take files into a store and out of it."""

@@ -1,0 +1,1 @@
+"""Commands about the names and notes of a checkpoint."""

@@ -1,0 +1,1 @@
+"""Commands that drop checkpoints and free their bytes."""

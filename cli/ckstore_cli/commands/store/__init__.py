@@ -1,0 +1,1 @@
+"""Commands about a store as a whole, and the demo."""
