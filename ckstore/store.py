@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run
+from ckstore.model.user_paths import expanded
 from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
     from ckstore.ops.save.save import Request
 
-RefLike = str | int | CheckpointInfo
+RefLike = str | SupportsIndex | CheckpointInfo
 """``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
 
 
@@ -74,7 +75,7 @@ class Store:
             run=self.run,
             readonly=readonly,
             recover=recover,
-            catalog_path=None if catalog_path is None else Path(catalog_path),
+            catalog_path=None if catalog_path is None else expanded(catalog_path),
         )
 
     @classmethod
@@ -284,7 +285,9 @@ class Store:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
         request = self._request(run, step, about, tags, if_exists, force=force)
-        return commit(self._context, [Path(path) for path in given], request, CommitOptions(times, allow_incomplete))
+        return commit(
+            self._context, [expanded(path) for path in given], request, CommitOptions(times, allow_incomplete)
+        )
 
     @act
     def checkout(
@@ -318,7 +321,7 @@ class Store:
         from ckstore.ops.read.checkout import checkout
 
         globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
-        return checkout(self._context, ref, destination, link=link, only=globs, progress=progress)
+        return checkout(self._context, ref, expanded(destination), link=link, only=globs, progress=progress)
 
     @act
     def export_safetensors(
@@ -359,7 +362,7 @@ class Store:
         return export_safetensors(
             self._context,
             ref,
-            destination,
+            expanded(destination),
             max_shard_bytes=max_shard_bytes,
             select=select,
             strip_prefix=strip_prefix,
@@ -603,7 +606,7 @@ class Store:
         from ckstore.ops.verify.verify import Options, verify
 
         given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
-        sources = tuple(Path(path) for path in given)
+        sources = tuple(expanded(path) for path in given)
         if repair or sources:
             self._context.check_writable()
         return verify(
@@ -958,7 +961,7 @@ class Store:
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
     try:
-        return Path(os.path.realpath(path))
+        return Path(os.path.realpath(expanded(path)))
     except OSError as error:  # the working directory is gone
         msg = f"{os.fspath(path)!r} is relative to a working directory that cannot be found: {error.strerror}"
         raise BadInput(msg, hint="give an absolute path") from error
@@ -986,7 +989,7 @@ def _create(
     from ckstore.ops.open.opening import check_new
 
     try:
-        check_new(root, None if catalog_path is None else Path(catalog_path))
+        check_new(root, None if catalog_path is None else expanded(catalog_path))
         made = create(
             root, hash_name=hash_name, chunk_bytes=DEFAULT_CHUNK_BYTES if chunk_bytes is None else chunk_bytes
         )

@@ -10,12 +10,14 @@ import _thread
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 R = TypeVar("R")
 T = TypeVar("T")
+_LOOK_S = 0.1
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
@@ -74,6 +76,21 @@ class Workers:
                 del job  # what it refers to is not kept until the next comes
         finally:
             self._ended.put(None)
+
+
+def waited_for(future: Future[Any]) -> Iterator[None]:
+    """Wait for one piece of work: give None now and then until it is done, and once more then.
+
+    Raises:
+        BaseException: What the work raised.
+    """
+    while not future.done():
+        try:
+            future.exception(timeout=_LOOK_S)  # which returns what the work raised
+        except FutureTimeout:
+            yield
+    future.result()
+    yield
 
 
 def _do(future: Future[R], work: Callable[..., R], args: tuple[Any, ...]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckstore.errors import StoreNotFound, UnsafePlace
+from ckstore.model.user_paths import expanded
 
 DEFAULT_NAME = ".ckstore"
 VARIABLE = "CKSTORE_PATH"
@@ -37,6 +38,7 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
         OSError: The place that was named cannot be looked at.
     """
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
+    named = None if named is None else expanded(named)
     if named is not None:
         source = "--store" if option else VARIABLE
         if is_store(here / named):
@@ -89,7 +91,7 @@ def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
 
 def _listed(found: Path, listed: str) -> bool:
     """Whether the list names this very place; where a symlink leads to does not count, nor do relative paths."""
-    paths = (Path(entry) for entry in listed.split(":") if entry != ANY)
+    paths = (expanded(entry) for entry in listed.split(":") if entry != ANY)
     safe = (_place_of(path) for path in paths if path.is_absolute())
     return ANY in listed.split(":") or _place_of(found) in safe
 
@@ -111,7 +113,7 @@ def _user(uid: int) -> str:
 def place_for_new(argument: Path | None, option: Path | None, environ: Mapping[str, str]) -> Path:
     """Return where ``ckstore init`` makes a store: where the other commands will look for it."""
     named = environ.get(VARIABLE)
-    return argument or option or Path(named or DEFAULT_NAME)
+    return expanded(argument or option or Path(named or DEFAULT_NAME))
 
 
 def is_store(path: Path) -> bool:

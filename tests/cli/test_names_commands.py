@@ -164,6 +164,50 @@ def test_rm_of_what_has_a_tag_is_refused_with_the_next_step(run: Run, path: Path
     assert "hint: remove the tag first" in shown.stderr
 
 
+def steps_left(path: Path) -> list[int]:
+    return [info.step for info in Store.open(path).checkpoints()]
+
+
+def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
+    store = Store.open(path)
+    for step in (400, 500, 600):
+        store.save({"w": np.full(10, step)}, step=step)
+        store.save({"w": np.full(10, step)}, step=step, run="b")
+
+    done = run("rm", "main@600", "150..400", "b@..400", "600", "--json", "--store", path)
+
+    assert [(doc["run"], doc["step"]) for doc in documents(done.stdout)] == [
+        ("main", 600),
+        ("main", 200),
+        ("main", 300),
+        ("main", 400),
+        ("b", 400),
+    ]
+    assert [info.name for info in store.checkpoints()] == ["main@100", "main@500", "b@500", "b@600"]
+    assert run("rm", "b@600..", "--store", path).stdout == "deleted b@600\n"
+
+
+@pytest.mark.parametrize(
+    "refs,status", [(["100", "7"], 4), (["100", "201..299"], 4), (["100", "c@.."], 2), (["100", "c@1.."], 4), ([], 2)]
+)
+def test_rm_deletes_nothing_unless_each_ref_names_something(refs: list[str], status: int, run: Run, path: Path) -> None:
+    assert run("rm", *refs, "--store", path).exit_code == status
+    assert steps_left(path) == [100, 200, 300]
+
+
+def test_rm_leaves_what_is_protected_and_deletes_the_others(run: Run, path: Path) -> None:
+    store = Store.open(path)
+    store.tag("best", 200)
+    store.pin(100, "paper")
+
+    shown = run("rm", "..300", "--store", path)
+
+    assert (shown.exit_code, shown.stdout) == (5, "deleted main@300\n")
+    assert "2 of 3 checkpoints were not deleted: main@100: " in shown.stderr
+    assert "main@200 has the tag best" in shown.stderr
+    assert steps_left(path) == [100, 200]
+
+
 def test_rm_of_what_is_open_is_refused(run: Run, path: Path) -> None:
     with Store.open(path, readonly=True).open_checkpoint(200):
         assert run("rm", "200", "--store", path).exit_code == 5

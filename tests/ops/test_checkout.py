@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import threading
 import time
@@ -20,6 +21,8 @@ from ckstore import Store
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links
 from ckstore.fs.new_tree import NewTree
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.call_threads import Workers
 from tests.support.crashing import KILLED
 from tests.support.requirements import CRASH_FULL
 from tests.support.trees import look
@@ -344,3 +347,59 @@ def test_no_swap_of_directories_for_symlinks_leads_a_write_elsewhere(
     print(f"{rounds} rounds: {done} checkouts, {refused} refused")
     for name in beside(tmp_path):
         remove(tmp_path / name)
+
+
+def test_ctrl_c_ends_it_before_the_next_piece(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "big").write_bytes(os.urandom(12 * MIB))
+    store.commit(tmp_path / "big", 1)
+    stopping = threading.Event()
+    calls: list[int] = []
+    read = CheckpointDirectory.read_extent
+    stop = Workers.stop
+
+    def read_and_interrupt(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)  # to this process: the main thread has the handler
+            assert stopping.wait(60)
+        return read(*args, **kwargs)
+
+    def say_and_stop(pool: Workers) -> None:
+        stopping.set()
+        stop(pool)
+
+    monkeypatch.setattr(CheckpointDirectory, "read_extent", read_and_interrupt)
+    monkeypatch.setattr(Workers, "stop", say_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.checkout(1, tmp_path / "out")
+
+    assert len(calls) == 3
+    assert beside(tmp_path) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_says_what_is_done_within_a_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big").write_bytes(os.urandom(4 * MIB))
+    store.commit(tmp_path / "big", 1)
+    told = threading.Event()
+    read = CheckpointDirectory.read_extent
+    calls: list[int] = []
+    shown: list[tuple[int, int]] = []
+
+    def read_and_wait(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            assert told.wait(60)
+        return read(*args, **kwargs)
+
+    def progress(done_bytes: int, all_bytes: int) -> None:
+        shown.append((done_bytes, all_bytes))
+        if done_bytes == 2 * MIB:
+            told.set()
+
+    monkeypatch.setattr(CheckpointDirectory, "read_extent", read_and_wait)
+    store.checkout(1, tmp_path / "out", progress=progress)
+    assert (2 * MIB, 4 * MIB) in shown
+    assert shown[-1] == (4 * MIB, 4 * MIB)

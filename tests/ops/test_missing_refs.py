@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pytest
+import torch
 
-from ckstore import CheckpointInfo, NoSuchRef, Store
+from ckstore import BadInput, CheckpointInfo, NoSuchRef, Store
 from ckstore.store import RefLike
 
 STATE = {"w": np.arange(1000, dtype=np.float32)}
@@ -88,3 +90,19 @@ def said_by_each(store: Store, ref: RefLike, folder: Path) -> dict[str, str]:
         assert raised.value.exit_status == 4
         said[name] = str(raised.value)
     return said
+
+
+@pytest.mark.parametrize("step", [np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_any_integer_is_a_step(step: SupportsIndex, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "s")
+    store.save({"x": 1}, 3)
+    assert store.load(step) == {"x": 1}
+    assert store.info(step).step == 3
+
+
+@pytest.mark.parametrize("ref", [True, np.bool_(True), 3.0, np.float64(3), None, b"3"])
+def test_what_is_no_integer_is_no_step(ref: Any, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "s")
+    store.save({"x": 1}, 3)
+    with pytest.raises(BadInput, match=r"a ref is a string, a step number or a CheckpointInfo, got"):
+        store.load(ref)

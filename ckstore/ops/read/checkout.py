@@ -21,7 +21,7 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
-from ckstore.ops.call_threads import Workers
+from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
@@ -177,12 +177,18 @@ def _explaining_errors(destination: Path) -> Iterator[None]:
         raise BadInput(f"{destination} cannot be written: {error.strerror or error}{where}") from error
 
 
+class _StoppedError(Exception):
+    """The call is over: the file is not to be finished."""
+
+
 class _Writer:
     """Writes files in several threads."""
 
     def __init__(self, directory: CheckpointDirectory, tree: NewTree, link: LinkMode) -> None:
         self.shared_bytes = 0
         self.hardlinked: set[str] = set()
+        self._stopped = False
+        self._done_bytes = 0
         self._directory = directory
         self._tree = tree
         self._link = link
@@ -190,20 +196,23 @@ class _Writer:
         self._local = threading.local()
 
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
+        """Write the files; an error, or what a signal handler raises here, ends it before the next piece."""
         total_bytes = sum(sizes.values())
         pool = Workers(_WORKERS)
         try:
-            written = [(pool.submit(self._write, record), sizes[record.path]) for record in records]
-            done_bytes = 0
-            for future, nbytes in written:
-                future.result()
-                done_bytes += nbytes
-                if progress is not None:
-                    progress(done_bytes, total_bytes)
+            for future in [pool.submit(self._write, record) for record in records]:
+                for _ in waited_for(future):
+                    if progress is not None:
+                        progress(self._done_bytes, total_bytes)
+        except BaseException:
+            self._stopped = True
+            raise
         finally:
             pool.stop()
 
     def _write(self, record: FileRecord) -> None:
+        if self._stopped:
+            return
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
             if self._link == "hardlink" and self._hardlinked(record, extents):
@@ -211,8 +220,12 @@ class _Writer:
             with self._tree.create_file(record.path, record.mode) as fd, _OpenBlobs(self._directory) as blobs:
                 at = 0
                 for extent in extents:
+                    self._check_going_on()
                     self._copy(extent, blobs.open(extent.blob), fd, at, record.path)
                     at += extent.length
+                    self._done(extent.length)
+        except _StoppedError:
+            return
         except FileExistsError as error:
             raise self._in_the_way(record.path) from error
 
@@ -257,7 +270,16 @@ class _Writer:
         with self._mutex:
             self.hardlinked.add(record.path)
             self.shared_bytes += extent.length
+        self._done(extent.length)
         return True
+
+    def _check_going_on(self) -> None:
+        if self._stopped:
+            raise _StoppedError
+
+    def _done(self, nbytes: int) -> None:
+        with self._mutex:
+            self._done_bytes += nbytes
 
     def _buffer(self, nbytes: int) -> memoryview:
         if len(getattr(self._local, "buffer", b"")) < nbytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, is_latest_valid, parse_ref, resolve
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 T = TypeVar("T")
-AnyRef = str | int | CheckpointInfo
+AnyRef = str | SupportsIndex | CheckpointInfo
 _OPEN_TRIES = 5
 
 
@@ -37,10 +38,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     """
     if isinstance(ref, CheckpointInfo):
         return _same(context, ref)
-    if isinstance(ref, bool) or not isinstance(ref, (str, int)):
-        msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
-        raise BadInput(msg)
-    parsed = in_one_run(context, parse_ref(str(ref)))
+    parsed = in_one_run(context, parse_ref(_text(ref)))
     if parsed.kind == "latest-valid":
         from ckstore.ops.refs.latest_valid import newest_valid
 
@@ -56,6 +54,19 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, why)
     return resolve(parsed, infos(context), tags)
+
+
+def _text(ref: str | SupportsIndex) -> str:
+    """Return a ref as a string; a step may be any integer, NumPy's too."""
+    if isinstance(ref, str):
+        return ref
+    try:
+        if not isinstance(ref, bool):
+            return str(operator.index(ref))
+    except TypeError:
+        pass
+    msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
+    raise BadInput(msg)
 
 
 def _refuse_damaged(context: Context, key: CheckpointKey) -> None:

@@ -1,38 +1,105 @@
-"""``ckstore rm``: delete one checkpoint."""
+"""``ckstore rm``: delete checkpoints."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import click
 
+from ckstore.errors import BadInput, InUse, NoSuchRef
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]*)\.\.(?P<last>[0-9]*)")
+
 
 @click.command()
-@click.argument("ref", shell_complete=complete_ref)
+@click.argument("refs", metavar="REF...", nargs=-1, required=True, shell_complete=complete_ref)
 @store_option
 @json_option
 @pass_frame
-def rm(frame: Frame, ref: str) -> None:
-    """Delete the checkpoint REF, and free what only it used.
+def rm(frame: Frame, refs: tuple[str, ...]) -> None:
+    """Delete the checkpoints REF, and free what only they used.
 
-    Refused while the checkpoint is open, has a tag, or is pinned. If a process
-    still has one of its blobs open, a ckstore gc after it is closed frees it.
+    A REF may be a range of steps, A..B, A.. or ..B, with its ends. Nothing is
+    deleted unless each REF names something. One that is open, has a tag, or is
+    pinned stays, and the others go. If a process still has one of the blobs
+    open, a ckstore gc after it is closed frees it.
 
     \b
     Example:
       ckstore rm main@1200
+      ckstore rm 100 200 sweep-7@1000..5000
 
     \b
     Exit status:
       0  done
       2  wrong usage
       4  there is no such store or checkpoint, or several fit
-      5  it is open, has a tag, or is pinned
+      5  one is open, has a tag, or is pinned; the others are deleted
     """
     out = frame.output()
+    refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.writing() as store:
-        info = store.info(ref)
-        store.delete(info)
-    out.document({"run": info.run, "step": info.step, "id": info.id})
-    out.line(f"deleted {info.name}")
+        chosen = {info.key: info for ref in refs for info in _named(store, ref)}
+        for info in chosen.values():
+            try:
+                store.delete(info)
+            except InUse as error:
+                refused.append((info, error))
+                continue
+            out.document({"run": info.run, "step": info.step, "id": info.id})
+            out.line(f"deleted {info.name}")
+    if len(refused) == 1:
+        raise refused[0][1]
+    if refused:
+        listed = "; ".join(f"{info.name}: {error.message}" for info, error in refused)
+        msg = f"{len(refused)} of {len(chosen)} checkpoints were not deleted: {listed}"
+        raise InUse(msg, hint=refused[0][1].hint)
+
+
+def _named(store: Store, ref: str) -> list[CheckpointInfo]:
+    """Return what a ref or a range names.
+
+    Raises:
+        NoSuchRef: Nothing.
+        AmbiguousRef: The ref fits several.
+    """
+    found = _RANGE.fullmatch(ref)
+    if found is None:
+        return [store.info(ref)]
+    first, last = (int(end) if end else None for end in (found["first"], found["last"]))
+    if first is None and last is None:
+        msg = f"{ref} has neither a first nor a last step"
+        raise BadInput(msg, hint="write A..B, A.. or ..B")
+    within = [
+        info
+        for info in store.checkpoints(_run_of(store, found["run"]))
+        if (first is None or first <= info.step) and (last is None or info.step <= last)
+    ]
+    if not within:
+        msg = f"{ref}: no checkpoint has a step in this range"
+        raise NoSuchRef(msg, hint="ckstore log lists the checkpoints")
+    return within
+
+
+def _run_of(store: Store, run: str | None) -> str:
+    """Return the run of a range: as for a bare step, the only one, else main.
+
+    Raises:
+        NoSuchRef: There is no such run.
+    """
+    from ckstore.model.names import DEFAULT_RUN
+
+    there = list(dict.fromkeys(info.run for info in store.checkpoints()))
+    if run is None:
+        run = there[0] if len(there) == 1 else DEFAULT_RUN
+    if run not in there:
+        msg = f"there is no run {run!r}"
+        raise NoSuchRef(msg, hint=f"the runs are {', '.join(sorted(there)[:5])}" if there else "the store is empty")
+    return run
