@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_ROWS = "tests/ops/test_rows_decide_nothing.py"
-_ORDER = "tests/ops/test_out_of_order.py"
-_WRONG = "tests/ops/test_wrong_rows.py"
+_ROWS = "tests/ops/index/test_rows_decide_nothing.py"
+_ORDER = "tests/ops/save/test_out_of_order.py"
+_WRONG = "tests/ops/index/test_wrong_rows.py"
 
-_TAGS = "tests/ops/test_doubtful_tags.py"
+_TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
     Mutant(
@@ -17,7 +17,7 @@ DECIDING = [
         "model/checkpoint/tag.py",
         r"/\.\./\1/([^/]+)/\.\./\2\Z",
         r"/\.\./[^/]+/([^/]+)/\.\./[^/]+\Z",
-        "tests/model/test_tag.py::test_no_flipped_bit_makes_a_tag_name_another_checkpoint",
+        "tests/model/checkpoint/test_tag.py::test_no_flipped_bit_makes_a_tag_name_another_checkpoint",
         "assert",
     ),
     Mutant(

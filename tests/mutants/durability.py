@@ -144,7 +144,7 @@ DURABILITY = [
         "ops/open/create.py",
         "    files.sync_name(layout.path)\n",
         "",
-        "tests/ops/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
+        "tests/ops/open/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
         "DID NOT RAISE",
     ),
     Mutant(

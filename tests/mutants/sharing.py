@@ -13,7 +13,7 @@ SHARING = [
         "objects/blobs.py",
         _TOUCHED,
         "    return True\n",
-        "tests/ops/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
+        "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
         "assert",
     ),
     Mutant(
@@ -22,7 +22,7 @@ SHARING = [
         "objects/blobs.py",
         _TOUCHED,
         "    return has_size(status, nbytes)\n",
-        "tests/ops/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
+        "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
         "assert",
     ),
     Mutant(
@@ -31,7 +31,7 @@ SHARING = [
         "objects/blobs.py",
         _TOUCHED,
         "    return status.st_mtime_ns == files.BLOB_MTIME_NS\n",
-        "tests/ops/test_durability.py::test_a_hit_that_is_too_short_is_healed_though_its_time_is_right",
+        "tests/ops/save/test_durability.py::test_a_hit_that_is_too_short_is_healed_though_its_time_is_right",
         "Damaged",
     ),
     Mutant(
@@ -40,7 +40,7 @@ SHARING = [
         "objects/blobs.py",
         "        if _digest_or_unreadable(fd, digest) != digest:\n",
         "        if False:\n",
-        "tests/ops/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
+        "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
         "assert",
     ),
     Mutant(
@@ -49,7 +49,7 @@ SHARING = [
         "ops/save/recheck.py",
         "        if stopped_at is None:\n            return self.is_right(digest, self._known[digest].nbytes)\n",
         "",
-        "tests/ops/test_recheck.py::test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves",
+        "tests/ops/save/test_recheck.py::test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves",
         "assert",
     ),
     Mutant(
@@ -58,7 +58,7 @@ SHARING = [
         "ops/save/recheck.py",
         "        if digest not in self._due or not self._may_go_on():\n",
         "        if True:\n",
-        "tests/ops/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
+        "tests/ops/save/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
         "warning",
     ),
     Mutant(
@@ -67,7 +67,7 @@ SHARING = [
         "objects/staging.py",
         "            links.rename(fresh, mine)\n            self.heal(digest)\n",
         "            links.rename(fresh, mine)\n",
-        "tests/ops/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
+        "tests/ops/save/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
         "assert",
     ),
     Mutant(
@@ -76,7 +76,7 @@ SHARING = [
         "ops/save/recheck.py",
         "        self._note(after(self._known[digest], part, stopped_at, time.time_ns()))\n",
         "",
-        "tests/ops/test_recheck.py::test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_another_process",
+        "tests/ops/save/test_recheck.py::test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_another_process",
         "assert",
     ),
     Mutant(
@@ -94,7 +94,7 @@ SHARING = [
         "ops/save/write.py",
         "            if copied != digest:\n                raise state_changed(source.name)\n",
         "",
-        "tests/ops/test_changing_state.py",
+        "tests/ops/save/test_changing_state.py",
         "FAILED",
     ),
     Mutant(
@@ -104,7 +104,7 @@ SHARING = [
         "        if self._algorithm.digest(piece) != digest_of_key(key):\n"
         "            raise state_changed(source.name)\n",
         "",
-        "tests/ops/test_packing.py",
+        "tests/ops/save/test_packing.py",
         "FAILED",
     ),
     Mutant(
@@ -113,7 +113,7 @@ SHARING = [
         "ops/save/save.py",
         "    if changed is not None:\n        raise state_changed(changed)\n",
         "",
-        "tests/ops/test_changing_state.py::test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name",
+        "tests/ops/save/test_changing_state.py::test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name",
         "StateChanged",
     ),
     Mutant(
@@ -140,7 +140,7 @@ SHARING = [
         "objects/publish.py",
         "    with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
         "    with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
-        "tests/ops/test_places.py::test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement",
+        "tests/ops/save/test_places.py::test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement",
         "assert",
     ),
     Mutant(
@@ -149,7 +149,7 @@ SHARING = [
         "objects/collector.py",
         "                if status.st_nlink > 1:\n",
         "                if status.st_nlink > 2**20:\n",
-        "tests/ops/test_held.py::test_a_hardlink_outside_the_store_is_told_and_keeps_the_blob",
+        "tests/ops/free/test_held.py::test_a_hardlink_outside_the_store_is_told_and_keeps_the_blob",
         "assert",
     ),
     Mutant(
@@ -158,7 +158,7 @@ SHARING = [
         "objects/collector.py",
         "        lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]\n",
         "",
-        "tests/ops/test_durability.py::test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back",
+        "tests/ops/save/test_durability.py::test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back",
         "assert",
     ),
     Mutant(
@@ -176,7 +176,7 @@ SHARING = [
         "objects/collector.py",
         "                elif self._judge.may_be_open(canonical):\n",
         "                elif status.st_nlink < 0:\n",
-        "tests/ops/test_held.py::test_a_held_blob_is_not_freed_its_holder_is_named_and_it_goes_after_release",
+        "tests/ops/free/test_held.py::test_a_held_blob_is_not_freed_its_holder_is_named_and_it_goes_after_release",
         "assert",
     ),
     Mutant(
@@ -185,7 +185,7 @@ SHARING = [
         "objects/last_names.py",
         "        return last.inode in seen.holders or self.may_be_open(last.path)\n",
         "        return self.may_be_open(last.path)\n",
-        "tests/ops/test_held.py::test_on_overlayfs_what_is_only_mapped_is_seen_too",
+        "tests/ops/free/test_held.py::test_on_overlayfs_what_is_only_mapped_is_seen_too",
         "assert",
     ),
     Mutant(
@@ -194,7 +194,7 @@ SHARING = [
         "fs/host/place.py",
         "        _try_case(there)\n",
         "",
-        "tests/ops/test_case.py::test_a_store_is_not_written_where_case_makes_no_difference",
+        "tests/ops/open/test_case.py::test_a_store_is_not_written_where_case_makes_no_difference",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -203,7 +203,7 @@ SHARING = [
         "objects/last_names.py",
         "        if self._is_blind(seen):\n",
         "        if False:\n",
-        "tests/ops/test_unseen.py::test_without_proc_an_exclusive_gc_on_a_shared_filesystem_frees_nothing",
+        "tests/ops/free/test_unseen.py::test_without_proc_an_exclusive_gc_on_a_shared_filesystem_frees_nothing",
         "assert",
     ),
     Mutant(
@@ -230,7 +230,7 @@ SHARING = [
         "objects/collector.py",
         "            self._enter_all(others)\n",
         "",
-        "tests/ops/test_gc.py::test_gc_takes_what_killed_saves_left",
+        "tests/ops/free/test_gc.py::test_gc_takes_what_killed_saves_left",
         "assert",
     ),
     Mutant(
@@ -293,7 +293,7 @@ SHARING = [
         "ops/read/storage_read.py",
         "        if extent.offset >= self._end:\n",
         "        if extent.offset >= 0:\n",
-        "tests/ops/test_mapped_alone.py::test_what_was_tied_stays_tied",
+        "tests/ops/read/test_mapped_alone.py::test_what_was_tied_stays_tied",
         "assert (tensor(1.), tensor(1.)) == (1, 0)",
     ),
     Mutant(
@@ -329,7 +329,7 @@ SHARING = [
         "ops/free/drop.py",
         "        check_unprotected(context, info.key)\n",
         "",
-        "tests/ops/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
+        "tests/ops/free/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
         "assert",
     ),
     Mutant(
@@ -338,7 +338,7 @@ SHARING = [
         "objects/trash.py",
         "    if lock is not None and not lock.names(target):\n",
         "    if lock is not None and not lock:\n",
-        "tests/ops/test_durability.py::test_what_replaced_a_checkpoint_that_is_being_dropped_stays",
+        "tests/ops/save/test_durability.py::test_what_replaced_a_checkpoint_that_is_being_dropped_stays",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -356,7 +356,7 @@ SHARING = [
         "objects/publish.py",
         "        if_there.check_replaceable()\n",
         "        pass\n",
-        "tests/ops/test_replaced.py::test_other_bytes_do_not_take_the_place_of_what_is_protected",
+        "tests/ops/save/test_replaced.py::test_other_bytes_do_not_take_the_place_of_what_is_protected",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -365,7 +365,7 @@ SHARING = [
         "ops/refs/hold.py",
         "            locked.enter_context(locks.lock_shared(path.parent))\n",
         "",
-        "tests/ops/test_replaced.py::test_a_tag_that_is_written_while_the_checkpoint_is_replaced_names_no_other_bytes",
+        "tests/ops/save/test_replaced.py::test_a_tag_that_is_written_while_the_checkpoint_is_replaced_names_no_other_bytes",
         "assert",
     ),
     Mutant(
@@ -383,7 +383,7 @@ SHARING = [
         "ops/save/save.py",
         "                context.writes_disabled_because = error.message\n",
         "                pass\n",
-        "tests/ops/test_durability.py::test_a_process_in_doubt_writes_no_more",
+        "tests/ops/save/test_durability.py::test_a_process_in_doubt_writes_no_more",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -401,7 +401,7 @@ SHARING = [
         "ops/free/retain.py",
         "replace(facts, damage=why_not_valid(context, info))",
         "replace(facts, damage='')",
-        "tests/ops/test_retain.py::test_a_damaged_newest_checkpoint_protects_the_one_before",
+        "tests/ops/free/test_retain.py::test_a_damaged_newest_checkpoint_protects_the_one_before",
         "assert",
     ),
     Mutant(
@@ -410,7 +410,7 @@ SHARING = [
         "ops/open/create.py",
         "links.rename_new(fresh, layout.settings)",
         "links.rename(fresh, layout.settings)",
-        "tests/ops/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
+        "tests/ops/open/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
         "assert",
     ),
     Mutant(

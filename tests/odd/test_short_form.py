@@ -20,9 +20,9 @@ SENSITIVE = {
     "warnings": ["tests/cli/test_start.py"],
     "umask-000": ["tests/fs/test_permissions.py", "tests/cli/test_init.py"],
     "umask-077": ["tests/fs/test_permissions.py", "tests/cli/test_init.py"],
-    "non-root": ["tests/fs/test_permissions.py", "tests/ops/test_dedup.py"],
-    "read-only": ["tests/ops/test_dedup.py", "tests/ops/test_seen.py"],
-    "clock": ["tests/cli/test_init.py", "tests/ops/test_seen.py"],
+    "non-root": ["tests/fs/test_permissions.py", "tests/ops/save/test_dedup.py"],
+    "read-only": ["tests/ops/save/test_dedup.py", "tests/ops/index/test_seen.py"],
+    "clock": ["tests/cli/test_init.py", "tests/ops/index/test_seen.py"],
 }
 """What each of them touches most, and takes few seconds."""
 

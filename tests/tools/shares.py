@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
+from itertools import takewhile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -21,8 +22,7 @@ def table(report: Path) -> str:
     seconds: defaultdict[str, float] = defaultdict(float)
     tests: Counter[str] = Counter()
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest's own
-        names = case.attrib["classname"].split(".")
-        room = f"tests/{names[1]}" if len(names) > 2 else "tests"
+        room = "/".join(takewhile(lambda name: not name.startswith("test_"), case.attrib["classname"].split(".")))
         seconds[room] += float(case.attrib["time"])
         tests[room] += 1
     whole = sum(seconds.values())

@@ -3,8 +3,8 @@ from pathlib import Path
 from tests.tools.shares import main
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.ops.test_gc" name="a" time="3.0"/>
-<testcase classname="tests.ops.save.test_save.TestIt" name="b" time="3.0"/>
+<testcase classname="tests.ops.test_review" name="a" time="3.5"/>
+<testcase classname="tests.ops.save.test_save.TestIt" name="b" time="2.5"/>
 <testcase classname="tests.cli.test_log" name="c" time="1.5"/>
 <testcase classname="tests.test_layout" name="d" time="0.5"/>
 </testsuite></testsuites>"""
@@ -21,7 +21,8 @@ def test_the_table_has_the_tests_and_the_share_of_each_room(tmp_path: Path) -> N
     assert text.startswith("Before.\n\n<!-- shares: begin -->\n\n| Room ")
     assert text.endswith("|\n\n<!-- shares: end -->\n\nAfter.\n")
     assert [line for line in text.splitlines() if "tests" in line] == [
-        "| `tests/ops` | 2 | 75.0% |",
+        "| `tests/ops` | 1 | 43.8% |",
+        "| `tests/ops/save` | 1 | 31.2% |",
         "| `tests/cli` | 1 | 18.8% |",
         "| `tests` | 1 | 6.2% |",
     ]

@@ -18,7 +18,7 @@ from tests.support.requirements import require_program, require_root
 from tests.support.users import common_folder, users
 
 MIB = 2**20
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("every_process")
 
 _GC = """

@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from ckstore.errors import CkstoreError
-from tests.ops.load_differences import CONVERTED, HALF, LOADED, OUTCOMES, PAGE, REFUSED, ROWS, WRONG, Row, State, page
+from tests.ops.read.load_differences import (
+    CONVERTED,
+    HALF,
+    LOADED,
+    OUTCOMES,
+    PAGE,
+    REFUSED,
+    ROWS,
+    WRONG,
+    Row,
+    State,
+    page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -133,4 +145,4 @@ def test_the_table_has_forty_rows_and_names_each_once() -> None:
 
 
 def test_the_page_is_what_the_rows_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it: python -m tests.ops.load_differences"
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it: python -m tests.ops.read.load_differences"

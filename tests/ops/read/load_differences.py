@@ -1,7 +1,7 @@
 """The table of docs/reference/loading.md: what differs between a checkpoint and a model, for torch and for `load_into`.
 
-`python -m tests.ops.load_differences` writes the page; `test_load_differences` runs each row and checks that the page
-is what the rows say.
+`python -m tests.ops.read.load_differences` writes the page; `test_load_differences` runs each row and checks that the
+page is what the rows say.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "loading.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "loading.md"
 State = dict[str, Any]
 LOADED, REFUSED, CONVERTED, HALF, WRONG = "loaded", "refused", "converted silently", "refused, half loaded", "wrong"
 OUTCOMES = (WRONG, HALF, CONVERTED, REFUSED, LOADED)

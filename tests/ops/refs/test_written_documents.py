@@ -16,7 +16,7 @@ from ckstore.errors import BadInput
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, MarkEntry, parse_mark
 from ckstore.objects.documents import annotations as annotation_files
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from tests.model.test_checked import DIGESTS
+from tests.model.checkpoint.test_checked import DIGESTS
 
 pytestmark = [pytest.mark.property]
 

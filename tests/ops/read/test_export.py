@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.reports.export_report import ExportReport
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 # ------------------------------------------------------------------------------------ what is in an export

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import CkstoreError
-from tests.ops.test_load_differences import bits
+from tests.ops.read.test_load_differences import bits
 
 NAMES = ("a", "b", "module.a", "_orig_mod.b", "0")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
