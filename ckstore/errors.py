@@ -103,8 +103,8 @@ class CannotStore(BadInput):
 
     exit_status = 1
 
-    def __init__(self, path: str, why: str, *, hint: str = "") -> None:
-        super().__init__(f"{path or 'the state itself'}: {why}", hint=hint)
+    def __init__(self, path: str, why: str, *, hint: str = "", command_hint: str = "") -> None:
+        super().__init__(f"{path or 'the state itself'}: {why}", hint=hint, command_hint=command_hint)
         self.path = path
 
 

@@ -252,9 +252,10 @@ class Store:
 
         Args:
             paths: One directory, whose content is kept at the root; or several paths, kept under their names. Below
-                them no symlink is followed; it is kept as a symlink.
+                them no symlink is followed; it is kept as a symlink. Several directories that are named as checkpoints
+                are, or one that holds such, are refused without a step.
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
-                ``global_step500``), else one more than the highest of the run.
+                ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), else one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
             metrics: Name -> number, shown by ``ckstore log``.
             metadata: JSON-like values.
@@ -272,7 +273,8 @@ class Store:
             What was committed; `warnings` names files that look like containers and are not.
 
         Raises:
-            BadInput: A path is not there, is empty, cannot be read, is incomplete, or overlaps with the store.
+            BadInput: A path is not there, is empty, cannot be read, is incomplete, or overlaps with the store; or there
+                are several checkpoints.
             CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.

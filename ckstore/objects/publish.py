@@ -162,7 +162,11 @@ def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     if (same and if_exists != "taken") or if_exists == "keep":
         return True
     msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
-    raise StepExists(msg, hint="choose another step, or if_exists='replace' or 'keep'")
+    raise StepExists(
+        msg,
+        hint="choose another step, or if_exists='replace' or 'keep'",
+        command_hint="choose another --step, or --if-exists replace or keep",
+    )
 
 
 def _sync(parents: Sequence[Held]) -> None:

@@ -88,7 +88,11 @@ class Context:
         """
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
-            raise SaveFailed(msg, hint="open it with readonly=False, as a user who may write there")
+            raise SaveFailed(
+                msg,
+                hint="open it with readonly=False, as a user who may write there",
+                command_hint="run the command as a user who may write there",
+            )
         if self.writes_disabled_because:
             msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store again")

@@ -51,6 +51,23 @@ def test_files_go_in_and_come_back(run: Run, store: Path, files: Path, tmp_path:
     assert look(tmp_path / "back") == look(files)
 
 
+@pytest.mark.parametrize(
+    "words,end,source",
+    [
+        (["checkpoint-7"], "; the step is from the name", "name"),
+        (["best"], "; the step is the next one of the run", "next"),
+        (["checkpoint-8", "--step", "7"], "", "given"),
+    ],
+)
+def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str, run: Run, store: Path) -> None:
+    name, *options = words
+    place = store.parent / name
+    place.write_text("x")
+    assert run("commit", place, *options, "--store", store).stdout.endswith(f" new (100.0 %){end}\n")
+    again = run("commit", place, *options, "--run", "b", "--json", "--store", store)
+    assert json.loads(again.stdout)["step_from"] == source
+
+
 def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
     done = json.loads(run("commit", files, "--json", "--store", store).stdout)
     assert (done["run"], done["step"], done["warnings"]) == ("main", 500, [])

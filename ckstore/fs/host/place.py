@@ -68,7 +68,9 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
-            msg, hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it"
+            msg,
+            hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it",
+            command_hint="keep the whole store on one filesystem, without symlinks; commands that only read still work",
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
@@ -149,7 +151,10 @@ def _try_case(there: Inside) -> None:
             "runs or tags could be mixed up"
         )
         where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
-        raise UnsafePlace(msg, hint=f"use a directory that distinguishes case: {where}; readonly=True still reads it")
+        hint = f"use a directory that distinguishes case: {where}; "
+        raise UnsafePlace(
+            msg, hint=f"{hint}readonly=True still reads it", command_hint=f"{hint}commands that only read still work"
+        )
 
 
 def _try(what: str, where: Inside, do: Callable[[], None]) -> None:

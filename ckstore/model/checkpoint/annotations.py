@@ -58,7 +58,11 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
     checked = describe(metrics, None, "", None).metrics
     if note is None:
         if not checked:
-            raise BadInput("there is nothing to annotate", hint="give metrics={name: number} or note=text")
+            raise BadInput(
+                "there is nothing to annotate",
+                hint="give metrics={name: number} or note=text",
+                command_hint="give --metric NAME=VALUE or --note TEXT",
+            )
         return Annotations(checked)
     if not isinstance(note, str) or not note or not fits_json(note):
         raise BadInput(f"note: wanted a text that is not empty, got {shown(note)}")

@@ -115,7 +115,7 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         BadInput: The kind is ``latest-valid``.
     """
     if ref.kind == "latest-valid":
-        raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first()")
+        raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
     if not runs:
         raise NoSuchRef(f"{ref}: the store has no checkpoints", hint="save one first")

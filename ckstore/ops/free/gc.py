@@ -64,7 +64,11 @@ def gc(
     """
     if policy is None and run is not None:
         msg = f"run={run!r} limits a retention policy to one run, and there is no policy"
-        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave out the run")
+        raise BadInput(
+            msg,
+            hint="give a policy, or leave run out",
+            command_hint="give a rule, such as --keep-last 3, or leave --run out",
+        )
     if not dry_run:
         check_alone(context, exclusive=exclusive)
     plan = None if policy is None else retain.plan_asked(context, policy, run)

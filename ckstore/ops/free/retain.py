@@ -58,7 +58,11 @@ def plan_retention(
         policy = retention_of(context)
     if policy is None:
         msg = f"{context.layout.root} has no retention policy"
-        raise BadInput(msg, hint="give one, or set store.config.retention")
+        raise BadInput(
+            msg,
+            hint="give one, or set store.config.retention",
+            command_hint="give a rule, such as --keep-last 3, or set them: ckstore config retention --keep-last 3",
+        )
     now = datetime.now(UTC)
     return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
 

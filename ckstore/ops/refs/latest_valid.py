@@ -218,7 +218,11 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
         there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
         return NoSuchRef(f"latest-valid: {there}", hint="save one first")
     hint = "load one of them with select= or verify=False to rescue what can be read"
-    return NoSuchRef(f"latest-valid: no checkpoint{of_run} is whole: {_listed(everything)}", hint=hint)
+    command_hint = (
+        "ckstore verify --repair heals what has a right copy; ckstore export REF DEST --select NAME rescues a part"
+    )
+    msg = f"latest-valid: no checkpoint{of_run} is whole: {_listed(everything)}"
+    return NoSuchRef(msg, hint=hint, command_hint=command_hint)
 
 
 def _listed(passed: list[Passed]) -> str:

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from ckstore.model.names import CheckpointKey
 
 
-def check_unprotected(context: Context, key: CheckpointKey, *, moving: Container[str] = (), or_else: str = "") -> None:
+def check_unprotected(
+    context: Context, key: CheckpointKey, *, moving: Container[str] = (), replacing: bool = False
+) -> None:
     """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others.
 
     Args:
         context: The store.
         key: Of the checkpoint.
         moving: Tags that do not count, since the caller is about to move them.
-        or_else: What the user can do besides removing the tag or the pin.
+        replacing: Whether it is to be replaced by a save, which can be forced.
 
     Raises:
         InUse: It is protected.
@@ -34,10 +36,17 @@ def check_unprotected(context: Context, key: CheckpointKey, *, moving: Container
     name = f"{key[0]}@{key[1]}"
     tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
     if tags:
-        raise InUse(f"{name} has the tag {', '.join(tags)}", hint=f"remove the tag first{or_else}")
+        raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", replacing=replacing)
     pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
     if pins:
-        raise InUse(f"{name} is pinned: {'; '.join(str(pin) for pin in pins)}", hint=f"unpin it first{or_else}")
+        raise _protected(f"{name} is pinned: {'; '.join(map(str, pins))}", "unpin it first", replacing=replacing)
+
+
+def _protected(message: str, hint: str, *, replacing: bool) -> InUse:
+    if not replacing:
+        return InUse(message, hint=hint)
+    hint += ", save under another step, or give "
+    return InUse(message, hint=f"{hint}force=True", command_hint=f"{hint}--force")
 
 
 def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:

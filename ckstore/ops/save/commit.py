@@ -16,7 +16,7 @@ from ckstore.fs.tree import Entry, changed
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 from ckstore.model.names import join_key
-from ckstore.ops.save.gather import check_apart, gather, signs_of_incompleteness, step_in_name
+from ckstore.ops.save.gather import check_apart, check_one_checkpoint, gather, signs_of_incompleteness, step_in_name
 from ckstore.ops.save.save import save_captured
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ class CommitOptions:
 
 def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:
     """Commit files durably; see `ckstore.Store.commit`."""
-    if request.step is None:
+    is_step_given = request.step is not None
+    if not is_step_given:
         request = replace(request, step=step_in_name(paths))
     request.check()
     context.check_writable()
     try:
         entries = gather(paths)
         check_apart(entries, paths, context.layout.path)
+        if not is_step_given:
+            check_one_checkpoint(paths, entries)
         _check_complete(entries, paths, options)
         if not entries:
             msg = f"{paths[0]} is empty: there is nothing to commit"
@@ -64,7 +67,8 @@ def _check_complete(entries: Sequence[Entry], paths: Sequence[Path], options: Co
     if signs and not options.allow_incomplete:
         more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
         msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
-        raise BadInput(msg, hint="wait until its writer is done, or give --allow-incomplete (allow_incomplete=True)")
+        hint = "wait until its writer is done, or give "
+        raise BadInput(msg, hint=f"{hint}allow_incomplete=True", command_hint=f"{hint}--allow-incomplete")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ from ckstore.fs.tree import Entry, look_at, walk
 from ckstore.model.manifest.paths import check_path, parent_of
 from ckstore.model.names import MAX_STEP
 
-_STEP_NAME = re.compile(r"(?:checkpoint|step|global_step)[-_]?([0-9]{1,16})\Z")
+_STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([0-9]{1,16})(?:-v[0-9]+)?\Z")
+_STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
+"""As Lightning writes it: ``epoch=1-step=400``, ``epoch=1-val_loss=0.32-step=400-v1``."""
+_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
+_CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")
+_SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
 _INDEX_MOST_BYTES = 64 * 2**20
 
@@ -64,11 +69,46 @@ def _check_names(entries: Sequence[Entry]) -> None:
 
 
 def step_in_name(paths: Sequence[Path]) -> int | None:
-    """Return the step that the name of a single path tells, as trainers write it: ``checkpoint-500``; None if none."""
-    if len(paths) != 1:
-        return None
-    match = _STEP_NAME.match(Path(os.path.abspath(paths[0])).stem)
+    """Return the step that the name of a single path tells, as trainers write it: ``checkpoint-500``; None if none.
+
+    Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
+    (Lightning), with or without a suffix.
+    """
+    return _step_of(Path(os.path.abspath(paths[0])).name) if len(paths) == 1 else None
+
+
+def _step_of(name: str) -> int | None:
+    bare = _SUFFIX.sub("", name)
+    match = _STEP_NAME.match(bare) or _STEP_AMONG_OTHERS.search(bare)
     return int(match[1]) if match and int(match[1]) <= MAX_STEP else None
+
+
+def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
+    """Refuse several checkpoints at once: one commit makes one checkpoint of them.
+
+    Raises:
+        BadInput: Several of the paths, or of what is in a single one, are named as checkpoints are.
+    """
+    steps = {
+        entry.path: step
+        for entry in entries
+        if "/" not in entry.path
+        and (entry.kind == "directory" or entry.path.endswith(_CHECKPOINT_SUFFIXES))
+        and (step := _step_of(entry.path)) is not None
+    }
+    if len(steps) < 2:
+        return
+    several = sorted(steps, key=lambda name: (steps[name], name))
+    more = f" and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
+    of_one = len(paths) == 1 and paths[0].name not in several
+    where = f"{paths[0]} holds" if of_one else "the paths are"
+    msg = f"{where} {len(several)} checkpoints, and one commit makes one: {', '.join(several[:_SHOWN])}{more}"
+    folders = f"{paths[0]}/*" if of_one else " ".join(str(path) for path in paths[:_SHOWN])
+    raise BadInput(
+        msg,
+        hint="commit each by itself, in the order of their steps; or give step=, if all are to be one checkpoint",
+        command_hint=f'commit each by itself: for d in {folders}; do ckstore commit "$d"; done; or give --step',
+    )
 
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:

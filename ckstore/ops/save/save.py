@@ -204,14 +204,13 @@ def _stage_and_publish(
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
-    raise SaveFailed(msg, hint="give step= to save()")
+    raise SaveFailed(msg, hint="give a step: step=", command_hint="give a step: --step")
 
 
 def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -> None:
     """Refuse to put other bytes under a name that a tag or a pin protects, unless the caller says `force`."""
     if not request.force:
-        or_else = ", save under another step, or give force=True"
-        check_unprotected(context, key, moving=request.tags, or_else=or_else)
+        check_unprotected(context, key, moving=request.tags, replacing=True)
 
 
 def _next_step(context: Context, run: str) -> int:
@@ -222,7 +221,7 @@ def _next_step(context: Context, run: str) -> int:
 def _step_after(step: int, run: str) -> int:
     if step >= MAX_STEP:
         msg = f"the run {run} has a checkpoint at step {step}, the greatest step there is"
-        raise BadInput(msg, hint="give step= to save(), or another run")
+        raise BadInput(msg, hint="give step=, or another run", command_hint="give --step, or another --run")
     return step + 1
 
 

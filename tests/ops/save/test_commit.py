@@ -150,6 +150,12 @@ def test_a_checkpoint_of_files_without_tensors_says_so_when_it_is_loaded(store: 
         ("step_7", 7),
         ("global_step90", 90),
         ("checkpoint_3", 3),
+        ("iter_0000100", 100),
+        ("epoch=1-step=400", 400),
+        ("epoch=1-step=400.ckpt", 400),
+        ("epoch=1-val_loss=0.32-step=400-v1.ckpt", 400),
+        ("step=12-v2.ckpt", 12),
+        ("checkpoint-500.5", 0),
         ("epoch=3", 0),
         ("best", 0),
         ("checkpoint-", 0),
@@ -162,6 +168,47 @@ def test_the_step_is_in_the_name_or_the_next(store: Store, tmp_path: Path, name:
 
     assert store.commit(tmp_path / name).step == step
     assert store.commit(tmp_path / name, step=1000, run="other").step == 1000
+
+
+def several(folder: Path, names: list[str]) -> list[Path]:
+    for name in names:
+        if name.endswith((".ckpt", ".json")):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(name)
+        else:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "f").write_text(name)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["checkpoint-1000", "checkpoint-500"],
+        ["global_step10", "global_step9", "latest.json"],
+        ["epoch=1-step=400.ckpt", "epoch=2-step=800.ckpt", "last.ckpt"],
+    ],
+    ids=["transformers", "deepspeed", "lightning"],
+)
+def test_several_checkpoints_are_not_one(store: Store, tmp_path: Path, names: list[str]) -> None:
+    paths = several(tmp_path / "out", names)
+    with pytest.raises(BadInput, match=rf"out holds 2 checkpoints, and one commit makes one: {names[0][:5]}") as of_one:
+        store.commit(tmp_path / "out")
+    assert f"for d in {tmp_path / 'out'}/*; do" in of_one.value.command_hint
+    with pytest.raises(BadInput, match="the paths are 2 checkpoints, and one commit makes one") as of_several:
+        store.commit(paths)
+    assert "commit each by itself" in of_several.value.hint
+    assert store.checkpoints() == []
+    assert store.commit(tmp_path / "out", step=7).step == 7
+    assert store.commit(paths, step=8).step == 8
+
+
+@pytest.mark.parametrize(
+    "names", [["checkpoint-500"], ["global_step500", "config.json"], ["step-1.json", "step-2.json"]]
+)
+def test_one_checkpoint_in_a_directory_is_one(store: Store, tmp_path: Path, names: list[str]) -> None:
+    several(tmp_path / "out", names)
+    assert store.commit(tmp_path / "out").step == 0
 
 
 def test_several_paths_keep_their_names(store: Store, tmp_path: Path) -> None:
@@ -251,7 +298,8 @@ def test_a_checkpoint_that_says_it_is_unfinished_is_refused(store: Store, tmp_pa
 
     with pytest.raises(BadInput, match="not complete") as caught:
         store.commit(tmp_path / "run")
-    assert "--allow-incomplete" in caught.value.hint
+    assert "allow_incomplete=True" in caught.value.hint
+    assert "--allow-incomplete" in caught.value.command_hint
     assert store.checkpoints() == []
     assert store.commit(tmp_path / "run", allow_incomplete=True).step == 0
 

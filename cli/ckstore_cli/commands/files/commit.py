@@ -90,12 +90,22 @@ def commit(
         )
     for warning in info.warnings:
         out.warning(warning)
-    out.document({**checkpoint_document(info), "warnings": list(info.warnings)})
-    out.line(_line(info))
+    source = _source_of_step(step, paths)
+    out.document({**checkpoint_document(info), "warnings": list(info.warnings), "step_from": source})
+    out.line(_line(info) + _GUESSED[source])
     untagged = sorted(set(tags) - set(info.tags))
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")
+
+
+_GUESSED = {"given": "", "name": "; the step is from the name", "next": "; the step is the next one of the run"}
+
+
+def _source_of_step(step: int | None, paths: tuple[Path, ...]) -> str:
+    from ckstore.ops.save.gather import step_in_name
+
+    return "given" if step is not None else "next" if step_in_name(paths) is None else "name"
 
 
 def _line(info: CheckpointInfo) -> str:

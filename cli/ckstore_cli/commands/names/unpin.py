@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ckstore.errors import NoSuchRef
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
@@ -30,10 +29,7 @@ def unpin(frame: Frame, name_or_ref: str) -> None:
     """
     out = frame.output()
     with frame.writing() as store:
-        try:
-            removed = store.unpin(name_or_ref)
-        except NoSuchRef as error:
-            raise NoSuchRef(error.message, hint="ckstore pin lists the pins") from error
+        removed = store.unpin(name_or_ref)
     out.document({"removed": removed})
     for name in removed:
         out.line(f"removed {name}")

@@ -1,0 +1,56 @@
+"""A hint is advice that works where it is given: Python's name arguments, the command line's name options."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OPTION = re.compile(r"(?<!ckstore log )(?<![\w-])--[a-z]")
+ARGUMENT = re.compile(r"\b[a-z_]+=(?!\S*VALUE)|\bsave\(\)|\bstore\.\w+")
+NO_COMMAND_ENTERS = (
+    "ckstore/model/settings/retention.py",
+    "ckstore/ops/acts.py",
+    "ckstore/ops/index/catalog_place.py",
+    "ckstore/ops/read/load.py",
+    "ckstore/ops/read/load_into.py",
+    "ckstore/ops/read/storage_read.py",
+    "ckstore/ops/save/packing.py",
+    "ckstore/tensors/",
+    "ckstore/store.py",
+)
+"""What only a program calls."""
+
+
+def hints() -> list[tuple[str, str, str, bool]]:
+    """Return place, keyword, source, and whether the command line has its own, of every hint in the library."""
+    found = []
+    for path in sorted((ROOT / "ckstore").rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+            words = {word.arg: ast.get_source_segment(source, word.value) or "" for word in call.keywords}
+            place = f"{path.relative_to(ROOT)}:{call.lineno}"
+            found += [(place, k, v, "command_hint" in words) for k, v in words.items() if k in ("hint", "command_hint")]
+    return found
+
+
+def test_no_hint_for_python_names_an_option() -> None:
+    assert len(hints()) > 150
+    assert [(place, text) for place, word, text, _ in hints() if word == "hint" and OPTION.search(text)] == []
+
+
+def test_a_hint_that_names_an_argument_has_another_for_the_command_line() -> None:
+    alone = [
+        (place, text)
+        for place, word, text, has_both in hints()
+        if word == "hint" and not has_both and ARGUMENT.search(text) and not place.startswith(NO_COMMAND_ENTERS)
+    ]
+    assert alone == []
+
+
+def test_no_hint_of_the_command_line_names_an_argument() -> None:
+    own = [(place, text) for place, word, text, _ in hints() if word == "command_hint"]
+    printed = (ROOT / "tests/cli/messages.txt").read_text(encoding="utf-8").splitlines()
+    own += [("messages", line.removeprefix("hint: ")) for line in printed if line.startswith("hint: ")]
+    assert [(place, text) for place, text in own if re.search(r"\b[a-z_]+=|\bsave\(\)|\bstore\.\w+", text)] == []
