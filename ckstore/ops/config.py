@@ -14,8 +14,11 @@ from ckstore.model.settings.retention import RetentionPolicy, metrics_there
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects.documents import atomic_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.context import annotated, read_info
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
@@ -219,18 +222,33 @@ def _json_of_policy(context: Context, member: str, policy: RetentionPolicy | Non
 
 
 def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
-    """Refuse a metric that no checkpoint has where there are other metrics. The catalog's word is enough for that.
+    """Refuse a metric that no checkpoint has where there are other metrics.
 
-    A new store, and one whose checkpoints have no metrics yet, takes any name.
+    The catalog's word is enough to take it; only the directories refuse it. A new store, and one whose checkpoints
+    have no metrics yet, takes any name.
     """
+    wanted = {best.metric for best in policy.bests}
     try:
-        there = [info.metrics for info in context.catalog.infos() if info.metrics] if policy.bests else []
+        there = [info.metrics for info in context.catalog.infos()] if wanted else []
     except CatalogUnavailable:  # a rule that cannot be judged drops nothing anyway
         return
-    for best in policy.bests:
-        if there and not any(best.metric in metrics for metrics in there):
-            msg = f"{member}: no checkpoint has the metric {best.metric}; the setting stays as it was"
-            raise BadInput(msg, hint=metrics_there(there, best.metric))
+    if not _lacking(wanted, there):
+        return
+    there = [
+        annotated(context, info).metrics
+        for run, step, _ in context.layout.published()
+        if (info := read_info(context, run, step)) is not None
+    ]
+    if lacking := _lacking(wanted, there):
+        metric = min(lacking)
+        msg = f"{member}: no checkpoint has the metric {metric}; the setting stays as it was"
+        raise BadInput(msg, hint=metrics_there(there, metric))
+
+
+def _lacking(wanted: set[str], there: Iterable[Mapping[str, float]]) -> set[str]:
+    """Return which of the metrics none has, if any has a metric at all."""
+    known = {metric for metrics in there for metric in metrics}
+    return wanted - known if known else set()
 
 
 def _policy_of(context: Context, member: str) -> RetentionPolicy | None:

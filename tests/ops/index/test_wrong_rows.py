@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ckstore import CheckpointInfo, CkstoreWarning, Store
+from ckstore import Best, CheckpointInfo, CkstoreWarning, RetentionPolicy, Store
 from tests.support.catalog_rows import change, columns_of, flipped, values_of
 from tests.support.stores import check_store
 
@@ -134,3 +134,15 @@ def test_a_wrong_row_of_a_tag_is_harmless_since_tags_are_read_from_refs(
         with Store.open(store.path) as again:
             assert again.checkpoints() == expected
         assert values_of("tags", column, store.path) == [value]
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_metric_that_only_a_wrong_row_lacks_is_taken(store: Store, forged: bool) -> None:
+    store.save(state(1), 1, metrics={"acc": 1.0})
+    store.save(state(2), 2, metrics={"loss": 1.0})
+    assert change(store.path, "checkpoints", "metrics", '{"loss":1}', where="step = 1", forged=forged)
+    policy = RetentionPolicy(keep_best=Best("acc", "max"))
+
+    store.config.retention = policy
+
+    assert store.config.retention == policy
