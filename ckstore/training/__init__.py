@@ -1,0 +1,11 @@
+"""The whole state of a training run: what to capture, how to restore it, and what will not continue exactly.
+
+Importing it imports no torch.
+"""
+
+from ckstore.training.capture import capture
+from ckstore.training.conditions import Conditions
+from ckstore.training.provenance import provenance
+from ckstore.training.restore import ResumeReport, restore
+
+__all__ = ["Conditions", "ResumeReport", "capture", "provenance", "restore"]

@@ -1,0 +1,90 @@
+"""What a run depended on when it was saved, besides its state, and what differs from it now. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a run depended on when it was saved.
+
+    Attributes:
+        world_size: How many processes trained.
+        rng_ranks: The ranks of which random states are there.
+        rng_kinds: Which generators, ``python``, ``numpy``, ``torch``, ``cuda``.
+        dataloader: What describes the data loader: class, batch size, lengths; empty if there was none.
+        dataloader_resumes: Whether the data loader has a state of its own, with its place in the data.
+    """
+
+    world_size: int = 1
+    rng_ranks: tuple[int, ...] = ()
+    rng_kinds: tuple[str, ...] = ()
+    dataloader: Mapping[str, Any] = field(default_factory=dict)
+    dataloader_resumes: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this as metadata of a checkpoint."""
+        return {
+            "world_size": self.world_size,
+            "rng_ranks": list(self.rng_ranks),
+            "rng_kinds": list(self.rng_kinds),
+            "dataloader": dict(self.dataloader),
+            "dataloader_resumes": self.dataloader_resumes,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Conditions:
+        """Return what `to_json` gave.
+
+        Raises:
+            BadInput: It is something else.
+        """
+        try:
+            members: Any = value
+            return cls(
+                int(members["world_size"]),
+                tuple(int(rank) for rank in members["rng_ranks"]),
+                tuple(str(kind) for kind in members["rng_kinds"]),
+                dict(members["dataloader"]),
+                bool(members["dataloader_resumes"]),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            msg = f"this is not a record of the conditions of a training run: {error}"
+            raise BadInput(msg, hint="ckstore.training.capture writes one") from error
+
+
+def differences(before: Conditions, now: Conditions, rank: int, *, rng: bool = True) -> Iterator[str]:
+    """Say what differs, and so will not continue exactly on this rank; without `rng` random states do not matter."""
+    if before.world_size != now.world_size:
+        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now there are {now.world_size}"
+    if not rng:
+        yield "random states were not asked for"
+    elif not before.rng_ranks:
+        yield "the checkpoint holds no random states: numbers drawn from here on will differ"
+    elif rank not in before.rng_ranks:
+        yield f"the checkpoint holds no random state of rank {rank}, only of {_listed(before.rng_ranks)}"
+    else:
+        for kind in now.rng_kinds:
+            if kind not in before.rng_kinds:
+                yield f"the checkpoint holds no random state of {kind}, which is in use now"
+    if before.dataloader and now.dataloader:
+        for name in sorted({*before.dataloader, *now.dataloader}):
+            old, new = before.dataloader.get(name), now.dataloader.get(name)
+            if old != new:
+                yield f"the data loader has another {name.replace('_', ' ')}: {new!r} now, {old!r} in the checkpoint"
+    if before.dataloader and not before.dataloader_resumes:
+        yield "the data loader keeps no place in the data: it begins an epoch"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

@@ -1,0 +1,78 @@
+"""Where a checkpoint comes from: the revision of the code, the command line, versions of packages, configuration."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("ckstore", "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft")
+_GIT_TIMEOUT_S = 10.0
+
+
+def provenance(
+    config: Mapping[str, Any] | None = None,
+    *,
+    packages: Iterable[str] = PACKAGES,
+    directory: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Return where a run comes from, as ``metadata`` for `Store.save`; shown by ``ckstore show``.
+
+    Nothing of it is recorded unasked: a command line can hold what should not be kept.
+
+    Args:
+        config: The configuration of the run: JSON-like values.
+        packages: Whose versions to record; those that are not installed are left out.
+        directory: A directory in the git repository of the code; None: that of the program.
+    """
+    found: dict[str, Any] = {
+        "command_line": list(sys.orig_argv),
+        "python": platform.python_version(),
+        "packages": dict(_versions(packages)),
+        "git": git_revision(_program_folder() if directory is None else os.fspath(directory)),
+    }
+    if config is not None:
+        found["config"] = dict(config)
+    return {"provenance": found}
+
+
+def _program_folder() -> str:
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return str(Path(file).resolve().parent if file else Path.cwd())
+
+
+def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for name in packages:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+def git_revision(directory: str) -> dict[str, Any] | None:
+    """Return the commit and whether files differ from it; None: no git, or no repository. It takes no lock of git."""
+    revision = _git(directory, "rev-parse", "HEAD")
+    if revision is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"revision": revision.strip(), "changed": None if changes is None else bool(changes.strip())}
+
+
+def _git(directory: str, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603 - arguments are ours
+            ["git", "-C", directory, *arguments],  # noqa: S607 - the user's own git
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,168 @@
+"""Restore what `capture` captured, and say what will not continue exactly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.tensors.stateful import is_stateful
+from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
+from ckstore.training.conditions import Conditions, differences
+from ckstore.training.loader import description, set_place
+from ckstore.training.processes import rank_and_world
+from ckstore.training.rng import random_states, set_random_states
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import RefLike, Store
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """What `restore` did. Printed, it says what will not continue exactly.
+
+    Attributes:
+        info: The checkpoint.
+        present: The parts that it holds and that were restored.
+        missing: Parts that were asked for and that it does not hold; they were left as they were.
+        unused: Parts that it holds and that were not asked for.
+        inexact: What will not continue exactly, one sentence each; empty: the run goes on as if it had not stopped,
+            as far as ckstore can tell.
+        extra: What was given to `capture` as `extra`.
+    """
+
+    info: CheckpointInfo
+    present: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    inexact: tuple[str, ...]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"  {sentence}" for sentence in self.inexact]
+        return "\n".join([f"{self.info.name} restored" + (", but:" if lines else ""), *lines])
+
+
+class _Receiver:
+    """Takes up a state as it is in the checkpoint."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it has no state before it gets one."""
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        """Take it up."""
+        self.state = state
+
+
+def restore(
+    store: Store,
+    ref: RefLike = "latest-valid",
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    rng: bool = True,
+    strict: bool = True,
+) -> ResumeReport:
+    """Read a captured state into the objects of a run, in place; every rank calls it.
+
+    Names, shapes and dtypes are compared before anything is touched. Random states are set last.
+
+    Args:
+        store: The store.
+        ref: Which checkpoint; as in `Store.load`, ``latest-valid`` passes over damaged ones.
+        model: As given to `capture`, wrapped or not; so for all others.
+        optimizer: See `model`.
+        scheduler: See `model`.
+        scaler: See `model`.
+        dataloader: See `model`.
+        rng: Whether to set the random states of this rank.
+        strict: False: a part that the checkpoint lacks is reported and left as it is.
+
+    Raises:
+        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+        BadInput: The checkpoint is none of `capture`.
+        DoesNotFit: A part is missing, or differs from what it is to be loaded into.
+        DamagedBlob: Bytes are damaged.
+    """
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
+    if dataloader is not None:
+        wanted["dataloader"] = dataloader
+    tried: set[str] = set()
+    while True:
+        info = store.info(ref)
+        try:
+            return _restore_from(store, info, wanted, rng=rng, strict=strict)
+        except DamagedBlob:
+            # The damage is marked now, so latest-valid names the one before.
+            if not _is_latest_valid(ref) or info.id in tried:
+                raise
+            tried.add(info.id)
+
+
+def _is_latest_valid(ref: RefLike) -> bool:
+    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-valid"
+
+
+def _restore_from(
+    store: Store, info: CheckpointInfo, wanted: dict[str, Any], *, rng: bool, strict: bool
+) -> ResumeReport:
+    record, before = _record(store, info)
+    present = tuple(record["present"])
+    missing = tuple(name for name in PARTS if name in wanted and name not in present)
+    if missing and strict:
+        msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
+        raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
+    restored = tuple(name for name in PARTS if name in wanted and name in present)
+    rank, world_size = rank_and_world()
+    has_rng = rng and rank in before.rng_ranks
+    random, place, extra = _Receiver(), _Receiver(), _Receiver()
+    target: dict[str, Any] = {name: wanted[name] for name in restored}
+    loader = target.get("dataloader")
+    if loader is not None and not is_stateful(loader):
+        target["dataloader"] = place
+    if record["extra"]:
+        target["extra"] = extra
+    select = [*target]
+    if has_rng:
+        target["rng"] = {rng_name(rank): random}
+        select.append(f"rng.{rng_name(rank)}")
+    if target:
+        store.load_into(target, info, select=select)
+    if place.state is not None:
+        set_place(loader, place.state)
+    now = Conditions(
+        world_size=world_size,
+        rng_kinds=tuple(random_states()),
+        dataloader={} if loader is None else description(loader),
+    )
+    if has_rng:
+        set_random_states(random.state)
+    unused = tuple(name for name in present if name not in wanted)
+    inexact = (
+        *(f"the checkpoint holds no {name}" for name in missing),
+        *(f"the {name} of the checkpoint was not asked for" for name in unused),
+        *differences(before, now, rank, rng=rng),
+    )
+    return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
+
+
+def _record(store: Store, info: CheckpointInfo) -> tuple[dict[str, Any], Conditions]:
+    try:
+        record = json.loads(store.load(info, select=RECORD)[RECORD])
+        if record["version"] > VERSION:
+            msg = f"{info.name} was captured by a newer ckstore"
+            raise BadInput(msg, hint="install that version")
+        return record, Conditions.from_json(record["conditions"])
+    except (NoSuchRef, LookupError, TypeError, json.JSONDecodeError) as error:
+        msg = f"{info.name} was not captured by ckstore.training.capture"
+        raise BadInput(msg, hint="store.load_into(target, ref) loads any state") from error

@@ -1,0 +1,53 @@
+"""The random generators of this process: Python's, NumPy's, torch's and those of its GPUs."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the generators that this process has loaded, as values that a state may hold."""
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {}
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
+        states["numpy"] = {
+            "name": str(name),
+            "keys": keys.copy(),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        }
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    encoded = b"".join(word.to_bytes(4, "little") for word in words)
+    return {"python": {"version": version, "words": encoded, "gauss": gauss}, **states}
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Give the generators of this process the states that `random_states` returned."""
+    python = states["python"]
+    encoded: bytes = python["words"]
+    words = tuple(int.from_bytes(encoded[at : at + 4], "little") for at in range(0, len(encoded), 4))
+    random.setstate((python["version"], words, python["gauss"]))
+    if "numpy" in states:
+        import numpy as np
+
+        of = states["numpy"]
+        np.random.set_state(  # noqa: NPY002 - the global generator is what is in use
+            (of["name"], of["keys"], of["position"], of["has_gauss"], of["cached"])
+        )
+    if "torch" in states:
+        import torch
+
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states and torch.cuda.is_available():
+            for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,242 @@
+"""The state of a run is captured whole, continues bit for bit, and a report says what will not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckstore import BadInput, CkstoreWarning, DoesNotFit, Store
+from ckstore.training import Conditions, capture, provenance, restore
+from ckstore.training.conditions import differences
+from tests.support.damage import flip
+from tests.support.requirements import require
+
+
+class Run:
+    """A small run that draws from every generator."""
+
+    def __init__(self, batch_size: int = 4) -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 - the global generator is what is captured
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.scaler = torch.amp.GradScaler("cpu")
+        data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(8, 8))
+        self.loader = torch.utils.data.DataLoader(
+            data, batch_size=batch_size, shuffle=True, generator=torch.Generator().manual_seed(2)
+        )
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "dataloader": self.loader,
+        }
+
+    def epochs(self, count: int) -> None:
+        for _ in range(count):
+            for (rows,) in self.loader:
+                noise = random.random() + float(np.random.rand())  # noqa: NPY002 - see above
+                self.optimizer.zero_grad()
+                self.scaler.scale(self.model(rows + noise).sum()).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            self.scheduler.step()
+
+    def values(self) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in self.model.state_dict().values()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def test_a_run_goes_on_bit_for_bit_from_what_was_captured(store: Store) -> None:
+    whole = Run()
+    whole.epochs(2)
+    store.save(capture(**whole.parts, extra={"epoch": 2, "losses": []}), step=2)
+    whole.epochs(2)
+
+    again = Run()
+    again.epochs(1)  # its generators are elsewhere
+    report = restore(store, **again.parts)
+    again.epochs(2)
+
+    assert all(map(torch.equal, whole.values(), again.values()))
+    assert report.present == ("model", "optimizer", "scheduler", "scaler", "dataloader")
+    assert report.extra == {"epoch": 2, "losses": []}
+    assert report.inexact == ("the data loader keeps no place in the data: it begins an epoch",)
+
+
+def test_wrappers_of_the_model_are_not_in_the_checkpoint(store: Store) -> None:
+    run = Run()
+    store.save(capture(model=torch.compile(run.model, backend="eager"), optimizer=run.optimizer))
+    other = Run()
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.zero_()
+
+    restore(store, model=torch.nn.DataParallel(other.model), optimizer=other.optimizer)
+
+    assert all(map(torch.equal, run.values(), other.values()))
+
+
+def test_a_damaged_newest_is_passed_over(store: Store) -> None:
+    run = Run()
+    run.epochs(1)
+    store.save(capture(**run.parts), step=1)
+    before = run.values()
+    run.epochs(1)
+    info = store.save(capture(**run.parts), step=2)
+    newest = store.directory_of(info)
+    largest = max(
+        (blob for blob in (newest / "blobs").iterdir() if blob.stat().st_nlink == 2),
+        key=lambda blob: blob.stat().st_size,
+    )
+    flip(largest, largest.stat().st_size // 2)
+    again = Run()
+
+    with pytest.warns(CkstoreWarning, match="newer checkpoints are damaged"):
+        report = restore(store, **again.parts)
+
+    assert report.info.step == 1
+    assert all(map(torch.equal, before, again.values()))
+
+
+def test_the_report_says_what_will_not_continue_exactly(store: Store) -> None:
+    run = Run()
+    store.save(capture(model=run.model, scaler=run.scaler, dataloader=run.loader, rng=False))
+    other = Run(batch_size=2)
+
+    with pytest.raises(DoesNotFit, match="no optimizer"):
+        restore(store, model=other.model, optimizer=other.optimizer)
+    report = restore(store, strict=False, model=other.model, optimizer=other.optimizer, dataloader=other.loader)
+
+    assert (report.missing, report.unused) == (("optimizer",), ("scaler",))
+    assert report.inexact == (
+        "the checkpoint holds no optimizer",
+        "the scaler of the checkpoint was not asked for",
+        "the checkpoint holds no random states: numbers drawn from here on will differ",
+        "the data loader has another batch size: 2 now, 4 in the checkpoint",
+        "the data loader keeps no place in the data: it begins an epoch",
+    )
+    assert str(report).startswith("main@0 restored, but:\n  the checkpoint holds no optimizer")
+
+
+def test_another_state_is_refused_by_name(store: Store) -> None:
+    store.save({"model": Run().model})
+
+    with pytest.raises(BadInput, match=r"was not captured by ckstore\.training\.capture"):
+        restore(store, model=Run().model)
+
+
+def test_another_world_size_and_a_rank_without_a_random_state_are_named() -> None:
+    before = Conditions(world_size=2, rng_ranks=(0, 1), rng_kinds=("python",))
+    now = Conditions(world_size=4, rng_kinds=("python", "cuda"))
+
+    assert list(differences(before, now, 3)) == [
+        "the checkpoint was saved by 2 processes, and now there are 4",
+        "the checkpoint holds no random state of rank 3, only of 0, 1",
+    ]
+    assert list(differences(before, now, 1))[1] == "the checkpoint holds no random state of cuda, which is in use now"
+    assert Conditions.from_json(before.to_json()) == before
+    with pytest.raises(BadInput, match="not a record"):
+        Conditions.from_json({"world_size": 1})
+
+
+def test_provenance_is_recorded_on_request(tmp_path: Path, store: Store) -> None:
+    import shutil
+
+    require(shutil.which("git") is not None, "needs git")
+    code = tmp_path / "code"
+    code.mkdir()
+    file = code / "train.py"
+    file.write_text("1")
+    git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *arguments], check=True, timeout=60)
+    (code / ".git" / "index.lock").touch()  # another process is at work there
+
+    clean = provenance({"lr": 0.1}, directory=code)
+    file.write_text("2")
+    changed = provenance(directory=code)
+    info = store.save({}, metadata=clean)
+
+    found = store.info(info).metadata["provenance"]
+    assert found["config"] == {"lr": 0.1}
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["command_line"] == sys.orig_argv
+    assert len(found["git"]["revision"]) >= 40
+    assert not found["git"]["changed"]
+    assert changed["provenance"]["git"]["changed"]
+    assert "config" not in changed["provenance"]
+    assert provenance(directory=tmp_path / "nowhere")["provenance"]["git"] is None
+
+
+_RANK = textwrap.dedent("""
+    import os, sys, random
+    import torch, torch.distributed as dist
+    from ckstore import Store
+    from ckstore.training import capture, restore
+
+    folder, rank, world, act = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{act}", rank=rank, world_size=world)
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    if act == "save":
+        state = capture(model=model)
+        drawn = torch.rand(3)
+        if rank == 0:
+            Store.init(f"{folder}/store").save(state)
+        print(drawn.tolist())
+    else:
+        report = restore(Store.open(f"{folder}/store", readonly=True), model=model)
+        print(torch.rand(3).tolist() if act == "load" else report.inexact)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+""")
+
+
+def ranks(folder: Path, world: int, act: str) -> list[str]:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(folder), str(rank), str(world), act], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(world)
+    ]
+    outputs = [process.communicate(timeout=240)[0].strip() for process in running]
+    assert [process.returncode for process in running] == [0] * world
+    return outputs
+
+
+@pytest.mark.slow
+def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_none(tmp_path: Path) -> None:
+    drawn = ranks(tmp_path, 2, "save")
+
+    assert drawn[0] != drawn[1]
+    assert ranks(tmp_path, 2, "load") == drawn
+    (alone,) = ranks(tmp_path, 1, "report")
+    assert alone == "('the checkpoint was saved by 2 processes, and now there are 1',)"
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, ckstore.training, ckstore.integrations; print([m for m in sys.modules if m in "
+    code += "('torch', 'numpy', 'transformers', 'lightning', 'accelerate', 'deepspeed')])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+
+    assert done.stdout.strip() == "[]"
