@@ -14,7 +14,7 @@ DECIDING = [
     Mutant(
         "the two names of a checkpoint in a tag agree",
         "tags-by-their-first-name",
-        "model/checkpoint/tag.py",
+        "_TEXT_TWICE",
         r"/\.\./\1/([^/]+)/\.\./\2\Z",
         r"/\.\./[^/]+/([^/]+)/\.\./[^/]+\Z",
         "tests/model/checkpoint/test_tag.py::test_no_flipped_bit_makes_a_tag_name_another_checkpoint",
@@ -23,7 +23,7 @@ DECIDING = [
     Mutant(
         "while a tag cannot be read nothing is planned to be dropped",
         "doubtful-tags-planned-over",
-        "ops/free/retain.py",
+        "_history",
         "    check_tags(context.layout)\n",
         "",
         f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
@@ -32,7 +32,7 @@ DECIDING = [
     Mutant(
         "while a tag cannot be read nothing is dropped",
         "doubtful-tags-dropped-over",
-        "ops/refs/protection.py",
+        "check_unprotected",
         "    check_tags(context.layout)\n",
         "",
         f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
@@ -41,7 +41,7 @@ DECIDING = [
     Mutant(
         "a tag that names once a checkpoint that is not there is doubtful",
         "dangling-tags-believed",
-        "ops/refs/doubtful.py",
+        "_doubt",
         "    if not target.twice and layout",
         "    if target is None and layout",
         f"{_TAGS}::test_while_a_tag_cannot_be_read_nothing_is_dropped",
@@ -50,7 +50,7 @@ DECIDING = [
     Mutant(
         "what is dropped, and what outranks it, is read from the manifests",
         "rows-drop",
-        "ops/free/retain.py",
+        "_plan",
         "            history[info.name] = _read(context, facts) if sure else facts\n",
         "            history[info.name] = facts\n",
         f"{_ROWS}::test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are",
@@ -59,7 +59,7 @@ DECIDING = [
     Mutant(
         "what has no readable manifest is kept",
         "unreadable-dropped",
-        "ops/free/retain.py",
+        "retain._read",
         "        return replace(candidate, damage=error.message, doubt=",
         "        return replace(candidate, damage=error.message, in_use=False and ",
         f"{_ROWS}::test_what_has_no_readable_manifest_is_not_dropped",
@@ -68,7 +68,7 @@ DECIDING = [
     Mutant(
         "checksum of a row",
         "rows-without-checksum",
-        "catalog/checksum.py",
+        "IS_RIGHT",
         'IS_RIGHT = f"(checksum IS {CHECKSUM})"\n',
         'IS_RIGHT = "(1)"\n',
         f"{_WRONG}::test_opening_says_which_rows_it_wrote_again",
@@ -77,7 +77,7 @@ DECIDING = [
     Mutant(
         "inode and times of the manifest that a row was made from",
         "rows-by-inode-of-the-directory",
-        "catalog/queries.py",
+        "queries.infos",
         "if published.get((row[1], row[2])) == stamp]",
         "if (there := published.get((row[1], row[2]))) and there.dir_inode == stamp.dir_inode]",
         f"{_WRONG}::test_a_directory_that_was_replaced_by_hand_is_seen_at_once",
@@ -86,7 +86,7 @@ DECIDING = [
     Mutant(
         "the manifest of the newest, and the one written last, are read",
         "newest-by-rows",
-        "ops/refs/latest.py",
+        "newest",
         "        suspects = {info.name: info for info in (*found, *last)}\n",
         "        suspects: dict[str, CheckpointInfo] = {}\n",
         f"{_ORDER}::test_whatever_number_a_row_has_the_manifest_counts",
@@ -95,7 +95,7 @@ DECIDING = [
     Mutant(
         "a sequence number comes after those of the manifests",
         "sequence-by-rows",
-        "ops/index/sequence.py",
+        "greatest",
         "            suspects = {by_order[-1], by_time[-1]} - self._checked\n",
         "            suspects: set[Place] = set()\n",
         f"{_ORDER}::test_the_next_number_comes_after_those_of_the_manifests",
@@ -104,7 +104,7 @@ DECIDING = [
     Mutant(
         "a sequence number far beyond the others does not count",
         "any-sequence-counts",
-        "model/order.py",
+        "greatest_in_order",
         "        if sequence - last > WIDEST_GAP:\n            break\n",
         "",
         f"{_ORDER}::test_a_number_far_beyond_all_others_is_not_the_newest_and_no_save_comes_after_it",
@@ -113,7 +113,7 @@ DECIDING = [
     Mutant(
         "a piece that the catalog names is looked at",
         "pieces-believed",
-        "ops/save/packing.py",
+        "_pieces_are_there",
         "        if len(there) != place.length or context.algorithm.digest(there) != digest:\n",
         "        if not there.contiguous:\n",
         f"{_ROWS}::test_what_is_saved_is_loaded_whatever_the_index_says_of_pieces",
@@ -122,7 +122,7 @@ DECIDING = [
     Mutant(
         "a piece lies inside its blob",
         "pieces-from-the-end",
-        "ops/save/packing.py",
+        "_may_be_there",
         "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",
         "    return True\n",
         f"{_ROWS}::test_a_place_counted_from_the_end_is_none",

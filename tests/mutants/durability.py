@@ -12,7 +12,7 @@ DURABILITY = [
     Mutant(
         "fsync of a blob",
         "blob-not-synced",
-        "fs/files.py",
+        "create_blob",
         _CREATE_BLOB,
         "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n",
         law("first_save"),
@@ -21,7 +21,7 @@ DURABILITY = [
     Mutant(
         "fsync of a blob on the descriptor that wrote it",
         "blob-synced-by-another-descriptor",
-        "fs/files.py",
+        "create_blob",
         _CREATE_BLOB,
         "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n"
         "        with opened(path, os.O_RDONLY) as another:\n            os.fsync(another)\n",
@@ -31,7 +31,7 @@ DURABILITY = [
     Mutant(
         "time of a blob before its fsync",
         "blob-synced-before-its-time",
-        "fs/files.py",
+        "create_blob",
         _CREATE_BLOB,
         "        os.fsync(fd)\n        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n",
         law("first_save"),
@@ -40,7 +40,7 @@ DURABILITY = [
     Mutant(
         "an fsync that failed is not repeated",
         "failed-sync-repeated",
-        "fs/files.py",
+        "create_blob",
         _CREATE_BLOB,
         "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n"
         "        try:\n            os.fsync(fd)\n        except OSError:\n            os.fsync(fd)\n",
@@ -51,7 +51,7 @@ DURABILITY = [
     Mutant(
         "fsync of the manifest",
         "manifest-not-synced",
-        "fs/files.py",
+        "files.create_file",
         "        write_all(fd, memoryview(data))\n        os.fchmod(fd, mode)\n        os.fsync(fd)\n",
         "        write_all(fd, memoryview(data))\n        os.fchmod(fd, mode)\n",
         law("first_save"),
@@ -60,7 +60,7 @@ DURABILITY = [
     Mutant(
         "fsync of annotations, pins and settings",
         "small-file-not-synced",
-        "fs/files.py",
+        "files.create_file",
         "        write_all(fd, memoryview(data))\n        os.fchmod(fd, mode)\n        os.fsync(fd)\n",
         "        write_all(fd, memoryview(data))\n        os.fchmod(fd, mode)\n",
         law("annotate"),
@@ -69,7 +69,7 @@ DURABILITY = [
     Mutant(
         "fsync of the staging's blobs/",
         "staged-blobs-not-synced",
-        "objects/staging.py",
+        "Staging.seal",
         "        files.sync_directory(self._blobs)\n",
         "",
         law("first_save"),
@@ -78,7 +78,7 @@ DURABILITY = [
     Mutant(
         "fsync of the staging directory",
         "staging-not-synced",
-        "objects/staging.py",
+        "Staging.seal",
         "        files.sync_directory(self._own)\n",
         "",
         law("first_save"),
@@ -87,7 +87,7 @@ DURABILITY = [
     Mutant(
         "fsync of the new parent",
         "run-not-synced",
-        "objects/publish.py",
+        "publish.publish",
         _PARENTS,
         _OPENED.format("layout.checkpoints, layout.staging"),
         law("deduplicated_save"),
@@ -96,7 +96,7 @@ DURABILITY = [
     Mutant(
         "fsync of the new parent's parent",
         "checkpoints-not-synced",
-        "objects/publish.py",
+        "publish.publish",
         _PARENTS,
         _OPENED.format("target.parent, layout.staging"),
         law("first_save"),
@@ -105,7 +105,7 @@ DURABILITY = [
     Mutant(
         "fsync of the old parent",
         "old-parent-not-synced",
-        "objects/publish.py",
+        "publish.publish",
         _PARENTS,
         _OPENED.format("target.parent, layout.checkpoints"),
         law("first_save"),
@@ -114,7 +114,7 @@ DURABILITY = [
     Mutant(
         "the new parent first",
         "old-parent-synced-first",
-        "objects/publish.py",
+        "publish.publish",
         _PARENTS,
         _OPENED.format("layout.staging, layout.checkpoints, target.parent"),
         law("first_save"),
@@ -123,7 +123,7 @@ DURABILITY = [
     Mutant(
         "fsync by the process itself when another one renamed",
         "rename-of-others-trusted",
-        "objects/publish.py",
+        "publish.publish",
         "        _sync(parents)\n        return outcome\n",
         "        if outcome.existing is None:\n            _sync(parents)\n        return outcome\n",
         law("save_again"),
@@ -132,7 +132,7 @@ DURABILITY = [
     Mutant(
         "fsync of the store at opening",
         "store-not-synced-at-opening",
-        "ops/open/recover.py",
+        "_make_store_durable",
         "        files.sync_directory(context.layout.root)\n",
         "        pass\n",
         law("save_into_a_copy"),
@@ -141,7 +141,7 @@ DURABILITY = [
     Mutant(
         "init fails if the store's name cannot be made durable",
         "parent-not-synced-by-init",
-        "ops/open/create.py",
+        "create._fill",
         "    files.sync_name(layout.path)\n",
         "",
         "tests/ops/open/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
@@ -150,7 +150,7 @@ DURABILITY = [
     Mutant(
         "fsync of the store's parent at opening",
         "parent-not-synced-at-opening",
-        "ops/open/recover.py",
+        "_make_store_durable",
         "        files.sync_name(context.layout.path)\n",
         "",
         law("save_after_half_an_init"),
@@ -159,7 +159,7 @@ DURABILITY = [
     Mutant(
         "fsync of a checkpoint's names before it is tagged or pinned",
         "tagged-checkpoint-not-synced",
-        "ops/refs/hold.py",
+        "hold.held",
         "            files.sync_directory(parent)\n",
         "            pass\n",
         law("tag"),
@@ -168,7 +168,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/",
         "tag-not-synced",
-        "ops/refs/tags.py",
+        "write_tag",
         "        raise\n    files.sync_directory(layout.refs)\n",
         "        raise\n",
         law("tag"),
@@ -177,7 +177,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/ after a tag is removed",
         "untag-not-synced",
-        "ops/refs/tags.py",
+        "tags.untag",
         "    files.sync_directory(context.layout.refs)\n",
         "",
         law("tag"),
@@ -186,7 +186,7 @@ DURABILITY = [
     Mutant(
         "fsync of pins/ after a pin is removed",
         "unpin-not-synced",
-        "objects/documents/pins.py",
+        "remove_pin",
         "    files.sync_directory(layout.pins)\n",
         "",
         law("pin"),
@@ -195,7 +195,7 @@ DURABILITY = [
     Mutant(
         "fsync of the directory of annotations, pins and settings",
         "small-file-name-not-synced",
-        "objects/documents/atomic_file.py",
+        "replace_file",
         "    files.sync_open_directory(dir_fd)\n",
         "",
         law("annotate"),
@@ -204,7 +204,7 @@ DURABILITY = [
     Mutant(
         "fsync of the kept checkpoints before a drop",
         "kept-not-synced",
-        "ops/free/drop.py",
+        "make_kept_durable",
         "        files.sync_directory(parent)\n",
         "        pass\n",
         law("delete"),
@@ -213,7 +213,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ after a drop",
         "drop-not-synced-in-trash",
-        "ops/free/drop.py",
+        "drop.drop",
         "        files.sync_directory(layout.trash)\n",
         "",
         law("delete"),
@@ -222,7 +222,7 @@ DURABILITY = [
     Mutant(
         "fsync of the run after a drop",
         "drop-not-synced-in-run",
-        "ops/free/drop.py",
+        "drop.drop",
         "        files.sync_directory(path.parent)\n",
         "",
         law("prune"),
@@ -231,7 +231,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ before anything there is unlinked",
         "trash-not-synced",
-        "objects/collector.py",
+        "empty",
         "        for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):\n",
         "        for parent in trash.former_parents(self._layout, names):\n",
         law("gc_after_half_a_delete"),
@@ -240,7 +240,7 @@ DURABILITY = [
     Mutant(
         "fsync of where it came from before anything in trash/ is unlinked",
         "former-parents-not-synced",
-        "objects/collector.py",
+        "empty",
         "        for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):\n",
         "        for parent in (self._layout.trash,):\n",
         law("gc_after_half_a_delete"),
@@ -249,7 +249,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ before a condemned blob is unlinked",
         "condemned-not-synced",
-        "objects/collector.py",
+        "Collector.condemn",
         "        if moved:\n            files.sync_directory(self._layout.trash)\n",
         "",
         law("gc"),
@@ -258,7 +258,7 @@ DURABILITY = [
     Mutant(
         "an old checkpoint goes only when the new one is durable",
         "exchanged-not-synced",
-        "objects/trash.py",
+        "former_parents",
         "    return [*(path for path in there if peek.is_directory(path)), layout.staging]\n",
         "    return [layout.staging]\n",
         law("open_after_an_exchange"),
@@ -267,7 +267,7 @@ DURABILITY = [
     Mutant(
         "fsync of a healed name",
         "healed-not-synced",
-        "objects/heal.py",
+        "relink_everywhere",
         "                files.sync_directory(name.parent)\n",
         "",
         law("save_heals_what_is_marked"),
@@ -276,7 +276,7 @@ DURABILITY = [
     Mutant(
         "fsync of a checked out file",
         "checked-out-file-not-synced",
-        "fs/new_tree.py",
+        "NewTree.create_file",
         "            os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)\n            os.fsync(fd)\n",
         "            os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)\n",
         law("checkout"),
@@ -285,7 +285,7 @@ DURABILITY = [
     Mutant(
         "fsync of a checked out directory",
         "checked-out-directory-not-synced",
-        "fs/new_tree.py",
+        "NewTree.publish",
         "                os.fchmod(fd, self._modes[path])\n                os.fsync(fd)\n",
         "                os.fchmod(fd, self._modes[path])\n",
         law("checkout"),
@@ -294,7 +294,7 @@ DURABILITY = [
     Mutant(
         "fsync of the parent of a checkout",
         "checkout-not-synced",
-        "fs/new_tree.py",
+        "NewTree.publish",
         "        files.sync_name(self.destination)\n",
         "",
         law("checkout"),

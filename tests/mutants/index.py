@@ -10,7 +10,7 @@ INDEX = [
     Mutant(
         "a journal that names another file is not opened",
         "super-journal-opened",
-        "catalog/journal.py",
+        "_names_another",
         "max(0, end - len(_MAGIC))) == _MAGIC",
         "max(0, end - len(_MAGIC))) == b''",
         _BESIDE,
@@ -19,7 +19,7 @@ INDEX = [
     Mutant(
         "a catalog that has another name elsewhere is not opened",
         "linked-catalog-opened",
-        "catalog/journal.py",
+        "_why_strange_file",
         "    if found.st_nlink > 1:\n",
         "    if found.st_nlink > 2**31:\n",
         _BESIDE,
@@ -28,7 +28,7 @@ INDEX = [
     Mutant(
         "a catalog of another schema is not read",
         "any-schema-read",
-        "catalog/connection.py",
+        "check_header",
         "    if not is_schema_of(connection, VERSION):\n",
         "    if VERSION < 0:\n",
         "tests/hostile/test_schema.py::test_a_catalog_of_another_schema_is_not_read_and_rebuilt",
@@ -37,7 +37,7 @@ INDEX = [
     Mutant(
         "only a digest becomes a path",
         "any-text-a-path",
-        "model/digest.py",
+        "fan_out",
         "    if not is_digest(digest):\n",
         "    if digest is None:\n",
         "tests/hostile/test_rows.py::test_only_a_digest_becomes_the_path_of_a_blob",

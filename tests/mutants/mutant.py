@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.mutants.finding import definitions
+
 _LAW = "tests/faults/test_trace_law.py::test_an_act_keeps_every_law"
 
 
@@ -14,8 +16,9 @@ class Mutant:
     Attributes:
         guard: What is taken away, in the words of docs/protocol.md.
         name: Tells it from the others; letters, digits and dashes.
-        file: Where, relative to the package ``ckstore``.
-        old: The text there; it occurs once.
+        where: The function, class, constant or module that changes: see `tests.mutants.finding`.
+        old: What changes in it: whole lines, however far they are indented, or a part of a line. It occurs once in all
+            that has the name.
         new: What stands there instead.
         caught_by: The test that fails.
         says: What is in its output when it fails for that reason: a law, or words of an assertion.
@@ -24,7 +27,7 @@ class Mutant:
 
     guard: str
     name: str
-    file: str
+    where: str
     old: str
     new: str
     caught_by: str
@@ -36,17 +39,43 @@ class Mutant:
         """The act that breaks the law; empty if the law does not catch it."""
         return self.caught_by.partition("[")[2].rstrip("]") if self.caught_by.startswith(_LAW) else ""
 
-    def without_guard(self, sources: str) -> str:
-        """Return the sources of the mutant.
+    @property
+    def file(self) -> str:
+        """The file that changes, relative to the package ``ckstore``. Raises as `changed`."""
+        return self.changed()[0]
+
+    def changed(self) -> tuple[str, str]:
+        """Return the file that changes, relative to the package, and its sources without the guard.
 
         Raises:
-            ValueError: The text is not there, or not once: the guard has moved, and the mutant must follow.
+            ValueError: The text is not there, or not once: the guard is another one, and the mutant must follow.
         """
-        found = sources.count(self.old)
-        if found != 1:
-            msg = f"mutant {self.name}: its text is {found} times in ckstore/{self.file}, wanted once"
+        found = []
+        for place in definitions(self.where):
+            lines = place.sources()
+            before, inside, after = lines[: place.begin], lines[place.begin : place.end], lines[place.end :]
+            change = self._lines_changed if self.old.endswith("\n") else self._part_changed
+            found += [(place.file, "".join([*before, *changed, *after])) for changed in change(inside)]
+        if len(found) != 1:
+            msg = f"mutant {self.name}: its text is {len(found)} times in {self.where}, wanted once"
             raise ValueError(msg)
-        return sources.replace(self.old, self.new)
+        return found[0]
+
+    def _part_changed(self, inside: list[str]) -> list[list[str]]:
+        text = "".join(inside)
+        return [[text.replace(self.old, self.new)]] * text.count(self.old)
+
+    def _lines_changed(self, inside: list[str]) -> list[list[str]]:
+        old = self.old.splitlines(keepends=True)
+        own = _indentation(old)
+        changed = []
+        for at in range(len(inside) - len(old) + 1):
+            found = inside[at : at + len(old)]
+            there = _indentation(found)
+            if found == [_moved(line, own, there) for line in old]:
+                new = [_moved(line, own, there) for line in self.new.splitlines(keepends=True)]
+                changed.append([*inside[:at], *new, *inside[at + len(old) :]])
+        return changed
 
     @property
     def catcher(self) -> str:
@@ -56,6 +85,15 @@ class Mutant:
             return f"trace law {self.says.removesuffix(' (')}, act {self.act}{failing}"
         file, _, test = self.caught_by.partition("::")
         return f"`{test or file}`"
+
+
+def _indentation(lines: list[str]) -> str:
+    """Return what all lines that are not empty begin with."""
+    return min((line[: len(line) - len(line.lstrip())] for line in lines if line.strip()), key=len, default="")
+
+
+def _moved(line: str, before: str, now: str) -> str:
+    return now + line.removeprefix(before) if line.strip() else line
 
 
 def law(act: str) -> str:

@@ -62,14 +62,9 @@ class Outcome:
     output: str
 
 
-def sources_of(mutant: Mutant) -> str:
-    """Return the text of the mutant's file, without the guard."""
-    return mutant.without_guard((ROOT / "ckstore" / mutant.file).read_text(encoding="utf-8"))
-
-
 def judge(mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
     """Run the acts of mutants that the trace law catches, all under one strace, in the empty directory `folder`."""
-    cases = [Request(m.act, m.failing_sync, (m.file, sources_of(m))) for m in mutants]
+    cases = [Request(m.act, m.failing_sync, m.changed()) for m in mutants]
     outcomes = []
     for mutant, traced in zip(mutants, trace(folder, cases), strict=True):
         caught = any(line.startswith(mutant.says) for line in traced.broken)
@@ -85,8 +80,8 @@ def run(mutant: Mutant) -> Outcome:
         for name in _COPIED:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.md") if name != "docs" else None)
         shutil.copy2(ROOT / "pyproject.toml", copy)
-        path = copy / "ckstore" / mutant.file
-        path.write_text(sources_of(mutant), encoding="utf-8")
+        file, sources = mutant.changed()
+        (copy / "ckstore" / file).write_text(sources, encoding="utf-8")
         left_out = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
         environment = {name: value for name, value in os.environ.items() if name not in left_out}
         environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "cli"), str(copy / "migrations")])

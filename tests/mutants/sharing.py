@@ -10,7 +10,7 @@ SHARING = [
     Mutant(
         "size and time of a hit",
         "any-hit-trusted",
-        "objects/blobs.py",
+        "looks_untouched",
         _TOUCHED,
         "    return True\n",
         "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
@@ -19,7 +19,7 @@ SHARING = [
     Mutant(
         "time of a hit",
         "time-of-a-hit-ignored",
-        "objects/blobs.py",
+        "looks_untouched",
         _TOUCHED,
         "    return has_size(status, nbytes)\n",
         "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
@@ -28,7 +28,7 @@ SHARING = [
     Mutant(
         "size of a hit",
         "size-of-a-hit-ignored",
-        "objects/blobs.py",
+        "looks_untouched",
         _TOUCHED,
         "    return status.st_mtime_ns == files.BLOB_MTIME_NS\n",
         "tests/ops/save/test_durability.py::test_a_hit_that_is_too_short_is_healed_though_its_time_is_right",
@@ -37,7 +37,7 @@ SHARING = [
     Mutant(
         "hash of a blob that a program touched",
         "touched-blob-trusted",
-        "objects/blobs.py",
+        "verified",
         "        if _digest_or_unreadable(fd, digest) != digest:\n",
         "        if False:\n",
         "tests/ops/save/test_damage.py::test_the_next_save_that_would_hit_a_changed_blob_heals_it_everywhere",
@@ -46,7 +46,7 @@ SHARING = [
     Mutant(
         "a share of the hits is read again",
         "hits-never-read-again",
-        "ops/save/recheck.py",
+        "agrees",
         "        if stopped_at is None:\n            return self.is_right(digest, self._known[digest].nbytes)\n",
         "",
         "tests/ops/save/test_recheck.py::test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves",
@@ -55,7 +55,7 @@ SHARING = [
     Mutant(
         "a pack is read again whole",
         "packs-never-read-again",
-        "ops/save/recheck.py",
+        "agrees_whole",
         "        if digest not in self._due or not self._may_go_on():\n",
         "        if True:\n",
         "tests/ops/save/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
@@ -64,7 +64,7 @@ SHARING = [
     Mutant(
         "what rotted is put right in every checkpoint",
         "rot-not-healed-elsewhere",
-        "objects/staging.py",
+        "Staging.put",
         "            links.rename(fresh, mine)\n            self.heal(digest)\n",
         "            links.rename(fresh, mine)\n",
         "tests/ops/save/test_recheck.py::test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere",
@@ -73,7 +73,7 @@ SHARING = [
     Mutant(
         "what was read longest ago is read first",
         "readings-not-remembered",
-        "ops/save/recheck.py",
+        "agrees",
         "        self._note(after(self._known[digest], part, stopped_at, time.time_ns()))\n",
         "",
         "tests/ops/save/test_recheck.py::test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_another_process",
@@ -82,7 +82,7 @@ SHARING = [
     Mutant(
         "a blob that is being checked is not trusted",
         "suspect-not-marked",
-        "objects/blobs.py",
+        "suspect",
         "    os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))\n    os.fsync(fd)\n",
         "    os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))\n    os.fsync(fd)\n",
         "tests/ops/test_review.py::test_a_blob_that_is_being_checked_is_not_trusted_by_others",
@@ -91,7 +91,7 @@ SHARING = [
     Mutant(
         "hash of the staged copy (StateChanged)",
         "copy-not-hashed",
-        "ops/save/write.py",
+        "_store_chunk",
         "            if copied != digest:\n                raise state_changed(source.name)\n",
         "",
         "tests/ops/save/test_changing_state.py",
@@ -100,7 +100,7 @@ SHARING = [
     Mutant(
         "hash of the copy in a pack (StateChanged)",
         "packed-copy-not-hashed",
-        "ops/save/packing.py",
+        "Packer.add",
         "        if self._algorithm.digest(piece) != digest_of_key(key):\n"
         "            raise state_changed(source.name)\n",
         "",
@@ -110,7 +110,7 @@ SHARING = [
     Mutant(
         "look at the state after the last byte was read",
         "later-change-ignored",
-        "ops/save/save.py",
+        "_stage_and_publish",
         "    if changed is not None:\n        raise state_changed(changed)\n",
         "",
         "tests/ops/save/test_changing_state.py::test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name",
@@ -119,7 +119,7 @@ SHARING = [
     Mutant(
         "every blob is there before the checkpoint is published",
         "lacking-blob-published",
-        "ops/save/write.py",
+        "complete",
         "        if lacking:\n",
         "        if lacking and not lacking:\n",
         "tests/ops/test_review.py::test_a_blob_that_vanishes_from_the_staging_is_noticed_before_publishing",
@@ -128,7 +128,7 @@ SHARING = [
     Mutant(
         "a checkpoint that stays is whole",
         "damaged-copy-stays",
-        "objects/publish.py",
+        "_existing_to_keep",
         "        whole = _stays(there.manifest, manifest, if_there.rule) and all(\n",
         "        whole = _stays(there.manifest, manifest, if_there.rule) or all(\n",
         "tests/ops/test_review.py::test_the_same_content_is_not_acknowledged_over_a_damaged_copy",
@@ -137,7 +137,7 @@ SHARING = [
     Mutant(
         "what was judged is what was exchanged",
         "anything-exchanged",
-        "objects/publish.py",
+        "_publish",
         "    with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
         "    with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):\n",
         "tests/ops/save/test_places.py::test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement",
@@ -146,7 +146,7 @@ SHARING = [
     Mutant(
         "link count before a blob is condemned",
         "linked-blob-condemned",
-        "objects/collector.py",
+        "Collector.condemn",
         "                if status.st_nlink > 1:\n",
         "                if status.st_nlink > 2**20:\n",
         "tests/ops/free/test_held.py::test_a_hardlink_outside_the_store_is_told_and_keeps_the_blob",
@@ -155,7 +155,7 @@ SHARING = [
     Mutant(
         "second look in trash: the link count again",
         "no-second-look",
-        "objects/collector.py",
+        "_free",
         "        lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]\n",
         "",
         "tests/ops/save/test_durability.py::test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back",
@@ -164,7 +164,7 @@ SHARING = [
     Mutant(
         "lease",
         "no-lease",
-        "objects/last_names.py",
+        "is_held",
         "        return last.inode in seen.holders or self.may_be_open(last.path)\n",
         "        return last.inode in seen.holders\n",
         law("gc"),
@@ -173,7 +173,7 @@ SHARING = [
     Mutant(
         "lease before a blob is condemned",
         "no-lease-before",
-        "objects/collector.py",
+        "Collector.condemn",
         "                elif self._judge.may_be_open(canonical):\n",
         "                elif status.st_nlink < 0:\n",
         "tests/ops/free/test_held.py::test_a_held_blob_is_not_freed_its_holder_is_named_and_it_goes_after_release",
@@ -182,7 +182,7 @@ SHARING = [
     Mutant(
         "/proc as a second veto",
         "no-proc-scan",
-        "objects/last_names.py",
+        "is_held",
         "        return last.inode in seen.holders or self.may_be_open(last.path)\n",
         "        return self.may_be_open(last.path)\n",
         "tests/ops/free/test_held.py::test_on_overlayfs_what_is_only_mapped_is_seen_too",
@@ -191,7 +191,7 @@ SHARING = [
     Mutant(
         "names that differ in case are two",
         "case-not-tried",
-        "fs/host/place.py",
+        "_try_between",
         "        _try_case(there)\n",
         "",
         "tests/ops/open/test_case.py::test_a_store_is_not_written_where_case_makes_no_difference",
@@ -200,7 +200,7 @@ SHARING = [
     Mutant(
         "no /proc and no lease: nothing is freed",
         "free-without-asking",
-        "objects/last_names.py",
+        "is_held",
         "        if self._is_blind(seen):\n",
         "        if False:\n",
         "tests/ops/free/test_unseen.py::test_without_proc_an_exclusive_gc_on_a_shared_filesystem_frees_nothing",
@@ -209,7 +209,7 @@ SHARING = [
     Mutant(
         "a user links to what they saved where the kernel refuses a link to another's file",
         "own-copies-not-claimed",
-        "objects/staging.py",
+        "claim",
         "                return self._claim_own(digest, nbytes, mine)\n",
         "                return False\n",
         "tests/ops/test_group.py::test_a_frozen_part_is_stored_once_a_user_in_any_order_of_saves",
@@ -218,7 +218,7 @@ SHARING = [
     Mutant(
         "before a gc, what other users of a group dropped is looked at",
         "gc-by-own-catalog-alone",
-        "ops/free/gc.py",
+        "gc._collect",
         "        elif thorough:",
         "        elif False:",
         "tests/ops/test_group.py::test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog",
@@ -227,7 +227,7 @@ SHARING = [
     Mutant(
         "digests into the catalog before they are unlinked",
         "digests-not-entered",
-        "objects/collector.py",
+        "_take_apart",
         "            self._enter_all(others)\n",
         "",
         "tests/ops/free/test_gc.py::test_gc_takes_what_killed_saves_left",
@@ -236,7 +236,7 @@ SHARING = [
     Mutant(
         "flock on directories",
         "no-flock",
-        "fs/locks.py",
+        "_wait_for",
         "            fcntl.flock(fd, kind | fcntl.LOCK_NB)\n",
         "            pass\n",
         law("first_save"),
@@ -245,7 +245,7 @@ SHARING = [
     Mutant(
         "path check after a lock",
         "path-not-checked",
-        "fs/locks.py",
+        "_lock",
         "            if lock.names(path):\n                return lock\n",
         "            return lock\n",
         "tests/fs/test_locks.py::test_a_lock_is_on_the_directory_that_the_path_names_then",
@@ -254,7 +254,7 @@ SHARING = [
     Mutant(
         "flock on staging",
         "staging-not-locked",
-        "objects/staging.py",
+        "Staging.create",
         "                lock = locks.lock_shared(path)\n",
         "                lock = locks.lock_shared(path)\n                __import__('fcntl').flock(lock.fd, 8)\n",
         law("first_save"),
@@ -263,7 +263,7 @@ SHARING = [
     Mutant(
         "sweep only of dead stagings",
         "living-staging-swept",
-        "objects/trash.py",
+        "_locked_dead",
         "        lock = locks.try_exclusive(path) if peek.is_directory(path) else None\n",
         "        lock = locks.lock_shared(path) if peek.is_directory(path) else None\n",
         "tests/ops/test_processes.py::test_a_living_save_is_not_swept_by_an_opener",
@@ -272,7 +272,7 @@ SHARING = [
     Mutant(
         "a forked child gives up the locks of its parent",
         "locks-kept-over-a-fork",
-        "fs/locks.py",
+        "locks",
         "os.register_at_fork(after_in_child=_forget_in_child)\n",
         "",
         "tests/fs/test_locks.py::test_a_lock_ends_with_its_holder_though_a_child_lives_on",
@@ -281,7 +281,7 @@ SHARING = [
     Mutant(
         "a buffer that is freed in a forked child takes nothing with it",
         "buffers-not-in-children",
-        "fs/buffers.py",
+        "aligned_buffer",
         "        memory.madvise(_WIPE_ON_FORK)\n",
         "        memory.madvise(mmap.MADV_DONTFORK)\n",
         "tests/fs/test_buffers.py::test_a_child_that_frees_a_buffer_of_its_parent_keeps_its_own_memory",
@@ -290,7 +290,7 @@ SHARING = [
     Mutant(
         "what is written to a mapped leaf is in no other one",
         "mapped-together",
-        "ops/read/storage_read.py",
+        "_PartsOfBlobs.map",
         "        if extent.offset >= self._end:\n",
         "        if extent.offset >= 0:\n",
         "tests/ops/read/test_mapped_alone.py::test_what_was_tied_stays_tied",
@@ -299,7 +299,7 @@ SHARING = [
     Mutant(
         "exclusive lock on what is dropped",
         "dropped-while-read",
-        "ops/free/drop.py",
+        "_taken",
         "    lock = locks.try_exclusive(path)\n",
         "    lock = locks.lock_shared(path)\n",
         "tests/ops/test_processes.py::test_a_reader_keeps_a_checkpoint_from_being_deleted",
@@ -308,7 +308,7 @@ SHARING = [
     Mutant(
         "exclusive lock on what is taken apart in trash",
         "taken-apart-while-read",
-        "objects/collector.py",
+        "_take_apart",
         "        lock = locks.try_exclusive(path)\n        if lock is None:  # a reader",
         "        lock = locks.lock_shared(path)\n        if lock is None:  # a reader",
         law("gc"),
@@ -317,7 +317,7 @@ SHARING = [
     Mutant(
         "one collector at a time",
         "two-collectors",
-        "objects/collector.py",
+        "try_start",
         "        lock = locks.try_exclusive(layout.trash)\n",
         "        lock = locks.lock_shared(layout.trash)\n",
         law("gc"),
@@ -326,7 +326,7 @@ SHARING = [
     Mutant(
         "tags and pins looked at again under the lock",
         "rules-not-looked-at-again",
-        "ops/free/drop.py",
+        "drop.drop",
         "        check_unprotected(context, info.key)\n",
         "",
         "tests/ops/free/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
@@ -335,7 +335,7 @@ SHARING = [
     Mutant(
         "what was moved to trash is what was locked",
         "another-moved-to-trash",
-        "objects/trash.py",
+        "move_to_trash",
         "    if lock is not None and not lock.names(target):\n",
         "    if lock is not None and not lock:\n",
         "tests/ops/save/test_durability.py::test_what_replaced_a_checkpoint_that_is_being_dropped_stays",
@@ -344,7 +344,7 @@ SHARING = [
     Mutant(
         "lock of a checkpoint that was there before while it is tagged",
         "existing-tagged-without-lock",
-        "ops/save/save.py",
+        "_tag",
         "            with held(context, info, is_durable=is_durable):\n",
         "            if True:\n",
         law("save_again_with_tags"),
@@ -353,7 +353,7 @@ SHARING = [
     Mutant(
         "other bytes do not take the place of what a tag or a pin names",
         "replaced-though-tagged",
-        "objects/publish.py",
+        "_existing_to_keep",
         "        if_there.check_replaceable()\n",
         "        pass\n",
         "tests/ops/save/test_replaced.py::test_other_bytes_do_not_take_the_place_of_what_is_protected",
@@ -362,7 +362,7 @@ SHARING = [
     Mutant(
         "who tags a checkpoint keeps its run from being changed",
         "tagged-while-replaced",
-        "ops/refs/hold.py",
+        "hold.held",
         "            locked.enter_context(locks.lock_shared(path.parent))\n",
         "",
         "tests/ops/save/test_replaced.py::test_a_tag_that_is_written_while_the_checkpoint_is_replaced_names_no_other_bytes",
@@ -371,7 +371,7 @@ SHARING = [
     Mutant(
         "nothing that others see is unlinked outside trash",
         "staging-unlinked-where-it-lies",
-        "ops/free/reclaim.py",
+        "discard",
         "        trash.move_to_trash(context.layout, staging.path, staging.lock)\n",
         "        __import__('shutil').rmtree(staging.path.path)\n",
         law("save_again"),
@@ -380,7 +380,7 @@ SHARING = [
     Mutant(
         "no more writes after a directory could not be made durable",
         "goes-on-after-a-doubt",
-        "ops/save/save.py",
+        "save_captured",
         "                context.writes_disabled_because = error.message\n",
         "                pass\n",
         "tests/ops/save/test_durability.py::test_a_process_in_doubt_writes_no_more",
@@ -389,7 +389,7 @@ SHARING = [
     Mutant(
         "the catalog is made equal to the directories at opening",
         "published-not-adopted",
-        "ops/index/catch_up.py",
+        "catch_up._reconcile",
         "    if stale:\n",
         "    if stale and not stale:\n",
         "tests/ops/test_processes.py::test_what_a_killed_save_left_is_swept_and_what_it_published_is_adopted",
@@ -398,7 +398,7 @@ SHARING = [
     Mutant(
         "the newest valid checkpoint stays",
         "damage-not-looked-at",
-        "ops/free/retain.py",
+        "_plan",
         "replace(facts, damage=why_not_valid(context, info))",
         "replace(facts, damage='')",
         "tests/ops/free/test_retain.py::test_a_damaged_newest_checkpoint_protects_the_one_before",
@@ -407,7 +407,7 @@ SHARING = [
     Mutant(
         "store.json never takes the place of another one",
         "settings-replaced",
-        "ops/open/create.py",
+        "create._make",
         "links.rename_new(fresh, layout.settings)",
         "links.rename(fresh, layout.settings)",
         "tests/ops/open/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
@@ -416,7 +416,7 @@ SHARING = [
     Mutant(
         "in one thread there is one act of a store at a time",
         "acts-nested",
-        "ops/acts.py",
+        "acts._begin",
         "        if other.thread == mine.thread and not set(mine.places)",
         "        if other.thread != mine.thread and not set(mine.places)",
         "tests/ops/test_acts.py::test_every_act_in_the_middle_of_a_save_is_refused_at_once[save]",
@@ -425,7 +425,7 @@ SHARING = [
     Mutant(
         "a lock of this same thread is not waited for",
         "own-lock-waited-for",
-        "fs/locks.py",
+        "_wait_for",
         "        _refuse_own(fd, path)\n",
         "        pass\n",
         "tests/ops/test_acts.py::test_a_lock_of_this_same_thread_is_not_waited_for",
@@ -434,7 +434,7 @@ SHARING = [
     Mutant(
         "a child that was forked in the middle of a save leaves it to its parent",
         "child-discards-the-save-of-its-parent",
-        "ops/free/reclaim.py",
+        "discard",
         "    if staging.lock.fd < 0:\n",
         "    if staging.lock.fd < -1:\n",
         "tests/ops/test_acts.py::test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent",
@@ -443,7 +443,7 @@ SHARING = [
     Mutant(
         "C code alone moves a descriptor to its owner",
         "descriptor-between-two-steps",
-        "fs/inside.py",
+        "open_descriptor",
         "        opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))\n",
         "        opened.append(partial(os.open, dir_fd=dir_fd)(path, flags | os.O_CLOEXEC, mode))\n",
         "tests/fs/test_descriptors.py::test_a_handler_that_raises_at_any_call_leaves_nothing_open[opened]",

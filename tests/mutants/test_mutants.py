@@ -6,14 +6,18 @@ Those that break the trace law are run here, those that fail another test by ``m
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.laws import LAWS
+from tests.mutants import finding
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
+from tests.mutants.finding import definitions
 from tests.mutants.index import INDEX
+from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
 from tests.mutants.sharing import SHARING
@@ -23,16 +27,52 @@ from tests.support.coverage import covered
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_guard_that_a_mutant_takes_away_is_still_there(name: str) -> None:
     mutant = MUTANTS[name]
-    sources = (ROOT / "ckstore" / mutant.file).read_text(encoding="utf-8")
+    file, sources = mutant.changed()
     test, _, function = mutant.caught_by.partition("::")
 
-    compile(mutant.without_guard(sources), mutant.file, "exec")
+    compile(sources, file, "exec")
     assert not function or f"def {function.partition('[')[0]}(" in (ROOT / test).read_text(encoding="utf-8")
 
 
-def test_a_guard_that_has_moved_is_noticed() -> None:
-    with pytest.raises(ValueError, match=r"mutant no-lease: its text is 0 times in ckstore/objects/last_names\.py"):
-        MUTANTS["no-lease"].without_guard("")
+GUARDED = "def other():\n    if guard:\n        stop()\n\ndef this():\n"
+MUTANT = Mutant("a guard", "no-guard", "this", "if guard:\n    stop()\n", "pass\n", "", "")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package where mutants look for what they change."""
+    monkeypatch.setattr(finding, "PACKAGE", tmp_path)
+    finding.all_definitions.cache_clear()
+    yield tmp_path
+    finding.all_definitions.cache_clear()
+
+
+@pytest.mark.parametrize("deep", ["    ", " " * 8])
+def test_a_guard_is_found_by_the_name_of_its_function_wherever_that_lies(package: Path, deep: str) -> None:
+    (package / "room").mkdir()
+    (package / "other.py").write_text("class A:\n    def this(self):\n        pass\n")
+    before, after = f"{GUARDED}    with a:\n", "    b()\n"
+    (package / "room" / "moved.py").write_text(f"{before}{deep}if guard:\n{deep}    stop()\n{after}")
+
+    assert MUTANT.changed() == ("room/moved.py", f"{before}{deep}pass\n{after}")
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_guard_that_is_another_one_now_is_noticed(package: Path, times: int) -> None:
+    (package / "guarded.py").write_text(
+        GUARDED + "    if guard:\n        stop()\n" * times + "    if now:\n        stop()\n"
+    )
+
+    with pytest.raises(ValueError, match=rf"mutant no-guard: its text is {times} times in this, wanted once"):
+        MUTANT.changed()
+
+
+def test_a_name_is_that_of_a_function_method_constant_or_module(package: Path) -> None:
+    (package / "guarded.py").write_text("A = 1\n\n@b\ndef f():\n    C = 1\n\nclass D:\n    def f(self): ...\n")
+
+    lines = {name: [(at.begin, at.end) for at in definitions(name)] for name in ("A", "f", "D.f", "guarded", "C", "no")}
+
+    assert lines == {"A": [(0, 1)], "f": [(2, 5), (7, 8)], "D.f": [(7, 8)], "guarded": [(0, 8)], "C": [], "no": []}
 
 
 def test_no_two_mutants_have_one_name_and_every_law_catches_one() -> None:
