@@ -47,11 +47,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finding.all_definitions.cache_clear()
 
 
-@pytest.mark.parametrize("deep", ["    ", " " * 8])
-def test_a_guard_is_found_by_the_name_of_its_function_wherever_that_lies(package: Path, deep: str) -> None:
+@pytest.mark.parametrize("outer, deep", [("a()", "    "), ("with a:", " " * 8)])
+def test_a_guard_is_found_by_the_name_of_its_function_wherever_it_lies(package: Path, outer: str, deep: str) -> None:
     (package / "room").mkdir()
     (package / "other.py").write_text("class A:\n    def this(self):\n        pass\n")
-    before, after = f"{GUARDED}    with a:\n", "    b()\n"
+    before, after = f"{GUARDED}    {outer}\n", "    b()\n"
     (package / "room" / "moved.py").write_text(f"{before}{deep}if guard:\n{deep}    stop()\n{after}")
 
     assert MUTANT.changed() == ("room/moved.py", f"{before}{deep}pass\n{after}")
