@@ -738,3 +738,26 @@ static int is_record_lock(int command) {
     }
 FCNTL_LIKE(fcntl)
 FCNTL_LIKE(fcntl64)
+
+/* ------------------------------------------------------------------ sleep */
+
+/* SQLite asks a log again and again, for ten seconds at each question, if it can neither write it nor find it whole. Nothing gets
+ * better where every call fails, so there it sleeps a hundredth of that. Python's own sleep is another call. */
+static int is_sleep_in_vain(void) {
+    return mode == ERROR && sticky && hits;
+}
+
+int usleep(useconds_t us) {
+    REAL(usleep);
+    return real(is_sleep_in_vain() ? us / 100 : us);
+}
+
+int nanosleep(const struct timespec *wanted, struct timespec *left) {
+    REAL(nanosleep);
+    struct timespec less = *wanted;
+    if (is_sleep_in_vain()) {
+        less.tv_nsec = (wanted->tv_sec % 100 * 1000000000L + wanted->tv_nsec) / 100;
+        less.tv_sec = wanted->tv_sec / 100;
+    }
+    return real(&less, left);
+}

@@ -66,7 +66,28 @@ def test_every_function_of_the_library_is_tried_here() -> None:
     out = subprocess.run([nm, "-D", "--defined-only", built()], capture_output=True, text=True, check=True)
     exported = {line.split()[-1] for line in out.stdout.splitlines() if line.split()[-2] == "T"}
 
-    assert {name for name in exported if not name.startswith("fault_")} == {call.name for call in CALLS}
+    tried = {call.name for call in CALLS} | {"usleep", "nanosleep"}
+    assert {name for name in exported if not name.startswith("fault_")} == tried
+
+
+def test_where_every_call_fails_nothing_sleeps_for_long_in_vain(tmp_path: Path) -> None:
+    code = """
+        import ctypes, os, sys, time
+
+        class Time(ctypes.Structure):
+            _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+
+        libc = ctypes.CDLL(None)
+        for asleep in (lambda: libc.usleep(120_000_000), lambda: libc.nanosleep(ctypes.byref(Time(120, 0)), None)):
+            try:
+                os.mkdir(sys.argv[1] + "/new")
+            except OSError:
+                asleep()
+    """
+
+    done = run(code, Fault("error", 1, error=errno.EIO, sticky=True), tmp_path)  # in much less than four minutes
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_call_is_counted_once_and_works_as_without_the_library(
