@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
+MARK = "damaged.json"
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
 
@@ -190,6 +191,15 @@ class OpenRuns:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
         self._annotated: dict[CheckpointKey, bool] = {}
+
+    def is_marked(self, run: str, step: int) -> bool:
+        """Whether a checkpoint is marked as damaged.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        folder = self._run(run)
+        return folder is not None and bool(folder.having(str(step), (MARK,)))
 
     def is_annotated(self, run: str, step: int) -> bool:
         """Whether something was added to a checkpoint.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
@@ -10,6 +10,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, SaveFailed
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
+from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.layout import Layout
@@ -36,6 +38,7 @@ class Context:
 
     Attributes:
         durable: False on a filesystem that is not known to keep a checkpoint through a power cut.
+        not_durable_because: Why, as a sentence; empty if it is.
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if that is impossible.
         catalog_is_private: The catalog is this user's, or this host's, alone. What others publish and drop is in
@@ -61,6 +64,7 @@ class Context:
     catalog: Catalog
     readonly: bool
     durable: bool = True
+    not_durable_because: str = ""
     shared: str = ""
     catalog_is_private: bool = False
     run: str | None = None
@@ -96,6 +100,24 @@ class Context:
         if self.writes_disabled_because:
             msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store again")
+
+
+def info_of(
+    context: Context, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] | None = None
+) -> CheckpointInfo:
+    """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it.
+
+    Args:
+        context: The store.
+        manifest: Of the checkpoint that is at its place.
+        manifest_id: Its id.
+        tags: None: they are looked up.
+    """
+    if tags is None:
+        tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
+    damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
+    info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable, damaged=damaged)
+    return annotated(context, info)
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

@@ -32,6 +32,7 @@ def checkpoint_document(info: CheckpointInfo) -> dict[str, Any]:
         "metadata": plain(info.metadata),
         "tags": list(info.tags),
         "durable": info.durable,
+        "damaged": info.damaged,
     }
 
 

@@ -83,6 +83,7 @@ class Frame:
         """Print what the library warns of as the command line does, not as Python does."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", CkstoreWarning)
+            warnings.filterwarnings("ignore", "a power cut may lose what is saved here")  # init and doctor say it
             as_python = warnings.showwarning
 
             def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

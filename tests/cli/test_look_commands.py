@@ -285,3 +285,40 @@ def test_doctor_wraps_on_a_terminal(path: Path) -> None:
     words = [line.split()[-1] for line in plain if line]
     assert all(len(line) <= 60 or len(word) > 40 for line, word in zip(filter(None, plain), words, strict=True))
     assert any(line.startswith(" " * 9) for line in plain)
+
+
+def test_a_damaged_checkpoint_is_marked_wherever_it_is_listed(run: Run, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "marked")
+    for step in (1, 2):
+        store.save({"w": np.full(1000, step)}, step)
+    flip(blobs_by_size(store, 2)[-1])
+
+    said = run("verify", "--store", store.path)
+
+    assert said.exit_code == 3
+    assert "--repair" not in said.stdout
+    assert [(info.step, info.damaged) for info in store.checkpoints()] == [(1, False), (2, True)]
+    assert store.info(2).damaged
+    lines = run("log", "--store", store.path).stdout.splitlines()
+    assert ["DAMAGED" in line for line in lines] == [False, True, False]
+    assert "DAMAGED" in run("log", "--oneline", "-n", "1", "--store", store.path).stdout
+    assert "damaged    YES: ckstore verify main@2" in run("show", "2", "--store", store.path).stdout
+    assert "YES" not in run("show", "1", "--store", store.path).stdout
+    documents = [json.loads(line) for line in run("log", "--json", "--store", store.path).stdout.splitlines()]
+    assert [document["damaged"] for document in documents] == [True, False]
+    assert json.loads(run("show", "2", "--json", "--store", store.path).stdout)["damaged"] is True
+
+    store.save({"w": np.full(1000, 2)}, 2)  # heals it
+    assert not store.info(2).damaged
+
+
+def test_verify_recommends_a_repair_where_it_would_heal(run: Run, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "healable")
+    store.save({"w": np.full(1000, 1)}, 1)
+    blobs_by_size(store, 1)[-1].unlink()
+
+    said = run("verify", "--store", store.path)
+
+    assert "the store has right copies of 1 damaged blob: ckstore verify --repair heals\n" in said.stdout
+    assert "in no checkpoint" not in said.stdout
+    assert run("verify", "--repair", "--store", store.path).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,7 +190,11 @@ def run_program(folder: Path, text: str, *options: str) -> subprocess.CompletedP
     return subprocess.run(
         [sys.executable, *options, "-c", PROGRAM + text],
         cwd=folder,
-        env={"PYTHONPATH": f"{_ROOT}:{_ROOT}/migrations", "OMP_NUM_THREADS": "1"},
+        env={
+            "PYTHONPATH": f"{_ROOT}:{_ROOT}/migrations",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": os.environ["PYTHONWARNINGS"],
+        },
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,

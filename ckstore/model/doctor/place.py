@@ -108,7 +108,7 @@ def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     yield _filesystem(facts)
     yield _journal(facts)
     yield _options(facts)
-    yield _durability(facts)
+    yield durability(facts)
     if facts.kind == "lustre":
         yield _striping(facts)
 
@@ -164,7 +164,7 @@ def _options(facts: PlaceFacts) -> DoctorFinding:
     return ok("mount options", "nothing that weakens a promise")
 
 
-def _durability(facts: PlaceFacts) -> DoctorFinding:
+def durability(facts: PlaceFacts) -> DoctorFinding:
     """Return whether `PlaceFacts.durable`, and why not."""
     if why := why_not_durable(facts):
         return DoctorFinding("error", "durability", f"{facts.path} {why}", _mended(facts))

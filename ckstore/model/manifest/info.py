@@ -23,6 +23,9 @@ class Note:
 class CheckpointInfo:
     """One published checkpoint.
 
+    What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
+    say (`catalogued`, `warnings`, `oldest_reading`).
+
     Attributes:
         id: Digest of its manifest.
         run, step: Its identity in the store.
@@ -40,6 +43,7 @@ class CheckpointInfo:
         notes: Notes of `Store.annotate`, in the order in which they were written.
         tags: Tags that name it when this was read.
         durable: False if it lies on a filesystem that is not known to keep it through a power cut.
+        damaged: Whether a read or a verification found it damaged, and nothing has put it right since.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
             UTC, as `created`. Empty: that is not known of each of them.
@@ -63,10 +67,11 @@ class CheckpointInfo:
     metadata: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     durable: bool = True
-    catalogued: bool = True
+    catalogued: bool = field(default=True, compare=False)
     notes: tuple[Note, ...] = ()
+    damaged: bool = False
     out_of_order: bool = False
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
 
     @property

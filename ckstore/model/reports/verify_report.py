@@ -123,6 +123,8 @@ class VerifyReport:
         remembered: Whether what was read when is remembered for the next time.
         repaired, unrepaired: What a repair did, and what it could not.
         quarantined: Paths of the damaged blobs that were put aside.
+        healable: Damaged blobs of which the store has a right copy: a repair heals them. Empty after a repair, of a
+            quick verification, and of one with a budget, which do not look for it.
     """
 
     checkpoint_count: int
@@ -141,6 +143,7 @@ class VerifyReport:
     repaired: tuple[Repair, ...] = ()
     unrepaired: tuple[Unrepaired, ...] = ()
     quarantined: tuple[str, ...] = ()
+    healable: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -18,6 +18,7 @@ from ckstore.fs.inside import Held, Inside
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.model.names import STEP_PATTERN
+from ckstore.objects.layout import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ckstore.fs.locks import DirectoryLock
     from ckstore.objects.layout import Layout
 
-MARK = "damaged.json"
 _TEMPORARY = ".damaged-"
 
 Identity = tuple[int, int]

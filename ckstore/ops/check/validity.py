@@ -15,7 +15,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Mani
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import MANIFEST
+from ckstore.objects.layout import MANIFEST, MARK
 from ckstore.ops.manifest_cache import file_stamp
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def glance(path: Inside, run: str, step: int, seen: ManifestCache | None = None)
             problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
         mark = marks.read_mark(fd)
         if mark is not None and not problem:
-            problem = mark.entries[0].what if mark.entries else f"{path}/{marks.MARK} says that it is damaged"
+            problem = mark.entries[0].what if mark.entries else f"{path}/{MARK} says that it is damaged"
         return Glance(manifest, manifest_id, problem, touched)
 
 

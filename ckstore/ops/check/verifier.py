@@ -53,6 +53,7 @@ class Verifier:
     Attributes:
         checked_bytes: Bytes that were read and compared.
         good, bad: The copies that were read, by what they turned out to be.
+        missing: Blobs that a checkpoint needs and does not have.
         locked: The checkpoints that another process had locked for too long, so that they were not looked at.
         infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
     """
@@ -69,6 +70,7 @@ class Verifier:
         self.checked_bytes = 0
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
+        self.missing: set[str] = set()
         self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
@@ -189,6 +191,7 @@ class Verifier:
         blob = directory.manifest.blobs[index]
         unit = unit_of(directory, blob)
         if unit is None:
+            self.missing.add(blob.digest)
             return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
         new = unit not in self._seen
         problem, known = self._seen.get(unit, ("", {}))

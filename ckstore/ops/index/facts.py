@@ -84,8 +84,9 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
-    if info.durable != context.durable or info.tags != tags:
-        info = replace(info, durable=context.durable, tags=tags)
+    damaged = runs.is_marked(info.run, info.step)
+    if (info.durable, info.tags, info.damaged) != (context.durable, tags, damaged):
+        info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
     if context.problems:  # what was wrong with them is gone with them

@@ -10,7 +10,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
-from ckstore.model.doctor.place import PlaceFacts, check_place
+from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
@@ -65,6 +65,7 @@ def open_context(
         catalog=catalog,
         readonly=readonly,
         durable=place.durable,
+        not_durable_because="" if place.durable else durability(place).found,
         shared=shared,
         catalog_is_private=is_private(catalog, root),
         run=run,

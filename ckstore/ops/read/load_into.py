@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops.context import info_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
 from ckstore.ops.read.storage_read import check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.refs.find import read_checkpoint_into
@@ -77,14 +78,16 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
 
     def read(directory: CheckpointDirectory) -> LoadReport:
-        report = _load_into_open(directory, target, request)
+        report = _load_into_open(context, directory, target, request)
         continue_from(context, directory)
         return report
 
     return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
 
 
-def _load_into_open(directory: CheckpointDirectory, target: object, request: IntoRequest) -> LoadReport:
+def _load_into_open(
+    context: Context, directory: CheckpointDirectory, target: object, request: IntoRequest
+) -> LoadReport:
     manifest = directory.manifest
     if request.select is not None:
         check_selection(directory, request.select)
@@ -98,7 +101,7 @@ def _load_into_open(directory: CheckpointDirectory, target: object, request: Int
     _copy(directory, plan, verify=request.verify)
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify)
     plan.finish(memories.__getitem__)
-    return _report(CheckpointInfo.of(manifest, directory.manifest_id), plan.differences)
+    return _report(info_of(context, manifest, directory.manifest_id), plan.differences)
 
 
 def _copy(directory: CheckpointDirectory, plan: IntoPlan, *, verify: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
+from ckstore.fs.host.mounts import examine
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
@@ -14,6 +15,7 @@ from ckstore.model.names import plain
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
+from ckstore.ops.context import info_of
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.storage_read import check_room, read_memories
 from ckstore.ops.refs.find import open_directory
@@ -224,7 +226,7 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
 def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
-    return OpenCheckpoint(directory, _info_of_open(directory))
+    return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id))
 
 
 def open_path(path: Path) -> OpenCheckpoint:
@@ -236,7 +238,7 @@ def open_path(path: Path) -> OpenCheckpoint:
         raise BadInput(
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
-    return OpenCheckpoint(directory, _info_of_open(directory))
+    return OpenCheckpoint(directory, replace(_info_of_open(directory), durable=examine(path).durable))
 
 
 def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:

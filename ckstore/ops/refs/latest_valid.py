@@ -16,6 +16,7 @@ from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
+from ckstore.ops.context import info_of
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.one_run import in_one_run
 from ckstore.ops.warn import warn
@@ -73,7 +74,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         try:
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
                 _check_cheaply(context, directory, read_touched=read_touched)
-                taken = take(_current(info, directory), directory)
+                taken = take(_current(context, info, directory), directory)
         except DamagedBlob as error:
             passed.append(Passed(info.name, error.message, info.order))
             continue
@@ -155,10 +156,10 @@ def _run_of(context: Context, ref: str) -> str | None:
     return parsed.run
 
 
-def _current(info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
+def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
     if info.id == directory.manifest_id:
         return info
-    return CheckpointInfo.of(directory.manifest, directory.manifest_id)  # replaced since it was listed
+    return info_of(context, directory.manifest, directory.manifest_id)  # replaced since it was listed
 
 
 def _candidates(context: Context, run: str | None) -> list[CheckpointInfo]:

@@ -50,7 +50,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config import Reading, reading_of
-from ckstore.ops.context import Context, annotated, tags_by_checkpoint
+from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
 from ckstore.ops.free.make_room import how_to_free
@@ -65,6 +65,7 @@ from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.write import Stored, store_sources
+from ckstore.ops.warn import warn_not_durable
 from ckstore.python_gc import python_gc_paused
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -116,6 +117,7 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
     """Save what was captured, a state or files; the request was checked."""
+    warn_not_durable(context.not_durable_because)
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     with _failing_as_save(context, what):
@@ -152,7 +154,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
     context.last_parents[manifest.run] = manifest_id
-    info = annotated(context, CheckpointInfo.of(manifest, manifest_id, tags=tags))
+    info = info_of(context, manifest, manifest_id, tags=tags)
     notes += recheck.warnings()
     notes += after_save(context, manifest.run)
     if why_not_catalogued:
@@ -160,7 +162,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
             "opening of the store adds it"
         )
-    return replace(info, durable=context.durable, catalogued=not why_not_catalogued, warnings=tuple(notes))
+    return replace(info, catalogued=not why_not_catalogued, warnings=tuple(notes))
 
 
 def _what_is_read(context: Context) -> Reading:

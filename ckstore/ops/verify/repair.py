@@ -95,6 +95,13 @@ def repair(
     return done
 
 
+def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
+    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed."""
+    copies = Copies(context, ())
+    wanted = _wanted(context, damage)
+    return tuple(blob.digest for blob in wanted.values() if copies.whole(blob) or copies.assembled(blob))
+
+
 def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
     """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
     wanted: dict[str, Wanted] = {}

@@ -82,7 +82,7 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     yield from _links(context.layout, names)
     yield from _lost_names(context.layout, names, checker, may_write=may_write)
     yield from _wrong_names(context.layout, names, checker, mode)
-    yield from _unused(context, names, may_write=may_write)
+    yield from _unused(context, names, checker, may_write=may_write)
     for path in names.too_deep:
         what = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
         yield StoreFinding("deep", what, path.inner)
@@ -178,8 +178,10 @@ def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) ->
             yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
 
 
-def _unused(context: Context, names: Names, *, may_write: bool) -> Iterator[StoreFinding]:
-    sizes = [status.st_size for digest, status in names.canonical.items() if digest not in names.used]
+def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
+    """Blobs that no checkpoint has. What a damaged one lacks is none of them: it may be the only copy."""
+    lone = {digest: status for digest, status in names.canonical.items() if digest not in names.used}
+    sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
     if not sizes:
         return
     listed = False

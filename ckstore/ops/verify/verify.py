@@ -125,7 +125,7 @@ class Verification:
 
     def run(self) -> VerifyReport:
         """Verify, and repair if asked to."""
-        from ckstore.ops.verify.repair import Repaired, repair
+        from ckstore.ops.verify.repair import Repaired, could_heal, repair
 
         options = self._options
         rate = None if options.rate_bytes_s is None else RateLimiter(options.rate_bytes_s).wait
@@ -152,6 +152,7 @@ class Verification:
                 if done.repaired or done.quarantined:
                     findings = self._survey(checker)
         damage = self._damage()
+        healable = () if options.repair or options.quick or options.budget_s else could_heal(self._context, damage)
         unread, oldest = self._age(checker)
         hurt = {(found.run, found.step) for found in damage if found.affects}
         return VerifyReport(
@@ -171,6 +172,7 @@ class Verification:
             repaired=tuple(done.repaired),
             unrepaired=tuple(done.unrepaired),
             quarantined=tuple(done.quarantined),
+            healable=healable,
         )
 
     # ------------------------------------------------------------------------------------- what is read

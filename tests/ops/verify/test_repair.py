@@ -493,3 +493,36 @@ def test_a_reader_of_the_damaged_copy_keeps_what_it_has_open(shared: Store, tmp_
         assert report.ok
         assert np.array_equal(checkpoint["big"], two_part_state(1)["big"])
     assert_all_well(shared)
+
+
+def test_a_verification_recommends_a_repair_where_it_would_heal(shared: Store) -> None:
+    path = blobs_by_size(shared, "a@1")[-1]
+    own_copy(path)  # the copies of the others stay right
+    flip(path)
+
+    report = shared.verify()
+
+    assert report.healable == (path.name,)
+    assert not shared.verify(quick=True).healable
+    done = shared.verify(repair=True)
+    assert ([one.digest for one in done.repaired], done.healable) == ([path.name], ())
+
+
+def test_where_no_right_copy_is_left_no_repair_is_recommended(shared: Store) -> None:
+    flip(blobs_by_size(shared, "d@1")[-1])
+    report = shared.verify()
+    assert report.damage
+    assert report.healable == ()
+
+
+def test_the_only_right_copy_is_never_called_unused(shared: Store) -> None:
+    path = blobs_by_size(shared, "d@1")[-1]
+    path.unlink()  # only its canonical name is left
+
+    report = shared.verify()
+
+    assert report.healable == (path.name,)
+    assert [found for found in report.findings if found.kind == "unused"] == []
+    shared.gc()
+    assert shared.verify(repair=True).ok
+    assert_all_well(shared)

@@ -41,7 +41,8 @@ _ALIGN = "><<<>>"
 def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
     """List the checkpoints, the newest first.
 
-    SIZE is what a checkpoint holds, NEW what its save added to the store.
+    SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
+    marks what a read or ckstore verify found damaged.
     Checkpoints are listed in the order in which they were saved, even if a run
     went back to an earlier step. In a pipe each checkpoint is one line.
 
@@ -138,4 +139,5 @@ def _about(info: CheckpointInfo) -> list[str]:
     """Return what only some checkpoints have: metrics, tags, the first line of the message."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
-    return [part for part in (metrics_text(info.metrics), tags, printable(message)) if part]
+    damaged = "DAMAGED" if info.damaged else ""
+    return [part for part in (damaged, metrics_text(info.metrics), tags, printable(message)) if part]

@@ -103,6 +103,8 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
         yield "read", _reading(info)
     yield "content", info.content
     yield "directory", printable(str(directory))
+    if info.damaged:
+        yield "damaged", f"YES: ckstore verify {info.name} says what, and --repair heals what has a right copy"
     if not info.durable:
         yield "durable", "NO: the filesystem of the store may lose it in a power cut"
 

@@ -155,6 +155,9 @@ def _lines(report: VerifyReport, out: Output) -> Iterator[str]:
     if report.damage:
         whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
         yield f"{whole} of {checkpoints(report.checkpoint_count)} whole, as far as was read"
+    if report.healable:
+        count = f"{len(report.healable)} damaged blob{'s' if len(report.healable) != 1 else ''}"
+        yield f"the store has right copies of {count}: ckstore verify --repair heals"
     for path in report.quarantined:
         yield f"moved aside: {printable(path)}"
     if report.mode == "sampled":
@@ -242,4 +245,5 @@ def _document(report: VerifyReport) -> dict[str, Any]:
         ],
         "unrepaired": [{"digest": one.digest, "nbytes": one.nbytes, "why": one.why} for one in report.unrepaired],
         "quarantined": list(report.quarantined),
+        "healable": list(report.healable),
     }
