@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ckstore.errors import CkstoreError
+
+T = TypeVar("T")
 
 
 def _group() -> Any:
@@ -28,3 +33,37 @@ def of_all_ranks(value: object) -> dict[int, Any]:
     gathered: list[Any] = [None] * group.get_world_size()
     group.all_gather_object(gathered, value)
     return dict(enumerate(gathered))
+
+
+def wait_for_all() -> None:
+    """Return when every rank has called this."""
+    group = _group()
+    if group is not None:
+        group.barrier()
+
+
+def from_rank_zero(act: Callable[[], T]) -> T:
+    """Have rank 0 do something and return what it got on every rank; all ranks must call it.
+
+    Raises:
+        Exception: On rank 0 what `act` raised; elsewhere that, or a `CkstoreError` that says it.
+    """
+    group = _group()
+    if group is None:
+        return act()
+    outcome: list[Any] = [None, None]
+    failure: Exception | None = None
+    if group.get_rank() == 0:
+        try:
+            outcome[0] = act()
+        except Exception as error:  # noqa: BLE001 - the other ranks wait, and must hear of any
+            failure = error
+            kept = isinstance(error, CkstoreError)
+            outcome[1] = error if kept else CkstoreError(f"rank 0: {type(error).__name__}: {error}")
+    group.broadcast_object_list(outcome, src=0)
+    if failure is not None:
+        raise failure
+    if outcome[1] is not None:
+        raise outcome[1]
+    result: T = outcome[0]
+    return result

@@ -1,0 +1,127 @@
+"""Directories that a framework wrote: committed, deleted only after that, and written again for a resume.
+
+Imports no framework.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import CkstoreWarning, DamagedBlob, InUse, NoSuchRef
+from ckstore.training.conditions import Conditions, differences
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import RefLike, Store
+
+RESUME_PREFIX = ".ckstore-resume-"
+"""Directories of this name hold what a run resumes from; the next resume removes them."""
+CONDITIONS = "training"
+"""The name of the conditions in the metadata of a checkpoint."""
+_RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\Z")
+
+
+def commit_directory(
+    store: Store,
+    directory: str | os.PathLike[str],
+    step: int,
+    run: str | None,
+    *,
+    metrics: Mapping[str, float],
+    conditions: Conditions,
+) -> CheckpointInfo | None:
+    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced.
+
+    One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
+    """
+    metadata = {CONDITIONS: conditions.to_json()}
+    try:
+        return store.commit(directory, step, run, metrics=metrics, metadata=metadata, if_exists="replace")
+    except InUse as error:
+        if not _is_there(store, run, step):
+            raise
+        warnings.warn(f"{os.fspath(directory)} is not in the store: {error}", CkstoreWarning, stacklevel=2)
+        return None
+
+
+def _is_there(store: Store, run: str | None, step: int) -> bool:
+    try:
+        store.info(ref_of(store, run, step))
+    except NoSuchRef:
+        return False
+    return True
+
+
+def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
+    """Return a ref in a run: that given, that of the handle, else ``main``, which is where commits go."""
+    if not isinstance(ref, (str, int)) or (isinstance(ref, str) and "@" in ref):
+        return ref
+    return f"{run or store.run or 'main'}@{ref}"
+
+
+def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
+    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store.
+
+    Args:
+        directories: Step -> directory.
+        count: How many stay.
+        keep: Others that stay, such as that of the best.
+    """
+    newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
+    for _, directory in newest[: max(len(newest) - count, 0)]:
+        if directory not in keep:
+            shutil.rmtree(directory)
+
+
+def checkout_to_resume(
+    store: Store, run: str | None, ref: RefLike, folder: str | os.PathLike[str]
+) -> tuple[CheckpointInfo, Path]:
+    """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first.
+
+    Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
+
+    Raises:
+        NoSuchRef: There is no such checkpoint.
+        DamagedBlob: The one that `ref` names is damaged.
+    """
+    wanted = ref_of(store, run, ref)
+    base = Path(folder)
+    info = store.info(wanted)
+    base.mkdir(parents=True, exist_ok=True)
+    for old in base.glob(f"{RESUME_PREFIX}*"):
+        shutil.rmtree(old)
+    while True:
+        destination = base / f"{RESUME_PREFIX}{info.step}"
+        try:
+            store.checkout(info, destination, link="auto")
+        except DamagedBlob:
+            before, info = info, store.info(wanted)  # the damage is marked now
+            if before.id == info.id:
+                raise
+        else:
+            return info, destination
+
+
+def rng_ranks(names: list[str]) -> tuple[int, ...]:
+    """Return of which ranks there are random states among files of the Trainer or of accelerate."""
+    found = [match for name in names if (match := _RNG_FILE.match(name))]
+    return tuple(sorted(int(match[1] or match[2] or 0) for match in found))
+
+
+def inexact(store: Store, info: CheckpointInfo, now: Conditions, rank: int = 0) -> tuple[str, ...]:
+    """Say what will not continue exactly from committed files; one sentence each."""
+    names = [file.path for file in store.files(info)]
+    recorded: Any = info.metadata.get(CONDITIONS)
+    if recorded is None:
+        return (f"{info.name} does not say under which conditions it was saved",)
+    before = Conditions.from_json(recorded)
+    here = Conditions(
+        before.world_size, rng_ranks(names), before.rng_kinds, before.dataloader, before.dataloader_resumes
+    )
+    return tuple(differences(here, now, rank))

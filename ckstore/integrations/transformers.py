@@ -1,0 +1,230 @@
+"""The `Trainer` of transformers, and what is made of it (TRL, PEFT): its checkpoints go into a store.
+
+The Trainer writes its files as always; then they are committed. Equal tensors are stored once, and what the store keeps
+its own policy says. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the store;
+`CkstoreCallback` is one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from ckstore.errors import BadInput, CkstoreWarning, NoSuchRef
+from ckstore.integrations.directories import (
+    checkout_to_resume,
+    commit_directory,
+    inexact,
+    keep_newest,
+    ref_of,
+    rng_ranks,
+)
+from ckstore.training.conditions import Conditions
+from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_INCOMPLETE = "checkpoint-is-incomplete.txt"
+_DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
+
+
+class CkstoreTrainerMixin:
+    """A Trainer whose checkpoints are kept in a store. It comes first: ``class T(CkstoreTrainerMixin, Trainer)``.
+
+    ``train(resume_from_checkpoint=…)`` then takes ``True``: the newest valid checkpoint of the store; ``"auto"``: that,
+    or the beginning where there is none; ``"ckstore:REF"``: that one, also an older one; or a directory, as always.
+
+    With ``save_total_limit=N`` the N newest directories and that of the best stay; others are deleted when the newest
+    is durable in the store. After a resume `resumed_inexactly` has what does not continue exactly.
+
+    Attributes:
+        ckstore: The store. Set it on the class or the object before training.
+        ckstore_run: The run in it; None: that of `Store.open`, else ``main``.
+    """
+
+    ckstore: Store | None = None
+    ckstore_run: str | None = None
+    ckstore_last: CheckpointInfo | None = None
+    resumed_inexactly: tuple[str, ...] = ()
+    _keep_count: int | None = None
+
+    # What this has of the Trainer.
+    args: Any
+    state: Any
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
+        """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
+        store = self._store()
+        self._keep_count = taken_over_limit(self.args, self._keep_count)
+        path = resume_from_checkpoint
+        if path is True or path == "auto" or (isinstance(path, str) and path.startswith("ckstore:")):
+            ref = "latest-valid" if path is True or path == "auto" else str(path).removeprefix("ckstore:")
+            found = directory_to_resume(
+                store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
+            )
+            path, self.resumed_inexactly = found
+        return super().train(path, *arguments, **options)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        folder = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
+        self.ckstore_last = committed(
+            self._store(), self.ckstore_run, folder, self.state, self._conditions(), self._keep_count
+        )
+
+    def _load_best_model(self) -> None:
+        best = self.state.best_model_checkpoint
+        match = _DIRECTORY.search(best or "")
+        if match and not os.path.isdir(best):
+            store = self._store()
+            from_rank_zero(lambda: str(store.checkout(ref_of(store, self.ckstore_run, int(match[1])), best)))
+        super()._load_best_model()  # type: ignore[misc]
+
+    def _store(self) -> Store:
+        if self.ckstore is None:
+            msg = f"{type(self).__name__}.ckstore is not set"
+            raise BadInput(msg, hint="trainer.ckstore = Store.open_or_init(path)")
+        return self.ckstore
+
+    def _conditions(self) -> Conditions:
+        return conditions(self.args, getattr(self, "train_dataset", None))
+
+
+class CkstoreCallback(TrainerCallback):  # type: ignore[misc]
+    """Commits each checkpoint that a Trainer has written: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
+
+    It does not see the save on SIGTERM (``enable_jit_checkpoint``); `CkstoreTrainerMixin` does. To resume:
+    ``trainer.train(resume_from_checkpoint=directory_to_resume(store, output_dir)[0])``.
+
+    Args:
+        store: The store.
+        run: The run in it; None: that of `Store.open`, else ``main``.
+    """
+
+    def __init__(self, store: Store, run: str | None = None) -> None:
+        self.store = store
+        self.run = run
+        self.last: CheckpointInfo | None = None
+        self._keep_count: int | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take over ``save_total_limit``, which deletes before there is a commit."""
+        self._keep_count = taken_over_limit(args, self._keep_count)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Commit what was written."""
+        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        self.last = committed(
+            self.store, self.run, Path(args.output_dir), state, conditions(args, dataset), self._keep_count
+        )
+
+
+def taken_over_limit(args: Any, before: int | None) -> int | None:
+    """Return ``save_total_limit`` and unset it: the Trainer deletes before ckstore has committed."""
+    limit: int | None = args.save_total_limit
+    args.save_total_limit = None
+    return before if limit is None or limit <= 0 else limit
+
+
+def committed(
+    store: Store, run: str | None, folder: Path, state: Any, about: Conditions, keep_count: int | None
+) -> CheckpointInfo | None:
+    """Commit the directory of the step that the Trainer has written, from rank 0 when all ranks have written."""
+    wait_for_all()
+    directory = folder / f"checkpoint-{state.global_step}"
+
+    def act() -> CheckpointInfo | None:
+        (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
+        there = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
+        info = commit_directory(store, directory, state.global_step, run, metrics=metrics_of(state), conditions=there)
+        if keep_count is not None and info is not None:
+            best = state.best_model_checkpoint
+            keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})
+        return info
+
+    return from_rank_zero(act)
+
+
+def metrics_of(state: Any) -> dict[str, float]:
+    """Return the numbers that were logged at the step that is saved: the loss, and those of an evaluation."""
+    found: dict[str, float] = {}
+    for entry in state.log_history:
+        if entry.get("step") == state.global_step:
+            found |= {name: value for name, value in entry.items() if _is_number(value) and name != "step"}
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def conditions(args: Any, dataset: Any) -> Conditions:
+    """Return what the run depends on besides its state."""
+    length = None
+    try:
+        length = None if dataset is None else len(dataset)
+    except TypeError:  # a stream
+        length = None
+    loader = {
+        "batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "drop_last": bool(args.dataloader_drop_last),
+        "seed": args.seed if args.data_seed is None else args.data_seed,
+        **({} if dataset is None else {"dataset": type(dataset).__name__, "dataset_length": length}),
+    }
+    return Conditions(world_size=args.world_size, dataloader=loader, dataloader_resumes=not args.ignore_data_skip)
+
+
+def _directories(folder: Path) -> dict[int, Path]:
+    found = ((match, path) for path in folder.iterdir() if (match := _DIRECTORY.match(path.name)) and path.is_dir())
+    return {int(match[1]): path for match, path in found}
+
+
+def directory_to_resume(
+    store: Store,
+    output_dir: str | os.PathLike[str],
+    ref: str = "latest-valid",
+    run: str | None = None,
+    *,
+    or_none: bool = False,
+    now: Conditions | None = None,
+) -> tuple[str | None, tuple[str, ...]]:
+    """Write a checkpoint of the store below `output_dir`; return where, and what will not continue exactly.
+
+    Rank 0 writes it for all; with several hosts `output_dir` is shared, as the Trainer expects.
+
+    Args:
+        store: The store.
+        output_dir: That of the Trainer.
+        ref: Which checkpoint.
+        run: Of which run; None: that of `Store.open`, else ``main``.
+        or_none: Return None where the run has no checkpoint, instead of an error.
+        now: The conditions of this run, to be compared.
+
+    Raises:
+        NoSuchRef: There is none.
+    """
+
+    def act() -> tuple[str | None, tuple[str, ...]]:
+        try:
+            info, path = checkout_to_resume(store, run, ref, output_dir)
+        except NoSuchRef:
+            if or_none and not store.checkpoints(run or store.run or "main"):
+                return None, ()
+            raise
+        told = () if now is None else inexact(store, info, now, rank)
+        return str(path), told
+
+    rank, _ = rank_and_world()
+    directory, told = from_rank_zero(act)
+    for sentence in told if rank == 0 else ():
+        warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
+    return directory, told
