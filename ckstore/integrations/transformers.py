@@ -98,7 +98,7 @@ class CkstoreTrainerMixin:
         return conditions(self.args, getattr(self, "train_dataset", None))
 
 
-class CkstoreCallback(TrainerCallback):  # type: ignore[misc]
+class CkstoreCallback(TrainerCallback):
     """Commits each checkpoint that a Trainer has written: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
 
     It does not see the save on SIGTERM (``enable_jit_checkpoint``); `CkstoreTrainerMixin` does. To resume:

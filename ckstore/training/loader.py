@@ -13,6 +13,8 @@ def description(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"class": type(loader).__name__}
     for name in ("batch_size", "num_workers", "drop_last"):
         value = getattr(loader, name, None)
+        if value is None:  # of what accelerate makes only the sampler of batches knows
+            value = getattr(getattr(loader, "batch_sampler", None), name, None)
         if isinstance(value, (bool, int)):
             found[name] = value
     dataset = getattr(loader, "dataset", None)

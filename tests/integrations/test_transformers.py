@@ -126,7 +126,7 @@ def test_a_limit_of_one_deletes_only_what_the_store_has_and_the_best_is_kept(tmp
         seen.append((set(os.listdir(out)), [one.step for one in store.checkpoints()]))
         return info
 
-    store.commit = committing  # type: ignore[method-assign]
+    store.commit = committing  # type: ignore[method-assign,assignment]
     trainer.train()
 
     best = trainer.state.best_global_step

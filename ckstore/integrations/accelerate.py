@@ -1,0 +1,140 @@
+"""accelerate: `Accelerator.save_state` commits what it wrote, `load_state` takes checkpoints of the store."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, CkstoreWarning
+from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, keep_newest, rng_ranks
+from ckstore.training.conditions import Conditions
+from ckstore.training.loader import description
+from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_PREFIX = "ckstore:"
+_NUMBER = re.compile(r"(\d+)\D*\Z")
+
+
+def install(accelerator: Any, store: Store, run: str | None = None) -> Installed:
+    """Have an `Accelerator` keep its checkpoints in a store. One call, after it is made.
+
+    ``accelerator.save_state(directory)`` then commits the directory when all processes have written it, whatever the
+    backend: FSDP and DeepSpeed write theirs by themselves. It also takes ``step`` and ``metrics``; without ``step`` it
+    is the number in the name of the directory. ``accelerator.load_state("ckstore:latest-valid")`` resumes from the
+    store, ``ckstore:REF`` from any checkpoint. ``total_limit`` is taken over: directories are deleted after the commit
+    of the new one, not before.
+
+    Args:
+        accelerator: An `accelerate.Accelerator`.
+        store: The store.
+        run: The run in it; None: that of `Store.open`, else ``main``.
+    """
+    return Installed(accelerator, store, run)
+
+
+class Installed:
+    """What `install` returns.
+
+    Attributes:
+        last: The last checkpoint that was committed; on every process.
+        resumed_inexactly: What does not continue exactly since the last load from the store.
+    """
+
+    def __init__(self, accelerator: Any, store: Store, run: str | None) -> None:
+        self.last: CheckpointInfo | None = None
+        self.resumed_inexactly: tuple[str, ...] = ()
+        self._accelerator = accelerator
+        self._store = store
+        self._run = run
+        self._keep_count: int | None = accelerator.project_configuration.total_limit
+        accelerator.project_configuration.total_limit = None
+        self._save: Callable[..., Any] = accelerator.save_state
+        self._load: Callable[..., Any] = accelerator.load_state
+        accelerator.save_state = self.save_state
+        accelerator.load_state = self.load_state
+
+    def save_state(
+        self,
+        output_dir: str | None = None,
+        safe_serialization: bool = True,  # noqa: FBT002 - as accelerate has it
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Save as `Accelerator.save_state`, then commit."""
+        directory = self._directory(output_dir)
+        wanted = _step_of(directory) if step is None else step
+        if self._names_itself:
+            from_rank_zero(lambda: shutil.rmtree(directory, ignore_errors=True))  # of before a rollback, or a kill
+        result = self._save(output_dir, safe_serialization, **options)
+        wait_for_all()
+        self.last = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
+        return result
+
+    def load_state(self, input_dir: str | None = None, *arguments: Any, **options: Any) -> None:
+        """Load as `Accelerator.load_state`; ``ckstore:REF`` from the store."""
+        if input_dir is None or not str(input_dir).startswith(_PREFIX):
+            self._load(input_dir, *arguments, **options)
+            return
+        ref = str(input_dir).removeprefix(_PREFIX)
+        rank, _ = rank_and_world()
+
+        def act() -> tuple[str, int, tuple[str, ...]]:
+            base = self._accelerator.project_dir or os.getcwd()
+            info, path = checkout_to_resume(self._store, self._run, ref, base)
+            return str(path), info.step, inexact(self._store, info, self._conditions(), rank)
+
+        path, step, self.resumed_inexactly = from_rank_zero(act)
+        for sentence in self.resumed_inexactly if rank == 0 else ():
+            warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
+        self._load(path, *arguments, **options)
+        if self._names_itself:
+            self._accelerator.project_configuration.iteration = step + 1
+
+    @property
+    def _names_itself(self) -> bool:
+        return bool(self._accelerator.project_configuration.automatic_checkpoint_naming)
+
+    def _directory(self, output_dir: str | None) -> Path:
+        if self._names_itself:
+            return (
+                Path(self._accelerator.project_dir) / "checkpoints" / f"checkpoint_{self._accelerator.save_iteration}"
+            )
+        if output_dir is None:
+            raise BadInput("save_state: no directory is given", hint="or set automatic_checkpoint_naming")
+        return Path(output_dir)
+
+    def _commit(self, directory: Path, step: int, metrics: Mapping[str, float]) -> CheckpointInfo | None:
+        about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+        info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
+        if self._names_itself and self._keep_count is not None and info is not None:
+            there = {_step_of(path): path for path in directory.parent.glob("checkpoint_*") if path.is_dir()}
+            keep_newest(there, self._keep_count, {directory})
+        return info
+
+    def _conditions(self) -> Conditions:
+        loaders = self._accelerator._dataloaders  # noqa: SLF001 - those that were prepared
+        return Conditions(
+            world_size=self._accelerator.num_processes,
+            dataloader=description(loaders[0]) if loaders else {},
+            dataloader_resumes=not loaders or bool(self._accelerator.use_stateful_dataloader),
+        )
+
+
+def _step_of(directory: Path) -> int:
+    match = _NUMBER.search(directory.name)
+    if match is None:
+        msg = f"there is no step in the name {directory.name}"
+        raise BadInput(msg, hint="save_state(directory, step=…)")
+    return int(match[1])

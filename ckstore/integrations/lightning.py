@@ -1,0 +1,152 @@
+"""Lightning: a `CheckpointIO` that saves into a store, with a marker file where Lightning expects the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.plugins import CheckpointIO
+
+from ckstore.errors import BadInput, CkstoreWarning, InUse, NoSuchRef
+from ckstore.integrations.directories import ref_of
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_PREFIX = "ckstore:"
+_MARKER_MOST_BYTES = 4096
+_HAS_STEP = re.compile(r"step=\d+")
+_NOT_IN_RUN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class CkstoreCheckpointIO(CheckpointIO):
+    """``Trainer(plugins=[CkstoreCheckpointIO(store)])``: checkpoints are states in the store, at their global step.
+
+    At the path that Lightning gives lies a marker, a small JSON file that names the checkpoint, so `ModelCheckpoint`
+    goes on as always, ``ckpt_path="last"`` too. ``ckpt_path="ckstore:latest-valid"`` is the newest checkpoint of the
+    store that is whole; ``ckstore:REF`` any other. A path without ``step=`` in its name, such as ``last.ckpt``, has a
+    run of its own, ``RUN.last``, so that it is not the same checkpoint as the one of that step.
+
+    When `ModelCheckpoint` removes a checkpoint, it is deleted from the store, unless another marker in that directory,
+    a tag or a pin names it.
+
+    Args:
+        store: The store.
+        run: The run in it; None: that of `Store.open`, else ``main``.
+        delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept.
+    """
+
+    def __init__(self, store: Store, run: str | None = None, *, delete: bool = True) -> None:
+        self.store = store
+        self.run = run or store.run or "main"
+        self.delete = delete
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Save a state durably, then write the marker."""
+        if storage_options is not None:
+            raise BadInput("storage_options: a store has none", hint="leave storage_options out")
+        state = {**checkpoint}
+        if isinstance(state.get("hyper_parameters"), Mapping):
+            state["hyper_parameters"] = dict(state["hyper_parameters"])
+        info = self.store.save(
+            state, int(checkpoint["global_step"]), self._run_of(path), metrics=_metrics(state), if_exists="replace"
+        )
+        before = _marker_or_none(Path(path))
+        _write_marker(Path(path), self.store, info)
+        if before is not None and before["id"] != info.id:
+            self._delete(before["id"], Path(path).parent)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load the state that a marker or ``ckstore:REF`` names; nothing is unpickled, whatever `weights_only`."""
+        found: dict[str, Any]
+        device = "cpu" if map_location is None else map_location
+        name = os.fspath(path)
+        if name.startswith(_PREFIX):
+            found = self.store.load(ref_of(self.store, self.run, name.removeprefix(_PREFIX)), device)
+            return found
+        marker = read_marker(path)
+        try:
+            found = self.store.load(marker["id"], device)
+        except NoSuchRef:
+            ref = f"{marker['run']}@{marker['step']}"
+            info = self.store.info(ref)
+            warnings.warn(f"{name}: {ref} was saved again since; that is loaded", CkstoreWarning, stacklevel=2)
+            found = self.store.load(info, device)
+        return found
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a marker, and what it names unless something else names it."""
+        place = Path(path)
+        if not place.exists():
+            return
+        marker = read_marker(place)
+        place.unlink()
+        self._delete(marker["id"], place.parent)
+
+    def _delete(self, checkpoint: str, folder: Path) -> None:
+        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
+        others = [_marker_or_none(other) for other in folder.glob("*.ckpt")]
+        if not self.delete or any(other is not None and other["id"] == checkpoint for other in others):
+            return
+        try:
+            self.store.delete(checkpoint)
+        except (NoSuchRef, InUse):
+            return  # dropped or saved again already; or a tag, a pin or a reader holds it
+
+    def _run_of(self, path: str | os.PathLike[str]) -> str:
+        stem = Path(path).name.removesuffix(".ckpt")
+        return self.run if _HAS_STEP.search(stem) else f"{self.run}.{_NOT_IN_RUN.sub('-', stem)}"
+
+
+def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for callback in state.get("callbacks", {}).values():
+        if isinstance(callback, Mapping) and callback.get("monitor") and callback.get("current_score") is not None:
+            found[str(callback["monitor"])] = float(callback["current_score"])
+    return found
+
+
+def _write_marker(path: Path, store: Store, info: CheckpointInfo) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id}
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(json.dumps(marker), encoding="utf-8")
+    beside.replace(path)
+
+
+def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a marker says.
+
+    Raises:
+        BadInput: There is no file at `path`, or it is no marker.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            document: Any = json.loads(file.read(_MARKER_MOST_BYTES))
+        if document["ckstore"] == 1:
+            marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
+            return marker
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
+        raise BadInput(
+            msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed"
+        ) from error
+    msg = f"{os.fspath(path)} is a marker of a newer ckstore"
+    raise BadInput(msg, hint="install that version")
+
+
+def _marker_or_none(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_marker(path)
+    except BadInput:
+        return None

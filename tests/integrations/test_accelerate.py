@@ -1,0 +1,117 @@
+"""accelerate with ckstore: killed, damaged, rolled back, a limit of one, on two processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import BadInput, CkstoreWarning, Store
+from tests.integrations.tiny_accelerate import train
+from tests.support.damage import flip
+from tests.support.requirements import CRASH_FULL, require
+
+ROOT = Path(__file__).parents[2]
+PLACE = "the data loader keeps no place in the data: it begins an epoch"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),  # those of accelerate are not ours
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    require(importlib.util.find_spec("accelerate") is not None, "needs accelerate")
+    torch.set_num_threads(1)
+    return Store.init(tmp_path / "store")
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit_for_bit(
+    tmp_path: Path, store: Store
+) -> None:
+    whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
+    words = [
+        sys.executable,
+        "-m",
+        "tests.integrations.tiny_accelerate",
+        str(store.path),
+        str(tmp_path / "two"),
+        "",
+        "2",
+    ]
+    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert [info.step for info in store.checkpoints()] == [0, 1]
+    (largest, *_) = sorted(
+        (path for path in (store.directory_of(1) / "blobs").iterdir() if path.stat().st_nlink == 2),
+        key=lambda path: -path.stat().st_size,
+    )
+    flip(largest)
+
+    with pytest.warns(CkstoreWarning, match="damaged"):
+        again, kept = train(store, tmp_path / "two", "latest-valid")
+
+    assert same(whole, again)
+    assert kept.resumed_inexactly == (PLACE,)
+    assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
+    assert store.verify().ok
+    assert store.info(3).metrics["loss"] > 0
+
+
+def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_named(
+    tmp_path: Path, store: Store
+) -> None:
+    train(store, tmp_path / "out", total_limit=1)
+    assert os.listdir(tmp_path / "out" / "checkpoints") == ["checkpoint_3"]
+    assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
+    before = {info.step: info.id for info in store.checkpoints()}
+
+    with pytest.warns(CkstoreWarning, match="batch size"):
+        _, kept = train(store, tmp_path / "out", "1", batch_size=8, total_limit=1)
+
+    after = {info.step: info.id for info in store.checkpoints()}
+    assert [before[step] == after[step] for step in range(4)] == [True, True, False, False]
+    assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
+
+
+def test_a_directory_without_a_number_needs_a_step(tmp_path: Path, store: Store) -> None:
+    from accelerate import Accelerator
+
+    from ckstore.integrations.accelerate import install
+
+    accelerator = Accelerator(cpu=True)
+    kept = install(accelerator, store)
+    with pytest.raises(BadInput, match="no step in the name"):
+        accelerator.save_state(str(tmp_path / "state"))
+    accelerator.save_state(str(tmp_path / "state"), step=7)
+    assert kept.last is not None
+    assert kept.last.step == 7
+    accelerator.load_state(str(tmp_path / "state"))
+
+
+@pytest.mark.crash
+def test_two_processes_commit_once_and_go_on(tmp_path: Path, store: Store) -> None:
+    if not CRASH_FULL:
+        pytest.skip("two more processes; the Trainer has two in the short form: CKSTORE_CRASH=full")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    words = [*launch, "tests.integrations.tiny_accelerate", str(store.path), str(tmp_path / "out"), "", "0"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
+    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {file.path for file in store.files(3)}
+
+    with pytest.warns(CkstoreWarning, match="2 processes"):
+        _, kept = train(store, tmp_path / "out", "2")
+
+    assert kept.resumed_inexactly[0] == "the checkpoint was saved by 2 processes, and now there are 1"

@@ -1,0 +1,89 @@
+"""Lightning with ckstore: killed, damaged, rolled back, the retention of ModelCheckpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import BadInput, CkstoreWarning, Store
+from tests.integrations.tiny_lightning import fit
+from tests.support.damage import flip
+from tests.support.requirements import require
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),  # those of Lightning are not ours
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    require(importlib.util.find_spec("lightning") is not None, "needs lightning")
+    torch.set_num_threads(1)
+    return Store.init(tmp_path / "store")
+
+
+def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit_for_bit(
+    tmp_path: Path, store: Store
+) -> None:
+    whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
+    words = [sys.executable, "-m", "tests.integrations.tiny_lightning", str(store.path), str(tmp_path / "two"), "", "6"]
+    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert [info.step for info in store.checkpoints()] == [2, 4]
+    assert len(list((tmp_path / "two" / "ckpt").glob("*.ckpt"))) == 2
+    (blob,) = [path for path in (store.directory_of(4) / "blobs").iterdir() if path.stat().st_nlink == 2]
+    flip(blob, 0)
+
+    with pytest.warns(CkstoreWarning, match="main@4"):
+        again, _ = fit(store, tmp_path / "two", "ckstore:latest-valid")
+
+    assert torch.equal(whole.layer.weight, again.layer.weight)
+    assert [info.step for info in store.checkpoints()] == [2, 4, 6, 8]
+    assert store.load(8)["hyper_parameters"] == {"width": 8}
+
+
+def test_model_checkpoint_keeps_the_best_and_the_last_and_resumes_by_its_names(tmp_path: Path, store: Store) -> None:
+    model, callback = fit(store, tmp_path, monitor="loss", save_top_k=1, save_last=True)
+    names = sorted(os.listdir(tmp_path / "ckpt"))
+
+    assert names == [Path(callback.best_model_path).name, "last.ckpt"]
+    (best,) = store.checkpoints("main")
+    (last,) = store.checkpoints("main.last")
+    assert best.metrics["loss"] == pytest.approx(float(callback.best_model_score))
+    assert last.step == 8
+    assert torch.equal(store.load(last)["state_dict"]["layer.weight"], model.layer.weight)
+    again, _ = fit(store, tmp_path, str(tmp_path / "ckpt" / "last.ckpt"), save_last=True)
+    assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Path, store: Store) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    fit(store, tmp_path)
+    first = store.info("main@6").id
+    old = next((tmp_path / "ckpt").glob("*step=6.ckpt"))
+    fit(store, tmp_path / "b", "ckstore:4")
+    assert store.info("main@6").id != first
+    io = CkstoreCheckpointIO(store)
+    with pytest.warns(CkstoreWarning, match="was saved again since"):
+        assert io.load_checkpoint(old)["global_step"] == 6
+    new = next((tmp_path / "b" / "ckpt").glob("*step=6.ckpt"))
+    store.tag("good", 6)
+    io.remove_checkpoint(new)
+    io.remove_checkpoint(new)  # it is gone
+    assert not new.exists()
+    assert store.info("good").step == 6
+    with pytest.raises(BadInput, match="no marker"):
+        io.load_checkpoint(new)
+    with pytest.raises(BadInput, match="storage_options"):
+        io.save_checkpoint({"global_step": 1}, new, storage_options={})

@@ -1,0 +1,70 @@
+"""A tiny run of Lightning, in this process or as a program: STORE FOLDER CKPT_PATH KILL_AT."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ckstore import Store
+from tests.integrations.tiny_trainer import kill_when_step_is_published
+
+STEPS = 8
+
+
+def fit(store: Store, folder: Path, ckpt_path: str | None = None, **checkpoint: Any) -> tuple[Any, Any]:
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    class Model(LightningModule):
+        def __init__(self, width: int = 8) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(width, 1)
+
+        def training_step(self, batch: Any, _index: int) -> Any:
+            loss = self.layer(batch).square().sum()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    torch.manual_seed(1)
+    model = Model()
+    # Two batches an epoch, so that each save is at the end of one: Lightning does not resume a plain loader inside.
+    data: Any = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
+    callback = ModelCheckpoint(folder / "ckpt", every_n_train_steps=2, **{"save_top_k": -1, **checkpoint})
+    trainer = Trainer(
+        default_root_dir=folder,
+        max_steps=STEPS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        plugins=[CkstoreCheckpointIO(store)],
+        callbacks=[callback],
+    )
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=ckpt_path)
+    return model, callback
+
+
+def main(store: str, folder: str, ckpt_path: str, kill_at: str) -> None:
+    import torch
+
+    import ckstore.ops.save.save  # noqa: F401 - it has its own name for what is replaced
+
+    torch.set_num_threads(1)
+    if int(kill_at):
+        kill_when_step_is_published(int(kill_at))
+    fit(Store.open(store), Path(folder), ckpt_path or None)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
