@@ -11,7 +11,6 @@ from ckstore.errors import UnsafePlace
 from ckstore.fs.inside import Where, at, open_directory
 
 _AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
 
@@ -46,43 +45,28 @@ def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
             raise
 
 
-def rename_new(source: Where, target: Where) -> None:
-    """Rename, but never over something else (``renameat2`` with ``RENAME_NOREPLACE``); durable as after `rename`.
-
-    Raises:
-        FileExistsError: `target` exists; nothing was changed.
-        UnsafePlace: The C library or the filesystem cannot.
-        OSError: As `rename`.
-    """
-    _renameat2(source, target, _RENAME_NOREPLACE, "rename without overwriting", "making a store")
-
-
 def exchange(one: Where, other: Where) -> None:
     """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``).
 
     Raises:
-        UnsafePlace: The C library or the filesystem cannot.
+        UnsafePlace: The C library or the filesystem cannot; nothing was changed.
         OSError: As `rename`.
     """
-    _renameat2(one, other, _RENAME_EXCHANGE, "exchange two names", "replacing a checkpoint")
-
-
-def _renameat2(one: Where, other: Where, flag: int, what: str, who: str) -> None:
     import ctypes  # readers do without it, and it takes as long to import as all else here
 
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError as error:
-        msg = f"the C library has no renameat2, which {who} needs"
+        msg = "the C library has no renameat2, which exchanges two names"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
     with at(one) as (from_fd, old), at(other) as (to_fd, new):
         here = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
         there = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
-        if renameat2(*here, *there, flag) == 0:
+        if renameat2(*here, *there, _RENAME_EXCHANGE) == 0:
             return
         code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS):
-        msg = f"the filesystem of {other} cannot {what}, which {who} needs"
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        msg = f"the filesystem of {other} cannot exchange two names"
         raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import SaveFailed, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Held, NotInStore
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.shared import two_renames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,11 +95,14 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     taken out although it was acknowledged; a kill then loses it.
     """
     target = layout.checkpoint(manifest.run, manifest.step)
+    key = manifest.run, manifest.step
     with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):
         before = layout.run_stamp(manifest.run)
-        if _renamed(staging, target):
+        # A place that is empty because a replacement died in the middle is not free.
+        if all(gap.key != key for gap in two_renames.gaps(layout)) and _renamed(staging, target):
             return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
     with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):
+        two_renames.complete_run(layout, key)
         for _ in range(_PUBLISH_TRIES):
             if _renamed(staging, target):
                 return Outcome()
@@ -126,7 +130,11 @@ def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
-    links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
+    try:
+        links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
+    except UnsafePlace:
+        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step))
+        return Outcome(old=old, other_bytes=other_bytes)
     return Outcome(old=staging.path, other_bytes=other_bytes)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.errors import DamagedBlob, InUse
+from ckstore.errors import DamagedBlob, InUse, UnsafePlace
 from ckstore.fs import files, links, peek
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -154,7 +154,7 @@ class Relinker:
                 links.link(fresh, canonical)
             except FileExistsError:
                 try:
-                    links.exchange(fresh, canonical)
+                    self._swap(fresh, canonical)
                 except FileNotFoundError:  # gc was faster
                     continue
                 files.sync_directory(canonical.parent)
@@ -175,13 +175,27 @@ class Relinker:
         if fresh is None:
             return False
         try:
-            links.exchange(fresh, name)
+            old = peek.status(self._swap(fresh, name))
         except FileNotFoundError:
             return False
-        old = peek.status(fresh)
         self.done.relinked_count += 1
         self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
         return True
+
+    def _swap(self, fresh: Inside, name: Inside) -> Inside:
+        """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
+
+        Raises:
+            FileNotFoundError: There is no other one.
+        """
+        try:
+            links.exchange(fresh, name)
+        except UnsafePlace:  # a rename over it does the same, if it has another name by then
+            old = self._staging / f"new-{next(self._serial)}"
+            links.link(name, old)
+            links.rename(fresh, name)
+            return old
+        return fresh
 
     def _link_of(self, path: Inside, right: Inode) -> Inside | None:
         """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""

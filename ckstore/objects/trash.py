@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.fs import links, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
+from ckstore.objects.shared import two_renames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +96,11 @@ def sweep_staging(layout: Layout) -> int:
 
 def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories whose owner is dead, each with a lock that the caller releases."""
-    for name in names_in(layout.staging):
+    names = names_in(layout.staging)
+    needed = two_renames.unswept(layout, names)
+    for name in names:
+        if name in needed:
+            continue
         path = layout.staging / name
         lock = locks.try_exclusive(path) if peek.is_directory(path) else None
         if lock is not None:

@@ -17,9 +17,10 @@ from unittest.mock import patch
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
+from ckstore.objects.shared import two_renames
 from ckstore.ops.free import reclaim
 from tests.faults.journal import Journal
-from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen
+from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
 from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
 
@@ -128,6 +129,19 @@ def _killed_at(
 
 def _replacing(store: Store, journal: Journal) -> None:
     save(store, journal, 1, "second", if_exists="replace")
+
+
+def _in_a_gap(path: Path, journal: Journal) -> None:
+    """A store in which a replacement by two renames was killed when the old checkpoint had just left its place."""
+    two_renames._go_back = lambda *_: None  # a dead process goes nowhere; this one does nothing else
+    _killed_at(4, files, "sync_directory", without_exchange(_replacing))(path, journal)
+
+
+def _in_a_gap_without_the_new(path: Path, journal: Journal) -> None:
+    """As `_in_a_gap`, and the new checkpoint is not whole."""
+    _in_a_gap(path, journal)
+    (old,) = (path / "staging").glob("*.old")
+    (old.with_suffix("") / "manifest.json").unlink()
 
 
 def _deleting(store: Store, journal: Journal) -> None:
@@ -267,6 +281,18 @@ ACTS = SCENARIOS | {
         Scenario("open_after_half_a_save", _killed_at(1, files, "sync_directory", _replacing), _open, _nothing_more),
         Scenario(
             "open_after_an_exchange", _killed_at(1, files, "sync_open_directory", _replacing), _open, _nothing_more
+        ),
+        Scenario(
+            "open_in_a_gap",
+            _in_a_gap,
+            _open,
+            _nothing_more,
+        ),
+        Scenario(
+            "open_in_a_gap_without_the_new",
+            _in_a_gap_without_the_new,
+            _open,
+            _nothing_more,
         ),
         Scenario(
             "gc_after_half_a_delete", _killed_at(4, files, "sync_directory", _deleting), _open_as_found, _collecting

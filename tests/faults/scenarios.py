@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ckstore import Store
-from ckstore.errors import DamagedBlob
+from ckstore.errors import DamagedBlob, UnsafePlace
+from ckstore.fs import links
+from ckstore.fs.inside import Where
 from ckstore.ops.free import reclaim
 from ckstore.ops.index import reconcile
 from tests.faults.journal import Journal
@@ -120,6 +122,19 @@ def _saving(step: int, *names: str, **options: Any) -> Callable[[Store, Journal]
             save(store, journal, step + further, name, **options)
 
     return act
+
+
+def without_exchange(act: Callable[[Store, Journal], None]) -> Callable[[Store, Journal], None]:
+    """Return the act on a filesystem that cannot exchange two names; this process does nothing else."""
+
+    def cannot(one: Where, other: Where) -> None:
+        raise UnsafePlace("this filesystem cannot exchange two names")
+
+    def acting(store: Store, journal: Journal) -> None:
+        links.exchange = cannot
+        act(store, journal)
+
+    return acting
 
 
 def _deleting(step: int) -> Callable[[Store, Journal], None]:
@@ -380,6 +395,12 @@ SCENARIOS = {
         Scenario("deduplicated_save", _saved("first"), _open, _saving(2, "second")),
         Scenario("small_tensor_save", _saved("small-0"), _open, _saving(2, "small-1", "small-sparse")),
         Scenario("replace", _saved("first", "other"), _open, _saving(1, "second", if_exists="replace")),
+        Scenario(
+            "replace_by_renames",
+            _saved("first", "other"),
+            _open,
+            without_exchange(_saving(1, "second", if_exists="replace")),
+        ),
         Scenario("gc", _dropped, _open_as_found, _collecting),
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),

@@ -75,6 +75,17 @@ sync /checkpoints/main
 gone /checkpoints/main/1
 """.strip().splitlines()
 
+REPLACE = [
+    *SAVE[:13],
+    "lock 9 /checkpoints/main LOCK_EX",
+    "sync /staging",
+    "rename /checkpoints/main/1 /staging/x.old",
+    "sync /staging",
+    "sync /checkpoints/main",
+    *SAVE[13:],
+]
+"""By two renames; what was there is put there by another process."""
+
 COLLECT = f"""
 lock 7 /trash LOCK_EX
 sync /trash
@@ -232,6 +243,28 @@ def test_an_act_on_a_checkpoint_without_a_step_breaks_a_law(script: list[str], l
     assert broken(MAKE, SAVE, script, before=2, strangers=True) == laws
 
 
+def replaced(script: list[str]) -> set[str]:
+    first = [line.replace("/x", "/y") for line in SAVE]
+    second = [line for line in script if not line.startswith("link")]
+    return broken(MAKE, first, second, before=2, strangers=True)
+
+
+@pytest.mark.parametrize(
+    "script,laws",
+    [
+        (REPLACE, set()),
+        (without(REPLACE, "lock 9 /checkpoints/main LOCK_EX"), {"G1"}),
+        (instead(REPLACE, "lock 9 /checkpoints/main LOCK_EX", "lock 9 /checkpoints/main LOCK_SH"), {"G1"}),
+        ([*REPLACE[:14], *REPLACE[15:]], {"G1"}),
+        ([*REPLACE[:16], *REPLACE[17:]], {"G1", "N4"}),
+        ([*REPLACE[:17], *REPLACE[18:]], {"G1"}),
+        (without(REPLACE, "sync /staging/x"), {"G1", "N1"}),
+    ],
+)
+def test_a_replacement_by_two_renames_that_leaves_out_a_step_breaks_a_law(script: list[str], laws: set[str]) -> None:
+    assert replaced(script) == laws
+
+
 def test_a_drop_before_the_kept_checkpoints_are_durable_breaks_a_law() -> None:
     second = [line.replace("/x", "/y").replace("main/1", "main/2") for line in SAVE if not line.startswith("link")]
 
@@ -278,7 +311,7 @@ def test_a_mark_that_goes_before_what_heals_is_durable_breaks_a_law() -> None:
 
 
 def test_every_law_can_be_broken() -> None:
-    seen = set().union(*(laws for _, laws in SAVES), {"R1", "L1", "L3", "T2", "K1", "H1"})
+    seen = set().union(*(laws for _, laws in SAVES), {"R1", "L1", "L3", "T2", "K1", "H1", "G1"})
 
     assert seen == LAWS.keys()
 

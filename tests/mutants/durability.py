@@ -300,4 +300,32 @@ DURABILITY = [
         law("checkout"),
         "N2 (",
     ),
+    Mutant(
+        "the new checkpoint has its name in staging for certain before the old one leaves its place",
+        "gap-before-the-new-is-durable",
+        "two_renames.replace",
+        "    files.sync_directory(layout.staging)\n    links.rename(target, old)\n",
+        "    links.rename(target, old)\n",
+        law("replace_by_renames"),
+        "G1 (",
+    ),
+    Mutant(
+        "that the old checkpoint left its place is durable before the new one takes it",
+        "gap-not-synced",
+        "two_renames.replace",
+        "        files.sync_directory(layout.staging)\n        files.sync_directory(target.parent)\n",
+        "",
+        law("replace_by_renames"),
+        "G1 (",
+    ),
+    Mutant(
+        "a gap is durable before it is filled",
+        "dead-gap-not-synced",
+        "two_renames.complete",
+        "    for parent in (layout.staging, target.parent):  # the process that died may have come no further than the "
+        "rename\n        files.sync_directory(parent)\n",
+        "",
+        law("open_in_a_gap"),
+        "G1 (",
+    ),
 ]

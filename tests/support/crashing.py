@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _SEAM = {
-    links: ("link", "rename", "rename_new", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),
+    links: ("link", "rename", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),
     files: ("create_blob", "create_file", "sync_directory", "sync_open_directory"),
 }
 KILLED = 77

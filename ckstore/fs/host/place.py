@@ -79,8 +79,8 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         _able.add(key)
 
 
-def try_links(staging: Inside, others: Sequence[Inside]) -> None:
-    """Try what a store needs between its directories: hardlinks, renames, also without overwriting, and exchanges.
+def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
+    """Try what a store needs between its directories: hardlinks and renames; return whether names can be exchanged.
 
     And that names that differ in case are two: else runs and tags would be one that are not.
 
@@ -101,9 +101,7 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> None:
             made.append(path)
         _try_case(first)
         _try_between(staging, name, own, others, made)
-        _try("exchange two names in", staging, partial(links.exchange, first, second))
-        made.append(own / "three")
-        _try("rename without overwriting in", staging, partial(links.rename_new, second, own / "three"))
+        return _can_exchange(first, second)
     finally:
         try:
             for path in made:
@@ -113,6 +111,14 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> None:
                 links.remove_directory(staging / name)
         finally:
             lock.release()
+
+
+def _can_exchange(first: Inside, second: Inside) -> bool:
+    try:
+        links.exchange(first, second)
+    except UnsafePlace:
+        return False
+    return True
 
 
 def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:

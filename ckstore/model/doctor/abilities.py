@@ -19,8 +19,9 @@ class AbilityFacts:
     """What was tried or asked.
 
     Attributes:
-        links: Empty if hardlinks, renames between the directories of the store, and the exchange of two names work;
-            else what does not. None: nothing may be written there, so it was not tried.
+        links: Empty if hardlinks and renames between the directories of the store work; else what does not. None:
+            nothing may be written there, so it was not tried.
+        exchange: Whether two names can be exchanged in one step; None: not tried.
         lease: ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be
             at work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not
             tried.
@@ -33,6 +34,7 @@ class AbilityFacts:
     """
 
     links: str | None = ""
+    exchange: bool | None = True
     lease: str = "yes"
     reflink: bool | None = None
     link_limit: int = 0
@@ -51,7 +53,17 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
     if facts.links:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
-    return ok("links", "hardlinks, renames between directories and the exchange of two names work")
+    return ok("links", "hardlinks and renames between directories work")
+
+
+def check_exchange(facts: AbilityFacts) -> DoctorFinding:
+    """Return whether a checkpoint is replaced in one step."""
+    if facts.exchange is None:
+        return ok("exchange of names", "not tried")
+    if facts.exchange:
+        return ok("exchange of names", "a checkpoint is replaced in one step")
+    found = "not possible here: a checkpoint that is replaced is not at its place for a moment, and readers wait"
+    return DoctorFinding("note", "exchange of names", found, "nothing; ext4, XFS and btrfs can")
 
 
 def check_headroom(facts: AbilityFacts) -> DoctorFinding:

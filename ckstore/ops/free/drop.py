@@ -12,6 +12,7 @@ from ckstore.model.digest import is_digest
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.hold import gone
@@ -20,6 +21,7 @@ from ckstore.ops.refs.protection import check_unprotected
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.layout import Layout
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -66,6 +68,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         check_unprotected(context, info.key)
         if id_at(path) != info.id:
             raise gone(info)
+        _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
         try:
             before = layout.run_stamp(info.run)
@@ -78,6 +81,23 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         files.sync_directory(path.parent)
     context.directory_cache.changed(info.key, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
+
+
+def _bury(layout: Layout, info: CheckpointInfo) -> None:
+    """Move the checkpoint that this one replaced to trash, where a process died before it could.
+
+    Else it would come back when this one has left its place.
+
+    Raises:
+        InUse: A reader has it open.
+        OSError: It may come back, so this one must not go.
+    """
+    for replaced in two_renames.begun(layout):
+        if replaced.key == info.key:
+            with _taken(info, replaced.old) as lock:
+                trash.move_to_trash(layout, replaced.old, lock)
+            for parent in (layout.trash, layout.staging):
+                files.sync_directory(parent)
 
 
 def _run_locked(info: CheckpointInfo, run: Inside) -> locks.DirectoryLock:

@@ -75,11 +75,10 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
         where = str(layout.settings)
         data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
         files.create_file(fresh, data, mode=0o444)
-        links.rename_new(fresh, layout.settings)
-    except BaseException:
-        with suppress(OSError):  # the first error is the one to tell; a name that stays is removed at opening
+        links.link(fresh, layout.settings)  # never over another
+    finally:
+        with suppress(OSError):  # a name that stays is removed at opening
             links.unlink(fresh)
-        raise
 
 
 def _refuse_foreign(layout: Layout) -> None:

@@ -13,6 +13,7 @@ from ckstore.objects import reserve, trash
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.refs.gaps import fill_dead
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def recover(context: Context) -> list[str]:
             place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
         _make_store_durable(context)
+    fill_dead(context)
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
         trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)

@@ -13,6 +13,7 @@ from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
+from ckstore.ops.refs.gaps import settle
 from ckstore.ops.refs.latest import newest
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.one_run import in_one_run, run_meant
@@ -101,6 +102,7 @@ def _key_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> Ch
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     from ckstore.objects.checkpoints import id_at
 
+    settle(context)
     if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.ops.index.facts import sure
+from ckstore.ops.refs.gaps import settle
 from ckstore.ops.refs.listing import in_order, infos, infos_at
 from ckstore.ops.warn import warn
 
@@ -25,6 +26,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     says something else than the manifest makes no other checkpoint the newest.
     """
     sured: set[str] = set()
+    settle(context)
     while True:
         with context.layout.open_runs() as runs:
             published = runs.stamps(run)

@@ -12,6 +12,7 @@ from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_una
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.refs.gaps import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ def infos(
     with context.layout.open_runs() as runs:
         if at is not None:
             return infos_at(context, runs, at, seek=True)
+        settle(context)
         published = runs.stamps(run, annotated=newest is None)
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place[1])}

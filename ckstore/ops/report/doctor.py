@@ -80,12 +80,15 @@ def _machine(context: Context) -> Findings:
 def _abilities(context: Context) -> Findings:
     layout = context.layout
     may_write = may_write_in(layout.staging)
+    wrong, exchange = _try_links(context) if may_write else (None, None)
     facts = abilities.AbilityFacts(
-        links=_try_links(context) if may_write else None,
+        links=wrong,
+        exchange=exchange,
         lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield abilities.check_links(facts)
+    yield abilities.check_exchange(facts)
     yield abilities.check_lease(facts)
     yield abilities.check_reflink(facts)
 
@@ -96,13 +99,13 @@ def _lease(layout: Layout) -> str:
     return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
-def _try_links(context: Context) -> str:
+def _try_links(context: Context) -> tuple[str, bool | None]:
+    """Return what `AbilityFacts` says of links, and of the exchange of names."""
     layout = context.layout
     try:
-        place.try_links(layout.staging, layout.linked)
+        return "", place.try_links(layout.staging, layout.linked)
     except UnsafePlace as error:
-        return error.message
-    return ""
+        return error.message, None
 
 
 def _sqlite(_context: Context) -> Findings:

@@ -29,7 +29,6 @@ from tests.support.stores import check_store
 STEPS = [
     (links, "link"),
     (links, "rename"),
-    (links, "rename_new"),
     (links, "exchange"),
     (links, "make_directory"),
     (links, "unlink"),
@@ -192,7 +191,7 @@ def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, monkeypatch: 
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(links, "rename_new", fail)
+    monkeypatch.setattr(links, "link", fail)
     monkeypatch.setattr(place, "try_links", lambda *_: None)
     for _ in range(3):
         with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):

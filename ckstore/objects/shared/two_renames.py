@@ -1,0 +1,184 @@
+"""Replace a checkpoint where the filesystem cannot exchange two names: by two renames, with a gap between them.
+
+The new checkpoint is whole and durable in ``staging/<id>``. Under the exclusive lock of the run
+
+1. ``staging/`` is made durable, so that the new one has a name there for certain;
+2. the old one is renamed to ``staging/<run>@<step>.<12 digits of the id>.old``, which names the new one; ``staging/``
+   and the run are made durable;
+3. the new one is renamed to its place, and the parents are made durable (`ckstore.objects.publish`).
+
+Between 2 and 3 nothing is at the place. Who finds such a *gap* that no living process has open completes it: forwards
+if the new one is whole, else back. With something at the place, the old one is a dead staging like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.errors import UnknownOutcome
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.names import CheckpointKey, is_run, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+
+_OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")
+
+
+class Gap(NamedTuple):
+    """A replacement that was begun: the old checkpoint has left its place.
+
+    Attributes:
+        key: Run and step.
+        old: Where the old checkpoint is.
+        new: Where the new one may be; the name of a save that had no step yet has ``next`` in it.
+    """
+
+    key: CheckpointKey
+    old: Inside
+    new: tuple[Inside, Inside]
+
+
+def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
+    """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
+
+    The caller holds the exclusive lock of the run and makes the parents durable afterwards.
+
+    Raises:
+        FileNotFoundError: There is no other one, or no new one.
+        UnknownOutcome: It stopped in the gap; the next who opens the store completes it.
+        OSError: Nothing was changed.
+    """
+    target = layout.checkpoint(*key)
+    old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
+    files.sync_directory(layout.staging)
+    links.rename(target, old)
+    try:
+        files.sync_directory(layout.staging)
+        files.sync_directory(target.parent)
+        links.rename(new, target)
+    except BaseException as error:
+        _go_back(layout, old, target, error)
+        raise
+    return old
+
+
+def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) -> None:
+    """Put the old checkpoint back in its place after an error.
+
+    Raises:
+        UnknownOutcome: That did not work either.
+    """
+    try:
+        links.rename(old, target)
+        for parent in (target.parent, layout.staging):
+            files.sync_directory(parent)
+    except OSError as second:
+        msg = f"{target} was being replaced when the system failed: {error}; the old checkpoint is in {old}: {second}"
+        raise UnknownOutcome(msg, hint="open the store again: that completes it") from error
+
+
+def gaps(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]:
+    """Yield the places that are empty because of a replacement; `names`: those in ``staging/``, if they are known."""
+    for gap in begun(layout, names):
+        if not peek.exists(layout.checkpoint(*gap.key)):
+            yield gap
+
+
+def begun(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]:
+    """Yield the replacements of which the old checkpoint is still in ``staging/``, whatever is at its place."""
+    if names is None:
+        try:
+            names = peek.names(layout.staging)
+        except FileNotFoundError:  # an empty one, which a copy left out
+            return
+    for name in names:
+        found = _OLD.fullmatch(name)
+        if found is None or (step := step_of(found["step"])) is None or not is_run(found["run"]):
+            continue
+        new = tuple(layout.staging / f"{found['run']}@{number}.{found['id']}" for number in (step, "next"))
+        yield Gap((found["run"], step), layout.staging / name, (new[0], new[1]))
+
+
+def complete(layout: Layout, gap: Gap) -> bool:
+    """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open.
+
+    The caller holds the exclusive lock of the run. With something at the place nothing is changed.
+
+    Raises:
+        OSError, CkstoreError: It stays as it is, or has not been made durable.
+    """
+    from ckstore.objects.checkpoints import look  # who only lists needs no more than names
+
+    target = layout.checkpoint(*gap.key)
+    if peek.exists(target):
+        return True
+    for parent in (layout.staging, target.parent):  # the process that died may have come no further than the rename
+        files.sync_directory(parent)
+    for new in gap.new:
+        if not peek.is_directory(new):
+            continue
+        lock = locks.try_exclusive(new)
+        if lock is None:
+            return False
+        with lock:
+            if look(layout, *gap.key, lock=lock).published is not None:
+                links.rename(new, target)
+                _make_durable(layout, target)
+                return True
+    with suppress(FileNotFoundError), locks.lock_shared(gap.old):
+        links.rename(gap.old, target)
+        _make_durable(layout, target)
+    return True
+
+
+def _make_durable(layout: Layout, target: Inside) -> None:
+    for parent in (target.parent, layout.checkpoints, layout.staging):
+        files.sync_directory(parent)
+
+
+def complete_run(layout: Layout, key: CheckpointKey) -> None:
+    """Fill the gaps of a run, all of them dead, since the caller holds the exclusive lock of the run.
+
+    Raises:
+        OSError, CkstoreError: As `complete`.
+    """
+    for gap in gaps(layout):
+        if gap.key[0] == key[0]:
+            complete(layout, gap)
+
+
+def complete_all(layout: Layout) -> None:
+    """Fill every gap whose run no other process has locked.
+
+    Raises:
+        OSError, CkstoreError: As `complete`.
+    """
+    for gap in gaps(layout):
+        try_complete(layout, gap)
+
+
+def try_complete(layout: Layout, gap: Gap) -> bool:
+    """Fill a gap if no other process has its run locked.
+
+    Raises:
+        OSError, CkstoreError: As `complete`.
+    """
+    lock = locks.try_exclusive(layout.checkpoints / gap.key[0])
+    if lock is None:
+        return False
+    with lock:
+        return complete(layout, gap)
+
+
+def unswept(layout: Layout, names: Collection[str]) -> frozenset[str]:
+    """Return which of the names in ``staging/`` a gap needs: neither its old nor its new checkpoint is dead."""
+    needed: set[str] = set()
+    for gap in gaps(layout, names):
+        needed |= {gap.old.name, *(new.name for new in gap.new)}
+    return frozenset(needed)

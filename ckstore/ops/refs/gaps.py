@@ -1,0 +1,64 @@
+"""Gaps: places that are empty for a moment, since a filesystem without an exchange of names replaces in two steps.
+
+A reader that meets one completes it if no living process has it open, else waits for it, at most `DEADLINE_S`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.objects.shared import two_renames
+from ckstore.ops.os_errors import describe_os_error
+
+if TYPE_CHECKING:
+    from ckstore.objects.shared.two_renames import Gap
+    from ckstore.ops.context import Context
+
+DEADLINE_S = 10.0
+_PAUSE_S = 0.005
+
+
+def settle(context: Context) -> None:
+    """Wait until no place is empty because of a replacement, and complete those that nobody does.
+
+    What is still open after the deadline is told in `Context.problems`, and waited for no more.
+    """
+    waiting = [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+    deadline = time.monotonic() + DEADLINE_S
+    while waiting:
+        if _may_fill(context):
+            _fill(context, waiting)
+        known = {gap.old.name for gap in waiting}
+        waiting = [gap for gap in two_renames.gaps(context.layout) if gap.old.name in known]
+        if time.monotonic() > deadline:
+            for gap in waiting:
+                run, step = gap.key
+                context.problems[gap.old.name] = (
+                    f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is "
+                    f"{gap.old}; opening the store for writing completes it"
+                )
+            return
+        if waiting:
+            time.sleep(_PAUSE_S)
+
+
+def fill_dead(context: Context) -> None:
+    """Complete every gap that no living process has open, as far as that works now."""
+    if _may_fill(context):
+        _fill(context, list(two_renames.gaps(context.layout)))
+
+
+def _may_fill(context: Context) -> bool:
+    """Whether this process sees the locks of all who may be replacing, and may write."""
+    return not (context.readonly or context.shared or context.writes_disabled_because)
+
+
+def _fill(context: Context, gaps: list[Gap]) -> None:
+    for gap in gaps:
+        try:
+            two_renames.try_complete(context.layout, gap)
+        except (CkstoreError, OSError) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+            context.problems[gap.old.name] = f"the replacement of {gap.key[0]}@{gap.key[1]} was not completed: {why}"
