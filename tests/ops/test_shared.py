@@ -409,7 +409,7 @@ def test_a_shared_filesystem_without_links_is_refused(tmp_path: Path) -> None:
         Store.init(shared / "store")
 
 
-def test_without_an_exchange_of_names_a_checkpoint_is_replaced_all_the_same(tmp_path: Path) -> None:
+def test_without_an_exchange_of_names_a_checkpoint_is_replaced_in_two_steps(tmp_path: Path) -> None:
     require_root()
     require_fuse()
     (tmp_path / "real").mkdir()

@@ -96,8 +96,8 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
         if replaced.key == info.key:
             with _taken(info, replaced.old) as lock:
                 trash.move_to_trash(layout, replaced.old, lock)
-            for parent in (layout.trash, layout.staging):
-                files.sync_directory(parent)
+            for folder in (layout.trash, layout.staging):
+                files.sync_directory(folder)
 
 
 def _run_locked(info: CheckpointInfo, run: Inside) -> locks.DirectoryLock:

@@ -21,7 +21,7 @@ _PAUSE_S = 0.005
 
 
 def settle(context: Context) -> None:
-    """Wait until no place is empty because of a replacement, and complete those that nobody does.
+    """Wait until no place is empty because of a replacement, and complete those that no living process has open.
 
     What is still open after the deadline is told in `Context.problems`, and waited for no more.
     """

@@ -147,7 +147,7 @@ def test_what_was_replaced_does_not_come_back_when_the_new_one_is_deleted(store:
 
 def test_a_sweep_leaves_both_checkpoints_of_a_gap(store: Store) -> None:
     stop_in_the_gap(store)
-    with locks.lock_shared(store.path / "checkpoints/main", timeout_s=1):  # so that nobody can complete it
+    with locks.lock_shared(store.path / "checkpoints/main", timeout_s=1):  # so that no process can complete it
         store.gc()
 
     assert sorted(len(name.split(".")) for name in os.listdir(store.path / "staging")) == [2, 3]
