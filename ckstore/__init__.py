@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
     from ckstore.model.reports.export_report import ExportedFile, ExportReport
     from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport, HeldBlob, Holder, LinkedBlob, PlannedBlob
+    from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import Incomplete, ReindexReport, RelinkReport
     from ckstore.model.reports.retention_report import RetentionReport, Skipped
     from ckstore.model.reports.usage import CheckpointUsage, Usage, Use
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
+    from ckstore.ops.refs.follow import Follower
     from ckstore.store import RefLike, Store, open_checkpoint
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "ExportedFile",
     "FileChange",
     "FileSummary",
+    "Follower",
     "GcPlan",
     "GcReport",
     "HeldBlob",
@@ -100,6 +103,7 @@ __all__ = [
     "PlainChange",
     "PlanEntry",
     "PlannedBlob",
+    "Progress",
     "RefLike",
     "ReindexReport",
     "RelinkReport",
@@ -140,6 +144,7 @@ _HOMES = {
     "ckstore.model.reports.diff": "Diff DiffLeaf Difference LeafChange PlainChange",
     "ckstore.model.reports.export_report": "ExportReport ExportedFile",
     "ckstore.model.reports.gc_report": "DeletedFile GcPlan GcReport HeldBlob Holder LinkedBlob PlannedBlob",
+    "ckstore.model.reports.progress": "Progress",
     "ckstore.model.reports.reindex_report": "Incomplete ReindexReport RelinkReport",
     "ckstore.model.reports.retention_report": "RetentionReport Skipped",
     "ckstore.model.reports.usage": "CheckpointUsage Usage Use",
@@ -151,6 +156,7 @@ _HOMES = {
     "ckstore.ops.read.load": "Select",
     "ckstore.ops.read.load_into": "LoadReport",
     "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",
+    "ckstore.ops.refs.follow": "Follower",
     "ckstore.store": "RefLike Store open_checkpoint",
     "ckstore.ops.config": "StoreConfig",
 }

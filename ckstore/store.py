@@ -13,7 +13,7 @@ from ckstore.model.user_paths import expanded
 from ckstore.ops.acts import act, places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport
+    from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.retention_report import RetentionReport
     from ckstore.model.reports.usage import Usage, Use
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
+    from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.save import Request
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -299,7 +301,7 @@ class Store:
         *,
         link: LinkMode = "auto",
         only: str | Iterable[str] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> CheckoutReport:
         """Write the files of a committed checkpoint; of a saved state, its safetensors export.
 
@@ -334,7 +336,7 @@ class Store:
         max_shard_bytes: int | str = 50 * 10**9,
         select: Select = None,
         strip_prefix: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> ExportReport:
         """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as the hub has them.
 
@@ -416,6 +418,8 @@ class Store:
         cast: bool = False,
         assign: bool = False,
         verify: bool = True,
+        since: LoadReport | RefLike | None = None,
+        progress: Progress | None = None,
     ) -> LoadReport:
         """Read a state into `target`, without a second copy in memory.
 
@@ -441,6 +445,9 @@ class Store:
             assign: Give memory on the CPU to tensors of the target that are on the meta device; parameters stay
                 parameters, with their ``requires_grad``, and tied ones stay tied.
             verify: As in `load`.
+            since: What the target holds: what the load before it returned, or the checkpoint. Only what differs from it
+                is read and written, so a target that was changed meanwhile keeps its changes. None: everything is.
+            progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             DoesNotFit: Names (with `strict`), shapes or dtypes differ; nothing was touched. The message has twenty
@@ -451,7 +458,16 @@ class Store:
         """
         from ckstore.ops.read.load_into import IntoRequest, load_into
 
-        request = IntoRequest(strict=strict, select=select, rename=rename, cast=cast, assign=assign, verify=verify)
+        request = IntoRequest(
+            strict=strict,
+            select=select,
+            rename=rename,
+            cast=cast,
+            assign=assign,
+            verify=verify,
+            since=since,
+            progress=progress,
+        )
         return load_into(self._context, ref, target, request)
 
     @act
@@ -513,6 +529,32 @@ class Store:
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
         return infos(self._context, self.run if run is None else run, newest=newest)
+
+    @act
+    def follow(
+        self, run: str | None = None, *, after: RefLike | None = None, timeout_s: float | None = None
+    ) -> Follower:
+        """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
+
+        First those that are there, by order of commits, then each new one. It costs a look at what is new, however many
+        there are. A checkpoint that is dropped before its turn is not given. Together with
+        ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an iterator, and
+        holds a descriptor until it ends, is closed (also by ``with``), or is freed.
+
+        Args:
+            run: None: that of `open`, else the only one, else ``main``; it need not be there yet.
+            after: Give only what was committed after this one; ``latest``: only what is new. An info may be of one that
+                is no longer there.
+            timeout_s: End when there was none for so long. None: go on until it is closed.
+
+        Raises:
+            AmbiguousRef: No run is given, and the store has several.
+            NoSuchRef: `after` names none.
+            BadInput: `run`, `after` or `timeout_s` is invalid.
+        """
+        from ckstore.ops.refs.follow import follow
+
+        return follow(self._context, run, after, timeout_s)
 
     @act
     def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
@@ -577,7 +619,7 @@ class Store:
         rate_bytes_s: float | None = None,
         repair: bool = False,
         repair_from: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> VerifyReport:
         """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
 
@@ -618,7 +660,7 @@ class Store:
         )
 
     @act
-    def reindex(self, *, relink: bool = False, progress: Callable[[int, int], None] | None = None) -> ReindexReport:
+    def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
         """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
 
         Only the times at which saves last read each blob are not in the directories. The old catalog becomes

@@ -82,6 +82,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "info": lambda store: store.info("first"),
     "latest valid": lambda store: store.latest(valid=True),
     "checkpoints": lambda store: store.checkpoints(),
+    "follow": lambda store: list(store.follow(timeout_s=0)),
     "leaves": lambda store: store.leaves(1),
     "files": lambda store: store.files(3),
     "directory_of": lambda store: store.directory_of(1),

@@ -30,11 +30,10 @@ from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes that were read and those that are to be read."""
 
 _MARGIN_BYTES = 2**20
 

@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,11 +27,10 @@ from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent, FileRecord
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with the bytes that are done and those to be done."""
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
 _WORKERS = 4

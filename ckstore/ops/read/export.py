@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from ckstore.tensors.strided import Runs, blocks, gather, runs_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
@@ -52,8 +53,6 @@ MAX_SHARD_BYTES = 50 * 10**9
 STATE_NAME = "state.json"
 STATE_VERSION = 1
 
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with the bytes that are done and those to be done: each is copied and read back."""
 
 _MARGIN_BYTES = 2**20
 _BLOCK_BYTES = RANGE_MOST_BYTES

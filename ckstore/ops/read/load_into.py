@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ckstore.errors import DoesNotFit
+from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.context import info_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
-from ckstore.ops.read.storage_read import check_room, read_memories, read_storages, stream_storages
-from ckstore.ops.refs.find import read_checkpoint_into
+from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
+from ckstore.ops.read.unchanged import Unchanged, unchanged
+from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.targets.differences import Differences, Terms, spelled
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
@@ -19,12 +20,23 @@ from ckstore.tensors.targets.renames import check_rename
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
 
 SHOWN_MOST = 20
 """So many names of a kind are in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a target holds after a load, for the next one: the manifest outlives the checkpoint."""
+
+    manifest: Manifest
+    select: Select
+    rename: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,7 @@ class LoadReport:
         not_loaded: Names in both that do not fit -> why: ``shape [1024, 8] float32 wanted, found shape [1000, 8]
             float32``; they were left as they were.
         cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
+        read_bytes: Bytes that were read from the store; with `since` no more than what differs.
     """
 
     info: CheckpointInfo
@@ -45,6 +58,8 @@ class LoadReport:
     unexpected: tuple[str, ...] = ()
     not_loaded: Mapping[str, str] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
+    read_bytes: int = 0
+    _loaded: Loaded | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         kinds = (
@@ -67,6 +82,8 @@ class IntoRequest:
     cast: bool = False
     assign: bool = False
     verify: bool = True
+    since: LoadReport | AnyRef | None = None
+    progress: Progress | None = None
 
     @property
     def fills_all(self) -> bool:
@@ -76,17 +93,48 @@ class IntoRequest:
 
 def load_into(context: Context, ref: AnyRef, target: object, request: IntoRequest) -> LoadReport:
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
+    before = _held_by_target(context, request)
 
     def read(directory: CheckpointDirectory) -> LoadReport:
-        report = _load_into_open(context, directory, target, request)
+        nonlocal before
+        since, before = before, None  # after a read that failed the target holds parts of another checkpoint
+        report = _load_into_open(context, directory, target, request, since)
         continue_from(context, directory)
         return report
 
     return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
 
 
+def _held_by_target(context: Context, request: IntoRequest) -> Manifest | None:
+    """Return the manifest of what the caller says that the target holds.
+
+    Raises:
+        BadInput: The load before took another part of its checkpoint, or renamed it otherwise.
+        NoSuchRef, AmbiguousRef: `since` is a ref, and does not name one checkpoint.
+    """
+    since = request.since
+    if since is None:
+        return None
+    if not isinstance(since, LoadReport):
+        with open_directory(context, since) as directory:
+            return directory.manifest
+    loaded = since._loaded  # noqa: SLF001 - of this module
+    if loaded is None:
+        return None
+    if (loaded.select, loaded.rename) != (request.select, request.rename):
+        msg = (
+            f"since={since.info.name} was loaded with another select or rename, so that the target holds something else"
+        )
+        raise BadInput(msg, hint="give the same select and rename, or leave since out")
+    return loaded.manifest
+
+
 def _load_into_open(
-    context: Context, directory: CheckpointDirectory, target: object, request: IntoRequest
+    context: Context,
+    directory: CheckpointDirectory,
+    target: object,
+    request: IntoRequest,
+    before: Manifest | None,
 ) -> LoadReport:
     manifest = directory.manifest
     if request.select is not None:
@@ -97,23 +145,39 @@ def _load_into_open(
     _check_fits(plan, directory, request)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])
-    read_storages(directory, plan.direct, verify=request.verify)
-    _copy(directory, plan, verify=request.verify)
-    memories = read_memories(directory, sorted(plan.indirect), verify=request.verify)
+    # What gets its memory only now holds nothing of the checkpoint before.
+    skip = {} if before is None or plan.new_bytes else unchanged(before, manifest)
+    tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
+    read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
+    _copy(directory, plan, skip, tally, verify=request.verify)
+    memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     plan.finish(memories.__getitem__)
-    return _report(info_of(context, manifest, directory.manifest_id), plan.differences)
+    report = _report(info_of(context, manifest, directory.manifest_id), plan.differences)
+    return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename))
 
 
-def _copy(directory: CheckpointDirectory, plan: IntoPlan, *, verify: bool) -> None:
+def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
+    """Return how many bytes will be read; of a tensor with gaps of which a part differs a little more may be."""
+    total = sum(manifest.storages[storage].nbytes for storage in plan.indirect)
+    for storage in (*plan.direct, *plan.copied):
+        at, has = 0, skip.get(storage, ())
+        for extent in manifest.storages[storage].extents:
+            total += 0 if at in has else extent.length
+            at += extent.length
+    return total
+
+
+def _copy(directory: CheckpointDirectory, plan: IntoPlan, skip: Unchanged, tally: Tally, *, verify: bool) -> None:
     """Read what does not lie in the target as it is stored, with one buffer; a tensor with gaps as a whole."""
     whole: list[int] = []
     streamed: list[int] = []
     for storage in plan.copied:
         cuts = list(accumulate(extent.length for extent in directory.manifest.storages[storage].extents))[:-1]
         (streamed if plan.streams(storage, cuts) else whole).append(storage)
-    stream_storages(directory, streamed, plan.fill_part, verify=verify)
+    stream_storages(directory, streamed, plan.fill_part, verify=verify, skip=skip, tally=tally)
     for storage in whole:
-        plan.fill(storage, read_memories(directory, [storage], verify=verify)[storage])
+        if len(skip.get(storage, ())) < len(directory.manifest.storages[storage].extents):
+            plan.fill(storage, read_memories(directory, [storage], verify=verify, tally=tally)[storage])
 
 
 def _report(info: CheckpointInfo, found: Differences) -> LoadReport:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap as _mmap
 import os
+import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
 from ckstore.fs import files, mapping
 from ckstore.fs.host.memory import available_bytes
-from ckstore.ops.call_threads import Workers
+from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.tensors.allocation import allocate, wrap
 from ckstore.tensors.memory import StorageMemory
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.model.manifest.manifest import BlobRecord, Extent, LeafKind
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.read.unchanged import Unchanged
 
 _WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
@@ -54,8 +57,22 @@ class StorageNames:
         return self._kinds[storage]
 
 
-def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview], *, verify: bool) -> None:
+def read_storages(
+    directory: CheckpointDirectory,
+    into: Mapping[int, memoryview],
+    *,
+    verify: bool,
+    skip: Unchanged | None = None,
+    tally: Tally | None = None,
+) -> None:
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
+
+    Args:
+        directory: An open checkpoint.
+        into: Storage -> memory of its size.
+        verify: Check the bytes.
+        skip: What the memories have already.
+        tally: Counts what was read, and says so.
 
     Raises:
         DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
@@ -64,14 +81,42 @@ def read_storages(directory: CheckpointDirectory, into: Mapping[int, memoryview]
     names = StorageNames(directory)
     parts: list[Part] = []
     for storage, out in into.items():
-        at = 0
+        at, has = 0, skip.get(storage, ()) if skip else ()
         for extent in directory.manifest.storages[storage].extents:
-            parts.append((extent, out[at : at + extent.length], names.name(storage)))
+            if at not in has:
+                parts.append((extent, out[at : at + extent.length], names.name(storage)))
             at += extent.length
-    _read_parts(directory, parts, verify=verify)
+    _read_parts(directory, parts, verify=verify, tally=tally)
 
 
-def _read_parts(directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool) -> None:
+class Tally:
+    """Counts the bytes that a load has read, and says so in the thread of its caller.
+
+    Attributes:
+        done_bytes: Read and, if asked, checked.
+        all_bytes: To be read.
+    """
+
+    def __init__(self, all_bytes: int, progress: Progress | None) -> None:
+        self.done_bytes = 0
+        self.all_bytes = all_bytes
+        self._progress = progress
+        self._mutex = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes; any thread may."""
+        with self._mutex:
+            self.done_bytes += nbytes
+
+    def say(self) -> None:
+        """Tell the caller of the load."""
+        if self._progress is not None:
+            self._progress(self.done_bytes, self.all_bytes)
+
+
+def _read_parts(
+    directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
+) -> None:
     by_blob: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
         by_blob[part[0].blob].append(part)
@@ -82,10 +127,14 @@ def _read_parts(directory: CheckpointDirectory, parts: Iterable[Part], *, verify
             _begin(fd, [extent for extent, _, _ in of_blob])
             for extent, out, what in of_blob:
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
+                if tally is not None:
+                    tally.add(extent.length)
 
     with directory.reporting_damage():
         bytes_of = {blob: sum(len(out) for _, out, _ in of_blob) for blob, of_blob in by_blob.items()}
-        _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of))
+        if bytes_of:
+            say = None if tally is None else tally.say
+            _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of), say=say)
 
 
 def stream_storages(
@@ -94,6 +143,8 @@ def stream_storages(
     take: Callable[[int, int, memoryview], object],
     *,
     verify: bool,
+    skip: Unchanged | None = None,
+    tally: Tally | None = None,
 ) -> None:
     """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more.
 
@@ -102,6 +153,8 @@ def stream_storages(
         storages: Which ones, in this order.
         take: Called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
         verify: Check them before they are handed out.
+        skip: What is not handed out.
+        tally: As in `read_storages`.
 
     Raises:
         DamagedBlob, OSError: As `read_storages`.
@@ -116,15 +169,18 @@ def stream_storages(
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
         parts = [(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
-        _read_parts(directory, parts, verify=verify)
+        _read_parts(directory, parts, verify=verify, tally=tally)
         for (storage, at, _, _), (_, data, _) in zip(window, parts, strict=True):
             take(storage, at, data)
         window.clear()
         used = 0
 
     for storage in storages:
-        at = 0
+        at, has = 0, skip.get(storage, ()) if skip else ()
         for extent in directory.manifest.storages[storage].extents:
+            if at in has:
+                at += extent.length
+                continue
             if window and used + extent.length > STREAM_BYTES:
                 flush()
             window.append((storage, at, extent, used))
@@ -160,8 +216,17 @@ def _begin(fd: int, extents: Sequence[Extent]) -> None:
         files.read_ahead(fd, start, stop - start)
 
 
-def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threads: int) -> None:
-    """Do the work for each item, the largest first, by several threads; of several errors one is raised."""
+def _for_each(
+    work: Callable[[int], None],
+    bytes_of: Mapping[int, int],
+    *,
+    threads: int,
+    say: Callable[[], None] | None = None,
+) -> None:
+    """Do the work for each item, the largest first, by several threads; of several errors one is raised.
+
+    `say` is called in this thread now and then.
+    """
     waiting = deque(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
 
     def go_on() -> None:
@@ -172,6 +237,8 @@ def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threa
                 return
             try:
                 work(item)
+                if threads == 1 and say is not None:
+                    say()
             except BaseException:
                 waiting.clear()
                 raise
@@ -182,7 +249,11 @@ def _for_each(work: Callable[[int], None], bytes_of: Mapping[int, int], *, threa
     pool = Workers(threads)
     try:
         for future in [pool.submit(go_on) for _ in range(threads)]:
-            future.result()
+            if say is None:
+                future.result()
+                continue
+            for _ in waited_for(future):
+                say()
     finally:
         waiting.clear()
         pool.stop()
@@ -207,7 +278,9 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
         raise InsufficientSpace(msg, hint=hint)
 
 
-def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+def read_memories(
+    directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool, tally: Tally | None = None
+) -> dict[int, StorageMemory]:
     """Read storages into fresh memory.
 
     Raises:
@@ -219,7 +292,7 @@ def read_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     storages = list(storages)
     check_room(directory, sum(records[i].nbytes for i in storages))
     memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
-    read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify)
+    read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
     return memories
 
 

@@ -25,11 +25,10 @@ from ckstore.ops.verify.last_readings import record_readings
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.verify_times import CheckedTimes, Copy
+    from ckstore.model.reports.progress import Progress
     from ckstore.ops.context import Context
     from ckstore.ops.verify.repair import Repaired
 
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with the bytes that are checked and those that are to be checked."""
 
 _ROUND_BYTES = 256 * 2**20
 _FLUSH_S = 60.0

@@ -1,0 +1,55 @@
+"""What two checkpoints have in common at the same place of the same tensor, so that it need not be read again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+
+Unchanged = dict[int, frozenset[int]]
+"""Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
+
+
+def unchanged(before: Manifest, after: Manifest) -> Unchanged:
+    """Return which bytes of `after` a target that was loaded from `before` has already.
+
+    A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
+    same: then a target of these leaves holds that storage's bytes at the same places.
+    """
+    old = {leaf.name: leaf for leaf in before.leaves}
+    by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
+    for leaf in after.leaves:
+        by_storage[leaf.storage].append(leaf)
+    found: Unchanged = {}
+    for storage, leaves in by_storage.items():
+        there = _old_storage(old, leaves)
+        if there is None:
+            continue
+        had = dict(_places(before, there))
+        same = frozenset(at for at, piece in _places(after, storage) if had.get(at) == piece)
+        if same:
+            found[storage] = same
+    return found
+
+
+def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
+    """Return the storage in which all the leaves were, laid out as they are; None: there is none."""
+    there = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
+    if len(there) != 1:
+        return None
+    storage = there.pop()
+    as_before = all(old.get(leaf.name) == leaf._replace(storage=storage) for leaf in leaves)
+    return storage if as_before else None
+
+
+def _places(manifest: Manifest, storage: int) -> list[tuple[int, tuple[str, int]]]:
+    """Return where in a storage each of its pieces begins, and which piece it is."""
+    places, at = [], 0
+    for extent in manifest.storages[storage].extents:
+        places.append((at, (extent.piece, extent.length)))
+        at += extent.length
+    return places

@@ -1,0 +1,185 @@
+"""Follow a run: give each checkpoint as it becomes durable.
+
+The directory of the run says what there is. inotify only says when to look, and at which names; without it, and where
+other hosts save, the directory is looked at once a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from ckstore.errors import BadInput
+from ckstore.fs import files
+from ckstore.fs.notify import Watch
+from ckstore.model.checkpoint.refs import Ref
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import DEFAULT_RUN, STEP_PATTERN, CheckpointKey, check_run
+from ckstore.ops.acts import act, places_of
+from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.one_run import in_one_run, run_meant
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.ops.context import Context
+
+_LOOK_S = 1.0
+_ALL_S = 30.0
+"""With inotify everything is looked at so often anyway."""
+
+
+class Follower:
+    """Gives the checkpoints of a run, the oldest first, and then each new one; an iterator and a context manager.
+
+    Attributes:
+        run: The run.
+    """
+
+    def __init__(self, context: Context, run: str, after: CheckpointInfo | None, timeout_s: float | None) -> None:
+        self.run = run
+        self._context = context
+        self._after = after
+        self._timeout_s = timeout_s
+        self._seen: dict[CheckpointKey, Stamp] = {}
+        self._ready: deque[CheckpointInfo] = deque()
+        self._torn: set[str] = set()
+        self._watch: Watch | None = None
+        self._closed = False
+        self._in_use = threading.Lock()
+        self._all_at_s = 0.0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> CheckpointInfo:
+        """Return the next checkpoint; wait for it.
+
+        Raises:
+            StopIteration: There was none for `timeout_s`, or `close` was called.
+            CkstoreError: The directory of the run cannot be read.
+        """
+        with self._in_use:
+            if not self._closed:
+                found = self._next()
+                if found is not None:
+                    return found
+        self.close()
+        raise StopIteration
+
+    def _next(self) -> CheckpointInfo | None:
+        """Return the next checkpoint; None: time is up, or `close` was called."""
+        deadline_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        if self._ready:
+            return self._ready.popleft()
+        names = self._wait(0.0)
+        while not self._closed:
+            self._look(names | self._torn if names is not None else None)
+            if self._ready:
+                return self._ready.popleft()
+            left_s = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - time.monotonic())
+            if left_s <= 0:
+                break
+            names = self._wait(left_s)
+        return None
+
+    def close(self) -> None:
+        """End it; a thread that waits for the next checkpoint ends within a second."""
+        self._closed = True
+        if self._in_use.acquire(blocking=False):  # else a thread is waiting with the descriptor, and closes it
+            try:
+                self._stop_watching()
+            finally:
+                self._in_use.release()
+
+    def _stop_watching(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _act_places(self) -> tuple[object, ...]:
+        return places_of(self._context.layout.path)
+
+    @act
+    def _look(self, names: set[str] | None) -> None:
+        """Find what is new: among the names that are given; None: among all.
+
+        It is made as durable as it is by who saved it (rule F), since that may not have happened yet.
+        """
+        if self._watch is None and not self._context.shared:
+            with suppress(FileNotFoundError, NotADirectoryError):  # no run yet
+                self._watch = Watch.of(self._context.layout.checkpoints / self.run)
+            names = None
+        there = self._stamps(names)
+        fresh = {place: stamp for place, stamp in there.items() if self._seen.get(place) != stamp}
+        if not fresh:
+            return
+        for parent in (
+            self._context.layout.checkpoints / self.run,
+            self._context.layout.checkpoints,
+            self._context.layout.staging,
+        ):
+            with suppress(PermissionError):  # who may only read the checkpoints
+                files.sync_directory(parent)
+        found = infos(self._context, at=fresh)
+        self._torn = {str(step) for _, step in fresh.keys() - {info.key for info in found}}
+        self._seen |= {info.key: fresh[info.key] for info in found}
+        self._ready.extend(info for info in found if self._after is None or info.order > self._after.order)
+
+    def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
+        layout = self._context.layout
+        if names is None:
+            self._all_at_s = time.monotonic()
+            found = layout.stamps(self.run)
+            self._seen = {place: stamp for place, stamp in self._seen.items() if place in found}
+        else:
+            steps = [int(name) for name in names if STEP_PATTERN.match(name)]
+            found = {(self.run, step): layout.stamp(self.run, step) for step in steps}
+        return {place: stamp for place, stamp in found.items() if stamp is not None}
+
+    def _wait(self, timeout_s: float) -> set[str] | None:
+        """Wait until something may be new; return the names to look at, None: all."""
+        if self._watch is None:
+            time.sleep(timeout_s)
+            return None
+        names = self._watch.wait(timeout_s)
+        if names is None:  # too many at once, or the directory was removed: watch the one that is there now
+            self._stop_watching()
+            return None
+        return None if time.monotonic() - self._all_at_s > _ALL_S else names
+
+
+def follow(context: Context, run: str | None, after: AnyRef | None, timeout_s: float | None) -> Follower:
+    """Follow a run; see `ckstore.Store.follow`."""
+    if timeout_s is not None and not timeout_s >= 0:
+        msg = f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}"
+        raise BadInput(msg)
+    run = run_meant(context, run)
+    if run is None:
+        run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
+    check_run(run)
+    start = after if after is None or isinstance(after, CheckpointInfo) else find(context, _in_run(after, run))
+    return Follower(context, run, start, timeout_s)
+
+
+def _in_run(ref: AnyRef, run: str) -> AnyRef:
+    """Return a ref that names no run as one of the run that is followed."""
+    if ref in ("latest", "latest-valid") or not isinstance(ref, str | CheckpointInfo):
+        return f"{run}@{ref}"
+    return ref

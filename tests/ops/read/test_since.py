@@ -1,0 +1,165 @@
+"""`load_into(since=…)`: the target is as after a whole load, and only what differs was read."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckstore import BadInput, Store
+from tests.support.damage import MIB, blobs_by_size, flip
+
+NAMES = ("a", "b", "c")
+SIZES = st.sampled_from([0, 3, 1000, MIB // 4, 3 * MIB // 4 + 5])
+STATES = st.dictionaries(st.sampled_from(NAMES), st.tuples(SIZES, st.integers(0, 3)), min_size=1)
+
+CHANGES = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3))
+
+
+def state_of(drawn: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for name, (size, kind) in drawn.items():
+        value = torch.arange(size, dtype=torch.float32)
+        if kind and size:
+            value[(kind * 7919) % size] = -kind
+        state[name] = value
+    return state
+
+
+@pytest.mark.property
+@settings(max_examples=40)
+@given(drawn=STATES, changes=st.lists(CHANGES, min_size=1, max_size=3))
+def test_the_target_is_as_after_a_whole_load(drawn: dict[str, tuple[int, int]], changes: list[dict[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.init(Path(folder, "s"), chunk_bytes=MIB)
+        store.save(state_of(drawn), 0)
+        target = {name: torch.zeros_like(value) for name, value in state_of(drawn).items()}
+        report = store.load_into(target, 0)
+        for step, change in enumerate(changes, 1):
+            drawn = {name: (size, change.get(name, kind)) for name, (size, kind) in drawn.items()}
+            store.save(state_of(drawn), step)
+            report = store.load_into(target, step, since=report)
+            assert report.info.step == step
+            assert all(torch.equal(target[name], value) for name, value in state_of(drawn).items())
+
+
+def model_and_adapters() -> dict[str, Any]:
+    return {
+        "base": {f"layer{i}": torch.full((MIB,), float(i)) for i in range(4)},
+        "lora": {f"layer{i}": torch.zeros(4096) for i in range(4)},
+        "step": 0,
+    }
+
+
+@pytest.mark.parametrize("by", ["report", "ref", "info"])
+def test_only_what_differs_is_read(by: str, store: Store) -> None:
+    state = model_and_adapters()
+    store.save(state, 1)
+    for tensor in state["lora"].values():
+        tensor.add_(1)
+    state["step"] = 1
+    store.save(state, 2)
+    changed_bytes = 4 * 4096 * 4
+
+    target = model_and_adapters()
+    first = store.load_into(target, 1)
+    assert first.read_bytes == store.info(1).logical_bytes
+    kept = target["base"]["layer2"]
+    kept[7] = 42.0  # what does not differ is not written either
+    since: dict[str, Any] = {"report": first, "ref": 1, "info": first.info}
+    report = store.load_into(target, 2, since=since[by])
+
+    assert changed_bytes <= report.read_bytes <= 1.05 * changed_bytes
+    assert target["step"] == 1
+    assert all(torch.equal(target["lora"][name], value) for name, value in state["lora"].items())
+    assert kept[7] == 42.0
+    kept[7] = 2.0
+    assert all(torch.equal(target["base"][name], value) for name, value in state["base"].items())
+
+
+def test_a_large_tensor_is_read_by_the_chunks_that_differ(store: Store) -> None:
+    weights = np.random.default_rng(1).bytes(8 * MIB)
+    state = {"w": np.frombuffer(weights, np.uint8).copy()}
+    store.save(state, 1)
+    target = {"w": np.zeros(8 * MIB, np.uint8)}
+    report = store.load_into(target, 1)
+    state["w"][5 * MIB] ^= 1
+    store.save(state, 2)
+    report = store.load_into(target, 2, since=report)
+    assert report.read_bytes == MIB
+    assert np.array_equal(target["w"], state["w"])
+
+
+def test_the_checkpoint_before_may_be_gone(store: Store) -> None:
+    store.save({"w": np.zeros(MIB), "v": np.zeros(MIB)}, 1)
+    store.save({"w": np.ones(MIB), "v": np.zeros(MIB)}, 2)
+    target = {"w": np.ones(MIB), "v": np.ones(MIB)}
+    report = store.load_into(target, 1)
+    store.delete(1)
+    again = store.load_into(target, 2, since=report)
+    assert again.read_bytes == 8 * MIB
+    assert target["w"].all()
+    assert not target["v"].any()
+
+
+def test_another_selection_or_renaming_is_refused(store: Store) -> None:
+    store.save({"w": np.zeros(3), "v": np.zeros(3)}, 1)
+    target = {"w": np.ones(3), "v": np.ones(3)}
+    report = store.load_into(target, 1, select="w")
+    with pytest.raises(BadInput, match="another select or rename"):
+        store.load_into(target, 1, since=report)
+    assert store.load_into(target, 1, select="w", since=report).read_bytes == 0
+
+
+def test_tied_tensors_that_part_are_read_whole(store: Store) -> None:
+    shared = torch.zeros(1000)
+    store.save({"a": shared, "b": shared}, 1)
+    store.save({"a": torch.zeros(1000), "b": torch.ones(1000)}, 2)
+    target = {"a": torch.ones(1000), "b": torch.ones(1000)}
+    report = store.load_into(target, 1)
+    store.load_into(target, 2, since=report)
+    assert not target["a"].any()
+    assert target["b"].all()
+
+
+def test_memory_that_is_given_now_holds_nothing_of_before(store: Store) -> None:
+    model = torch.nn.Linear(100, 100)
+    store.save({"model": model}, 1)
+    store.save({"model": model}, 2)
+    report = store.load_into({"model": torch.nn.Linear(100, 100)}, 1)
+    with torch.device("meta"):
+        target = torch.nn.Linear(100, 100)
+    store.load_into({"model": target}, 2, assign=True, since=report)
+    assert torch.equal(target.weight, model.weight)
+
+
+@pytest.mark.filterwarnings("ignore:latest-valid is")
+def test_after_a_damaged_one_everything_is_read(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "harmed", chunk_bytes=MIB)
+    for step in (1, 2, 3):
+        store.save({"w": np.full(MIB, step % 2), "v": np.full(MIB // 8, step)}, step)
+    target = {"w": np.zeros(MIB, np.int64), "v": np.zeros(MIB // 8, np.int64)}
+    report = store.load_into(target, 2)
+    for path in blobs_by_size(store, 3):
+        if path.name not in {other.name for other in blobs_by_size(store, 1)}:
+            flip(path, keep_time=True)
+    found = store.load_into(target, "latest-valid", since=report)
+    assert found.info.step == 2
+    assert (target["w"] == 0).all()
+    assert (target["v"] == 2).all()
+
+
+def test_progress_ends_with_everything(store: Store) -> None:
+    state = {"w": np.zeros(4 * MIB, np.uint8), "small": [np.zeros(5)], "f": torch.zeros(1000)}
+    store.save(state, 1)
+    shown: list[tuple[int, int]] = []
+    target = {"w": np.ones(4 * MIB, np.uint8), "small": [np.ones(5)], "f": torch.ones(1000)}
+    report = store.load_into(target, 1, progress=lambda done, everything: shown.append((done, everything)))
+    assert shown[-1] == (report.read_bytes, report.read_bytes)
+    assert [done for done, _ in shown] == sorted(done for done, _ in shown)

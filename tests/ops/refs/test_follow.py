@@ -1,0 +1,174 @@
+"""`follow` gives each checkpoint of a run in order, whatever is dropped, and however late it looks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import AmbiguousRef, BadInput, NoSuchRef, RetentionPolicy, Store
+from ckstore.fs import files
+from ckstore.fs.inside import Inside
+from ckstore.fs.notify import Watch
+from ckstore.ops.refs import follow as module
+
+WAIT_S = 120.0
+QUICK = 200
+
+
+def save(store: Store, step: int, run: str = "gpt") -> None:
+    store.save({"w": np.full(10, step)}, step, run)
+
+
+@pytest.fixture(params=["inotify", "looking"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the follower is told."""
+    if request.param == "looking":
+        monkeypatch.setattr(Watch, "of", classmethod(lambda *_: None))
+        monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    return str(request.param)
+
+
+def saving(store: Store, steps: range) -> threading.Thread:
+    def work() -> None:
+        for step in steps:
+            save(store, step)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_many_quick_saves_are_seen_in_order(kind: str, store: Store) -> None:
+    saver = saving(Store.open(store.path), range(QUICK))
+    seen = []
+    with store.follow("gpt", timeout_s=WAIT_S) as follower:  # the run is not there yet, or just
+        for info in follower:
+            seen.append(info.step)
+            if info.step == QUICK - 1:
+                break
+    saver.join()
+    assert seen == list(range(QUICK))
+
+
+def test_across_retention_it_gives_what_is_there_and_ends_with_the_last(kind: str, store: Store) -> None:
+    store.config.retention = RetentionPolicy(keep_last=3)
+    saver = saving(Store.open(store.path), range(QUICK // 2))
+    seen = []
+    with store.follow("gpt", timeout_s=WAIT_S) as follower:
+        for info in follower:
+            seen.append(info.step)
+            if info.step == QUICK // 2 - 1:
+                break
+    saver.join()
+    assert seen == sorted(set(seen))
+
+
+def test_a_follower_that_stopped_for_a_while_goes_on_where_it_was(kind: str, store: Store) -> None:
+    save(store, 0)
+    with store.follow("gpt", timeout_s=0) as follower:
+        assert next(follower).step == 0
+        for step in range(1, 40):
+            save(store, step)
+        store.config.retention = RetentionPolicy(keep_last=10)
+        save(store, 40)
+        assert [info.step for info in follower] == list(range(31, 41))
+
+    last = store.info("gpt@40")
+    save(store, 41)
+    save(store, 42)
+    store.delete(last)
+    assert [info.step for info in store.follow("gpt", after=last, timeout_s=0)] == [41, 42]
+    assert [info.step for info in store.follow("gpt", after="latest", timeout_s=0)] == []
+    assert [info.step for info in store.follow("gpt", after=41, timeout_s=0)] == [42]
+
+
+def test_a_step_that_was_replaced_or_saved_again_is_given_again(kind: str, store: Store) -> None:
+    save(store, 1)
+    save(store, 2)
+    with store.follow(timeout_s=0) as follower:
+        first = [next(follower), next(follower)]
+        replaced = store.save({"w": np.zeros(3)}, 1, "gpt", if_exists="replace")
+        store.delete("gpt@2")
+        store.save({"w": np.full(10, 2)}, 2, "gpt")
+        again = list(follower)
+    assert [info.step for info in first] == [1, 2]
+    assert [info.step for info in again] == [1, 2]
+    assert again[0] == replaced
+
+
+def test_what_it_gives_was_made_durable_by_itself(kind: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    synced: list[str] = []
+    sync = files.sync_directory
+
+    def note(path: Inside) -> None:
+        synced.append(path.name)
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", note)
+    follower = store.follow("gpt", timeout_s=0)
+    assert synced == []
+    assert next(follower).step == 1
+    assert synced == ["gpt", "checkpoints", "staging"]
+    follower.close()
+
+
+def test_close_ends_a_thread_that_waits(kind: str, store: Store) -> None:
+    follower = store.follow("gpt")
+    ended = threading.Event()
+
+    def work() -> None:
+        assert list(follower) == []
+        ended.set()
+
+    threading.Thread(target=work).start()
+    follower.close()
+    assert ended.wait(WAIT_S)
+    assert list(follower) == []
+
+
+def test_no_descriptor_is_left(store: Store) -> None:
+    save(store, 1)
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    list(store.follow("gpt", timeout_s=0))
+    before = count()
+    for _ in range(20):
+        list(store.follow("gpt", timeout_s=0))
+        with store.follow("gpt", timeout_s=0) as follower:
+            next(follower)
+        next(store.follow("gpt", timeout_s=0))
+    assert count() == before
+
+
+def test_a_run_that_is_removed_and_made_again_is_followed(kind: str, store: Store) -> None:
+    save(store, 1)
+    with store.follow("gpt", timeout_s=0) as follower:
+        assert next(follower).step == 1
+        store.delete("gpt@1")
+        (store.path / "checkpoints" / "gpt").rmdir()
+        save(store, 1)
+        assert [info.step for info in follower] == [1]
+
+
+def test_which_run_is_followed(store: Store, tmp_path: Path) -> None:
+    assert store.follow(timeout_s=0).run == "main"
+    save(store, 1)
+    assert store.follow(timeout_s=0).run == "gpt"
+    save(store, 1, "other")
+    assert Store.open(store.path, run="other").follow(timeout_s=0).run == "other"
+    with pytest.raises(AmbiguousRef):
+        store.follow()
+    with pytest.raises(NoSuchRef):
+        store.follow("gpt", after=7)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(BadInput, match="timeout_s"):
+            store.follow("gpt", timeout_s=wrong)
+    with pytest.raises(BadInput, match="run"):
+        store.follow("a/b")
