@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE)
+settings.register_profile("default", deadline=None, max_examples=40, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=100,
+    max_examples=40,
     suppress_health_check=_SLOW_IS_FINE,
     derandomize=True,  # a change must not fail because of what an earlier one drew
     print_blob=True,

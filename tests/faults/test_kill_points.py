@@ -16,7 +16,7 @@ from tests.support.coverage import daily_seed
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = {"kill-before": 12, "kill-after": 6}
+_SAMPLE = {"kill-before": 8, "kill-after": 4}
 
 
 @pytest.mark.parametrize("mode", ["kill-before", "kill-after"])

@@ -23,7 +23,7 @@ from tests.support.coverage import covered, daily_seed, lane_seed
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
-_SAMPLE = 6
+_SAMPLE = 4
 _OTHERS = (ABOVE, *PLACES)
 
 

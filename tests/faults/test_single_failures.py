@@ -47,14 +47,14 @@ _ONE_CATALOG_CALL_IN = 4
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EROFS, errno.ESTALE)
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, _ERRORS, 8),
+    "changing": Failing(Family.MUTATING, _ERRORS, 5),
     "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 2),
     "short": Failing(Family.WRITE, (0,), 2, mode="short"),
     "closing": Failing(Family.CLOSE, (errno.EIO,), 2),
     "locking": Failing(Family.LOCK, (errno.ENOLCK,), 2),
     "reading": Failing(Family.READ, (errno.EIO,), 2),
-    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 3, sticky=True),
-    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 3, sticky=True),
+    "disk full": Failing(ALLOCATING, (errno.ENOSPC,), 2, sticky=True),
+    "disk gone": Failing(Family.MUTATING, (errno.EIO,), 2, sticky=True),
     "disk read-only": Failing(Family.MUTATING, (errno.EROFS,), 2, sticky=True, one_in=2),
     "server gone": Failing(Family.MUTATING | Family.READ | Family.OPEN, (errno.ESTALE,), 2, sticky=True, one_in=2),
 }

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 
 import ckstore
 from tests.format import reader
+from tests.support.examples import examples
 
 MIB = 2**20
 WHOLE_DTYPES = [getattr(torch, name) for name in reader.TORCH_ITEMSIZE if hasattr(torch, name)]
@@ -241,7 +242,7 @@ states: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.property
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(state=states)
 def test_the_reader_gets_any_state(store: ckstore.Store, state: Any) -> None:
     info = store.save(state)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ckstore.fs import buffers, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer, is_aligned
 from tests.bench.usage import cached_share
+from tests.support.examples import examples
 
 MIB = 2**20
 
@@ -43,7 +44,7 @@ def direct_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(nbytes=st.integers(0, 3 * MIB) | st.sampled_from([MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + GRAIN_BYTES]))
 def test_what_was_given_is_there(journaled_tmp_path: Path, nbytes: int) -> None:
     data, path = filled(nbytes), journaled_tmp_path / f"blob-{nbytes}"

@@ -29,6 +29,7 @@ from ckstore.ops.free.gc_plan import plan_gc
 from ckstore.ops.index import scan_blobs
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
+from tests.support.examples import examples
 from tests.support.holding import holding
 from tests.support.meanwhile import run_with
 from tests.support.requirements import CRASH_FULL
@@ -280,7 +281,7 @@ def raising(error: OSError) -> Callable[..., None]:
 
 @pytest.mark.slow
 @pytest.mark.property
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(
     saved=st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5),
     dropped=st.sets(st.integers(0, 4)),
@@ -341,7 +342,7 @@ def blob_names(store: Store) -> set[str]:
 
 
 @pytest.mark.property
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(
     saved=st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5),
     dropped=st.sets(st.integers(0, 4)),

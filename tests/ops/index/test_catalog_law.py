@@ -125,7 +125,7 @@ def changed(path: Path, data: Any) -> str:
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 @settings(
-    max_examples=600 if CRASH_FULL else 25,
+    max_examples=600 if CRASH_FULL else 10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

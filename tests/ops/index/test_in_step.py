@@ -27,6 +27,7 @@ from ckstore.ops.free.reclaim import give_back
 from ckstore.ops.index.reconcile import chosen, runs_in_doubt
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
+from tests.support.examples import examples
 
 RUNS = ("main", "side")
 ODD_RUNS = ("none", "a file", "a loop", "a link", "empty", "moved")
@@ -118,7 +119,7 @@ def there(store: Store) -> dict[tuple[str, int], Stamp]:
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(14), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     happenings=st.lists(
         st.tuples(st.sampled_from(HAPPENINGS), st.sampled_from(RUNS), st.integers(0, 3)), min_size=1, max_size=8
@@ -153,7 +154,7 @@ def test_a_ref_names_what_it_names_among_all(
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.tuples(st.sampled_from(RUNS), st.integers(0, 3)), max_size=4, unique=True),
     happened=st.lists(

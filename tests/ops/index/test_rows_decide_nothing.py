@@ -18,6 +18,7 @@ from ckstore.model.manifest.parse import parse_facts, parse_manifest
 from ckstore.ops.check import validity
 from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
+from tests.support.examples import examples
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
 
@@ -154,7 +155,7 @@ WRONG: dict[str, Callable[[Any, Any, int], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     where=st.sampled_from(COLUMNS),
     rows=st.tuples(st.integers(0, 9), st.integers(0, 9)),

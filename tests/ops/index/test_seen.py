@@ -19,6 +19,7 @@ from ckstore.objects.layout import Layout, RunChange
 from ckstore.ops import manifest_cache
 from ckstore.ops.check import validity
 from ckstore.ops.check.validity import why_not_valid
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from ckstore import Store
@@ -130,7 +131,7 @@ def change_here(
     return inode
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(14), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(
         st.tuples(st.sampled_from(("main", "side")), st.sampled_from(NAMES), st.sampled_from(CHANGES + HERE)),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ckstore import Best, CheckpointInfo, CkstoreWarning, RetentionPolicy, Store
 from tests.support.catalog_rows import change, columns_of, flipped, values_of
+from tests.support.examples import examples
 from tests.support.stores import check_store
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_a_directory_that_was_replaced_by_hand_is_seen_at_once(
     shutil.rmtree(place)  # its blobs are no links
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_bit_in_a_row_is_found_said_once_and_mended(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     with Store.init(tmp_path_factory.mktemp("rows") / "s") as store:
@@ -118,7 +119,7 @@ def test_a_store_that_is_only_read_believes_no_damaged_row(store: Store) -> None
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")  # of what is not a tag by its form
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(column="name", bit=0)
 @given(column=st.sampled_from(["name", "run", "step"]), bit=st.integers(0, 60))
 def test_a_wrong_row_of_a_tag_is_harmless_since_tags_are_read_from_refs(

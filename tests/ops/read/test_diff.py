@@ -20,6 +20,7 @@ from ckstore.model.reports.diff import Diff, LeafChange, PlainChange
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.tensors.compare import largest_difference
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
+from tests.support.examples import examples
 
 ARRAYS = st.sampled_from([np.zeros(3), np.ones(3), np.ones((3, 1)), np.ones(3, np.float32), np.zeros((0, 2))])
 TENSORS = st.sampled_from([torch.zeros(4), torch.ones(4), torch.arange(6).reshape(2, 3).T])
@@ -54,7 +55,7 @@ def straight(diff: Diff) -> tuple[Any, ...]:
 
 
 @pytest.mark.property
-@settings(max_examples=60)
+@settings(max_examples=examples(14))
 @given(one=STATES, other=STATES)
 def test_a_diff_with_itself_is_empty_and_the_other_way_round_it_is_the_mirror(one: Any, other: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
+from tests.support.examples import examples
 
 MIB = 2**20
 SIZES = [1, 8, 5000, MIB, MIB + 4096, 3 * MIB]
@@ -26,7 +27,7 @@ def filled(kind: str, value: int, nbytes: int) -> Any:
 leaves = st.tuples(st.sampled_from(["torch", "numpy"]), st.integers(0, 2), st.sampled_from(SIZES))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(described=st.lists(leaves, min_size=2, max_size=8), verify=st.booleans())
 @example(described=[("torch", 0, size) for size in SIZES for _ in range(3)], verify=False)
 @example(described=[("numpy", 0, size) for size in SIZES for _ in range(3)], verify=True)

@@ -14,6 +14,7 @@ from ckstore import Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.objects import checkpoints as directories
 from ckstore.ops.refs.listing import infos
+from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 
 RUNS = ("main", "side")
@@ -44,7 +45,7 @@ def in_trouble(store: Store, trouble: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the catalog:ckstore.CkstoreWarning")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.lists(st.sampled_from(RUNS), min_size=2, max_size=8),
     trouble=st.sampled_from(TROUBLES),

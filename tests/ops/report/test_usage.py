@@ -19,6 +19,7 @@ from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.reports.usage import Usage, blob_uses
 from tests.support.damage import MIB, blobs_by_size, two_part_state
+from tests.support.examples import examples
 from tests.support.stores import disk_bytes
 
 BIG = st.lists(st.integers(0, 3), max_size=3)
@@ -51,7 +52,7 @@ def total(usage: Usage) -> int:
 
 
 @pytest.mark.property
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(saves=SAVES, pick=st.integers(0, 10))
 def test_unique_and_shared_are_the_disk_and_dropping_frees_what_was_said(saves: Any, pick: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +80,7 @@ def named_bytes(store: Store, ref: str) -> int:
 
 
 @pytest.mark.property
-@settings(max_examples=25)
+@settings(max_examples=examples(10))
 @given(saves=SAVES)
 def test_the_catalog_and_the_directories_say_the_same(saves: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

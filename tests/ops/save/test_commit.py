@@ -22,6 +22,7 @@ from ckstore.errors import BadInput, CannotStore, CkstoreError, StateChanged, St
 from ckstore.fs.tree import Entry
 from ckstore.objects.staging import Staging
 from tests.support.crashing import run_and_kill
+from tests.support.examples import examples
 from tests.support.stores import check_store, disk_bytes
 from tests.support.trees import Tree, look, make, trees
 
@@ -50,7 +51,7 @@ def trainer_directory(folder: Path, seed: int = 0) -> Path:
 
 
 @pytest.mark.property
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), suppress_health_check=list(HealthCheck))
 @given(tree=trees())
 def test_any_tree_comes_back_as_it_was(tmp_path: Path, tree: Tree) -> None:
     place = tmp_path / str(len(list(tmp_path.iterdir())))

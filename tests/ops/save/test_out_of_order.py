@@ -16,6 +16,7 @@ from ckstore.model.names import MAX_STEP
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP
 from ckstore.ops.index import sequence
 from tests.support.catalog_rows import change
+from tests.support.examples import examples
 from tests.support.forging import forge_manifest
 
 FAR = 2**52
@@ -82,7 +83,7 @@ def test_alone_it_is_named_and_kept(store: Store) -> None:
     assert store.info("latest").step == 2
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(number=2**53)
 @example(number=MAX_SEQUENCE)
 @example(number=WIDEST_GAP + 3)

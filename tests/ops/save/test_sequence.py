@@ -19,6 +19,7 @@ from ckstore.objects import publish
 from ckstore.ops import manifest_cache
 from ckstore.ops.index import sequence
 from ckstore.ops.index.sequence import next_sequence
+from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 
 SAVERS = 2
@@ -35,7 +36,7 @@ def no_save_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckstore.ops.free.reclaim._CATALOG_TIMEOUT_S", 0.01)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(10))
 @given(acts=st.lists(ACTS, min_size=2, max_size=10))
 @example(
     acts=[

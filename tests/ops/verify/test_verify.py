@@ -21,6 +21,7 @@ from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
 
@@ -57,7 +58,7 @@ def test_an_empty_store_is_sound(store: Store) -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=80)
+@settings(max_examples=examples(16))
 @given(data=st.data())
 def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
