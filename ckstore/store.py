@@ -759,11 +759,11 @@ class Store:
             run: Apply the policy to this run only; None: to that of `open`, else to each run by itself.
             dry_run: Change nothing; report what would be dropped and freed.
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
-                filesystem nothing is freed without it: open files of other hosts cannot be seen. Then every checkpoint
-                is looked at first. Elsewhere it changes nothing.
+                filesystem, where open files of other hosts cannot be seen, only what has waited for
+                `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
 
         Raises:
-            InUse: Another gc is at work; or other hosts may be, and `exclusive` is not given: nothing was changed.
+            InUse: Another gc is at work: nothing was changed.
             BadInput: A tag or a pin cannot be read, or a run is given without a policy.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """

@@ -1,4 +1,4 @@
-"""What `statx` tells beyond `stat`: the alignment of direct I/O."""
+"""What `statx` does beyond `stat`: it tells the alignment of direct I/O, and asks the server afresh."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from ckstore.fs.inside import Where, at
 
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
+_FORCE_SYNC = 0x2000
+"""AT_STATX_FORCE_SYNC: the attributes are those of the server, not of the cache of this host."""
+_BASIC = 0x7FF
 _DIOALIGN = 0x2000
 _SIZE = 256
 _ALIGN_AT = 152
@@ -34,3 +37,22 @@ def direct_io_bytes(path: Where) -> int | None:
         return None
     alignments: tuple[int, int] = struct.unpack_from("II", buffer, _ALIGN_AT)
     return max(alignments)
+
+
+def refresh(path: Where) -> None:
+    """Have the kernel ask the server for the attributes of what is there, so that the next `stat` tells those.
+
+    A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
+    local disk with an old C library, nothing happens.
+    """
+    try:
+        call = _libc.statx
+    except AttributeError:  # an old C library
+        return
+    buffer = ctypes.create_string_buffer(_SIZE)
+    try:
+        with at(path) as (parent, name):
+            here = (_AT_FDCWD if parent is None else parent, os.fsencode(name))
+            call(*here, _AT_SYMLINK_NOFOLLOW | _FORCE_SYNC, ctypes.c_uint(_BASIC), buffer)
+    except (FileNotFoundError, NotADirectoryError):  # the caller who looks finds that, too
+        return

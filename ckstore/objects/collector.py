@@ -8,7 +8,8 @@ savers, since unlinking a name never takes bytes from another name; so before th
 3. ``/proc``, which sees the few things that a lease does not (`ckstore.fs.holders`), and names the holders.
 
 On a shared filesystem a lease may be refused always, or be given while another host has the file open. There it is not
-asked, and the caller who starts a collector has said that no other host uses the store.
+asked: the caller who starts a collector has said that no other host uses the store, or gives a grace, for which things
+wait in trash (`ckstore.objects.shared.grace`).
 
 What was renamed into trash is made durable before anything in it is unlinked, and its digests are entered into the
 catalog before, so that gc looks at what loses its last user. Dying at any line leaves what the next collector goes on
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, holders, links, locks, peek
+from ckstore.fs import files, holders, links, locks, peek, statx
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import HeldBlob
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckstore.fs.inside import Inside
+    from ckstore.objects.shared.grace import Grace
 
 EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None]
 """Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
@@ -68,7 +70,15 @@ class Collector:
         collected: What was done.
     """
 
-    def __init__(self, layout: Layout, lock: locks.DirectoryLock, enter: EnterCandidates, *, leases: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        lock: locks.DirectoryLock,
+        enter: EnterCandidates,
+        *,
+        leases: bool,
+        grace: Grace | None = None,
+    ) -> None:
         self.collected = Collected()
         self._judge = Judge(leases=leases)
         self._layout = layout
@@ -76,12 +86,22 @@ class Collector:
         self._trash = lock.inside
         self._catalogue = enter
         self._refused: CkstoreError | None = None
+        self._grace = grace
 
     @classmethod
-    def try_start(cls, layout: Layout, enter: EnterCandidates, *, leases: bool = True) -> Self | None:
-        """Return a collector, without waiting; None if there is one. `leases`: whether they tell something here."""
+    def try_start(
+        cls, layout: Layout, enter: EnterCandidates, *, leases: bool = True, grace: Grace | None = None
+    ) -> Self | None:
+        """Return a collector, without waiting; None if there is one.
+
+        Args:
+            layout: The store.
+            enter: Tells the catalog.
+            leases: Whether they tell something here.
+            grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
+        """
         lock = locks.try_exclusive(layout.trash)
-        return None if lock is None else cls(layout, lock, enter, leases=leases)
+        return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace)
 
     @property
     def unseen_count(self) -> int | None:
@@ -115,8 +135,14 @@ class Collector:
         failed: OSError | CkstoreError | None = None
         self._refused = None
         for name in names:
+            if self._grace is not None and not self._grace.is_over(self._trash / name):
+                continue
             try:
                 self._empty_one(name)
+            except FileNotFoundError:
+                if self._grace is None:
+                    raise
+                continue  # the collector of another host was faster
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
                 continue
             except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
@@ -191,6 +217,8 @@ class Collector:
         for digest, nbytes in blobs:
             canonical = self._layout.blob(digest)
             try:
+                if self._grace is not None:
+                    statx.refresh(canonical)
                 status = peek.status(canonical)
                 if status.st_nlink > 1:
                     self.collected.linked[digest] = nbytes
@@ -205,6 +233,9 @@ class Collector:
                     gone.append(digest)
         if moved:
             files.sync_directory(self._layout.trash)
+        if self._grace is not None:  # they wait, and are looked at again then
+            self._note_held(open_now, self._judge.look_for(open_now))
+            return gone
         seen = self._judge.look_for(moved + open_now)
         self._note_held(open_now, seen)
         freed = self._free(moved, seen)
@@ -215,7 +246,7 @@ class Collector:
 
     def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that no process has open; return their digests. The others stay where they are."""
-        lasts = [last for last in lasts if peek.status(last.path).st_nlink == 1]
+        lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
         held: list[LastName] = []
@@ -228,6 +259,11 @@ class Collector:
             self._count(last.status)
         self._note_held(held, seen)
         return freed
+
+    def _is_last(self, path: Inside) -> bool:
+        if self._grace is not None:
+            statx.refresh(path)
+        return peek.status(path).st_nlink == 1
 
     def _count(self, status: os.stat_result) -> None:
         self.collected.freed_count += 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
+    from ckstore.objects.shared.grace import Grace
 
 
 def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None) -> Inside:
@@ -81,13 +82,19 @@ def dead_stagings(layout: Layout) -> list[str]:
     return found
 
 
-def sweep_staging(layout: Layout) -> int:
+def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
     """Move every staging directory whose owner is dead to trash; return how many.
+
+    With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that lives
+    fails by that, and nothing is published.
 
     The process that empties the trash first makes durable what replaced them (`former_parents`).
     """
     swept = 0
     for path, lock in _locked_dead(layout):
+        if grace is not None and not grace.is_over(path):
+            lock.release()
+            continue
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             move_to_trash(layout, path, lock)
             swept += 1

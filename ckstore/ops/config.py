@@ -26,6 +26,10 @@ _RETENTION = "retention"
 _MAKE_ROOM = "make_room"
 _READ_BACK = "read_back"
 _RECHECK_SHARE = "recheck_share"
+_GRACE_S = "grace_s"
+DEFAULT_GRACE_S = 3600.0
+_GRACE_MOST_S = 366 * 86400.0
+_GRACE_WANTED = "seconds from 0 to a year"
 _CONFIG_MAX_BYTES = 2**20
 
 
@@ -122,6 +126,27 @@ class StoreConfig:
             raise BadInput(f"recheck_share must be {SHARE_WANTED}, got {shown(share)}")
         _change(self._context, _RECHECK_SHARE, None if share is None else float(share))
 
+    @property
+    @act
+    def grace_s(self) -> float:
+        """How many seconds what is dropped waits in ``trash/`` on a filesystem that other hosts have, too.
+
+        So long a reader on another host may go on with a checkpoint that was dropped, and a save there may stand still.
+        Elsewhere it does not matter. Default: 3600.
+
+        Raises:
+            BadInput: The settings are damaged, or are given no number of seconds from 0 to a year.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return grace_of(self._context)
+
+    @grace_s.setter
+    @act
+    def grace_s(self, seconds: float | None) -> None:
+        if seconds is not None and not _is_grace(seconds):
+            raise BadInput(f"grace_s must be {_GRACE_WANTED}, got {shown(seconds)}")
+        _change(self._context, _GRACE_S, None if seconds is None else float(seconds))
+
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
 
@@ -210,6 +235,23 @@ def reading_of(context: Context) -> Reading:
     if not is_share(share):
         refuse(where, _RECHECK_SHARE, SHARE_WANTED, share)
     return Reading(read_back, float(share))
+
+
+def grace_of(context: Context) -> float:
+    """Return how many seconds what is dropped waits on a filesystem that other hosts have.
+
+    Raises:
+        BadInput: The setting is not what it must be.
+        CkstoreError, OSError: As `read_config`.
+    """
+    seconds = read_config(context.layout).get(_GRACE_S, DEFAULT_GRACE_S)
+    if not _is_grace(seconds):
+        refuse(str(context.layout.config), _GRACE_S, _GRACE_WANTED, seconds)
+    return float(seconds)
+
+
+def _is_grace(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _GRACE_MOST_S
 
 
 def _json_of_policy(context: Context, member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "make_room": (None, RetentionPolicy(keep_every=1000)),
     "read_back": (False, True),
     "recheck_share": (0.005, 0.25),
+    "grace_s": (3600.0, 60.0),
 }
 
 
@@ -38,7 +39,7 @@ def test_a_setting_is_kept_for_every_handle_until_it_gets_its_default_again(stor
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
-@pytest.mark.parametrize("wrong", ["yes", 3, {"keep_last": 3}])
+@pytest.mark.parametrize("wrong", ["yes", -3, {"keep_last": 3}])
 def test_a_value_of_another_type_is_refused_by_name_and_changes_nothing(store: Store, name: str, wrong: object) -> None:
     setattr(store.config, name, OTHER_VALUES[name][1])
     before = (store.path / "config.json").read_bytes()

@@ -83,8 +83,8 @@ def check_lease(facts: AbilityFacts) -> DoctorFinding:
         return DoctorFinding(
             "note",
             "leases",
-            "the kernel cannot see whether another host has a blob open, so only an exclusive gc frees space",
-            "when no other host uses the store: ckstore gc --exclusive",
+            "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while",
+            "nothing; when no other host uses the store, ckstore gc --exclusive frees at once",
         )
     if facts.lease == "foreign":
         return ok(

@@ -12,7 +12,7 @@ from ckstore.model.sizes import size_text
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
 _NAMED = 3
-_GC_ALONE = "when no other host uses the store, ckstore gc --exclusive"
+_GC_LATER = "ckstore gc frees it an hour after it was last touched (config.grace_s), with --exclusive at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
         )
         do = "ckstore gc frees it, and so does any save by that user; no checkpoint needs it"
         if shared:
-            do = f"{_GC_ALONE} frees it; no checkpoint needs it"
+            do = f"{_GC_LATER}; no checkpoint needs it"
         return DoctorFinding("note", "staging", told, do)
     if stuck:
         told = f"{_count(len(stuck), 'save')} running for a long time: {_listed([_told(found) for found in stuck])}"
@@ -76,7 +76,7 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     oldest = max(trash, key=lambda found: found.age_s)
     told = f"{_count(len(trash), 'entry', 'entries')} with {size_text(kept_bytes)}; the oldest: {_told(oldest)}"
     if shared:
-        return DoctorFinding("note", "trash", told, f"{_GC_ALONE} frees it")
+        return DoctorFinding("note", "trash", told, _GC_LATER)
     if oldest.age_s > _OLD_S:
         return DoctorFinding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
     return DoctorFinding("note", "trash", told, "ckstore gc frees it")

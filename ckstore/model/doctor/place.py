@@ -125,9 +125,9 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
             "warning",
             "filesystem",
             f"{path} is on {kind}, a shared filesystem: hosts do not see each other's locks and open files, so each "
-            "run may be written by one host at a time, and only ckstore gc --exclusive frees space",
-            "save to a run, and prune it, on one host; run ckstore gc --exclusive when no other host uses the store; "
-            "or keep the store on a local disk",
+            "run may be written by one host at a time, and the space of what is dropped comes back after a while",
+            "save to a run, and prune it, on one host; when no other host uses the store, ckstore gc --exclusive frees "
+            "at once; or keep the store on a local disk",
         )
     if kind == "overlay":
         return DoctorFinding(

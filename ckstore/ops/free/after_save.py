@@ -46,10 +46,12 @@ def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
 
 def _collect(context: Context, *, dropped: bool) -> str:
     """Free what was dropped; return what was not freed and why, or an empty string."""
-    if context.shared:
-        return tell_unfreed(context) if dropped else ""
+    if context.shared and not dropped:
+        return ""
     try:
         held = collect(context, settle=False).held
+        if context.shared:
+            return tell_unfreed(context)
     except InUse:  # another gc is at work, or the next one does it
         return ""
     opened, unasked = by_reason(held)

@@ -1,50 +1,62 @@
 """What must not be freed while other hosts may be at work, and what the user is told about it.
 
 The locks, open files and catalogs of other hosts are not seen from here. So on a shared filesystem nothing is unlinked
-that another host could have: not by opening, not by a failed save, not after a deletion. It stays in ``staging/`` and
-``trash/`` until a user who knows that no other host uses the store runs gc and says so.
+at once that another host could have: not by opening, not by a failed save, not after a deletion. It stays in
+``staging/`` and ``trash/`` for a grace (`ckstore.objects.shared.grace`), or until a user who knows that no other host
+uses the store runs gc and says so.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InUse
+from ckstore.objects import reserve
+from ckstore.objects.shared import grace
+from ckstore.ops.config import grace_of
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
+    from ckstore.objects.shared.grace import Grace
     from ckstore.ops.context import Context
 
 _UNFREED = "unfreed"
 _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 
-def check_alone(context: Context, *, exclusive: bool) -> None:
-    """Raise unless gc may free what no checkpoint needs: on a shared filesystem only if no other host is at work.
+def grace_for(context: Context, *, exclusive: bool) -> Grace | None:
+    """Return what may go while other hosts may be at work; None: nothing waits, since there are none.
 
     Raises:
-        InUse: Other hosts may be using the store, and the caller did not say that they are not.
+        CkstoreError, OSError: The setting cannot be read, or the filesystem cannot be asked for the time.
     """
-    if context.shared and not exclusive:
-        msg = f"nothing was freed, since other hosts may be using the store: {context.shared}"
-        raise InUse(msg, hint=f"when no other host uses this store: {_HOW}")
+    if not context.shared or exclusive:
+        return None
+    seconds = grace_of(context)
+    try:
+        return grace.begin(context.layout, seconds)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    with reserve.given_up(context.layout):
+        return grace.begin(context.layout, seconds)
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return, the first time for an open store, that bytes stay until a gc that is exclusive; later an empty string."""
+    """Return, the first time for an open store, that bytes stay for the grace; later an empty string."""
     if not context.shared or _UNFREED in context.problems:
         return ""
     context.problems[_UNFREED] = (
-        f"dropped checkpoints keep their bytes, since other hosts may be using the store: {context.shared}; "
-        f"when no other host uses it, free them: {_HOW}"
+        f"dropped checkpoints keep their bytes for a while (config.grace_s), since other hosts may be using the store: "
+        f"{context.shared}; a later gc frees them, and at once, when no other host uses the store: {_HOW}"
     )
     return context.problems[_UNFREED]
 
 
 def warn_unfreed(context: Context) -> None:
-    """Warn, once for an open store, that bytes stay until a gc that is exclusive; not where they do not."""
+    """Warn, once for an open store, that bytes stay for the grace; not where they do not."""
     note = tell_unfreed(context)
     if note:
         warn(note)

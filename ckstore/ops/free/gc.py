@@ -27,16 +27,18 @@ from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.ops.free import reclaim, retain
-from ckstore.ops.free.exclusive import check_alone, look_at_everything
+from ckstore.ops.free.exclusive import grace_for, look_at_everything
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import next_to_free, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.os_errors import unsafe
+from ckstore.ops.refs.gaps import fill_dead
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.objects.shared.grace import Grace
     from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 30.0
@@ -69,8 +71,6 @@ def gc(
             hint="give a policy, or leave run out",
             command_hint="give a rule, such as --keep-last 3, or leave --run out",
         )
-    if not dry_run:
-        check_alone(context, exclusive=exclusive)
     plan = None if policy is None else retain.plan_asked(context, policy, run)
     if dry_run:
         dropping = [] if plan is None else [entry.info.key for entry in plan.dropped]
@@ -87,24 +87,24 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
         context: The store.
         settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it; and
             where the catalog is this user's alone, look at what others did. False: as after each save.
-        exclusive: No other host is at work; where there can be none it does not matter.
+        exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
 
     Raises:
-        InUse: Another gc is at work, or other hosts may be.
+        InUse: Another gc is at work.
         CatalogUnavailable: The catalog, which lists what may go, cannot be used.
         CkstoreError: The system refused something. The next gc goes on with what is left.
     """
     context.check_writable()
-    check_alone(context, exclusive=exclusive)
     try:
+        grace = grace_for(context, exclusive=exclusive)
         try:
-            return _collect(context, settle=settle)
+            return _collect(context, settle=settle, grace=grace)
         except CatalogUnavailable as damaged:  # in rows that catching up does not look at
             if damaged.why not in _MENDED:
                 raise
             for note in mend(context, damaged):
                 warn(note)
-            return _collect(context, settle=settle)
+            return _collect(context, settle=settle, grace=grace)
     except NotInStore as error:
         raise unsafe("gc stopped", error) from error
     except OSError as error:
@@ -113,17 +113,19 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
         raise CkstoreError(msg, hint="the next gc continues where this one stopped") from error
 
 
-def _collect(context: Context, *, settle: bool) -> GcReport:
+def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport:
     layout = context.layout
     free_bytes = peek.free_space(context.layout.path).unused_bytes
-    with _start(context) as collector, reserve.given_up(layout):
+    with _start(context, grace) as collector, reserve.given_up(layout):
         thorough = context.catalog_is_private and settle
         catch_up(context, whole=thorough)
         if context.shared:
-            look_at_everything(context)
+            fill_dead(context, grace)
+            if settle:  # after each save it would cost too much, and all that it finds can wait
+                look_at_everything(context)
         elif thorough:  # others may have unlinked what this user alone can free the last name of
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
-        swept = trash.sweep_staging(layout)
+        swept = trash.sweep_staging(layout, grace)
         failed = _empty(collector)
         if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
             catch_up(context)
@@ -147,7 +149,7 @@ def _collect(context: Context, *, settle: bool) -> GcReport:
     return report
 
 
-def _start(context: Context) -> Collector:
+def _start(context: Context, grace: Grace | None) -> Collector:
     """Return the one collector of the store.
 
     A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
@@ -155,7 +157,7 @@ def _start(context: Context) -> Collector:
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        collector = Collector.try_start(context.layout, write, leases=not context.shared)
+        collector = Collector.try_start(context.layout, write, leases=not context.shared, grace=grace)
         if collector is not None:
             return collector
         if time.monotonic() > deadline:

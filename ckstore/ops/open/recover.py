@@ -41,8 +41,8 @@ def recover(context: Context) -> list[str]:
             place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
         _make_store_durable(context)
-    fill_dead(context)
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        fill_dead(context)
         trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
     place.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []

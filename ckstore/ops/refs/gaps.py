@@ -13,6 +13,7 @@ from ckstore.objects.shared import two_renames
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
+    from ckstore.objects.shared.grace import Grace
     from ckstore.objects.shared.two_renames import Gap
     from ckstore.ops.context import Context
 
@@ -44,10 +45,12 @@ def settle(context: Context) -> None:
             time.sleep(_PAUSE_S)
 
 
-def fill_dead(context: Context) -> None:
-    """Complete every gap that no living process has open, as far as that works now."""
-    if _may_fill(context):
-        _fill(context, list(two_renames.gaps(context.layout)))
+def fill_dead(context: Context, grace: Grace | None = None) -> None:
+    """Complete every gap that no living process has open, as far as that works now.
+
+    On a shared filesystem that are those for which the grace is over; all, if no other host is at work (None).
+    """
+    _fill(context, [gap for gap in two_renames.gaps(context.layout) if grace is None or grace.is_over(gap.old)])
 
 
 def _may_fill(context: Context) -> bool:

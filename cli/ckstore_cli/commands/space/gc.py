@@ -27,7 +27,7 @@ _UNSEEN = "?"
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Drop from this run only. Default: each run.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @click.option(
-    "--exclusive", is_flag=True, help="Free space on a shared filesystem too: no other host is using the store."
+    "--exclusive", is_flag=True, help="On a shared filesystem, free at once: no other host is using the store."
 )
 @store_option
 @json_option
@@ -49,8 +49,9 @@ def gc(  # noqa: PLR0917 - one for each option
     rule (--keep-last and the like) it first drops the checkpoints that no rule
     keeps, as ckstore prune does.
 
-    On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts and
-    frees nothing unless --exclusive says that no other host uses the store.
+    On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts. There
+    it frees what has not been touched for an hour; --exclusive frees at once and
+    says that no other host uses the store.
 
     \b
     Example:
@@ -63,7 +64,7 @@ def gc(  # noqa: PLR0917 - one for each option
       0  done, also when there was nothing to free
       2  wrong usage
       4  there is no such store
-      5  another gc is running, or other hosts may use the store: see --exclusive
+      5  another gc is running
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)

@@ -1,0 +1,63 @@
+"""What may go on a filesystem that other hosts have, while they work: what has waited in ``trash/`` for a grace.
+
+Their locks and open files are not seen from here. So what is dropped, and a blob without a use, first lies in
+``trash/``, where no save finds it, and is unlinked only after the grace: by then no reader that was open has need of
+it, no host believes an old name, and a link that one made has come to the count. The time is told by the filesystem's
+own clock, since those of hosts differ.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.fs import links, peek, statx
+from ckstore.fs.inside import open_at
+from ckstore.objects.layout import BLOBS
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """Says what has waited long enough.
+
+    Attributes:
+        now_ns: What the clock of the filesystem says.
+        grace_ns: How long a thing waits.
+    """
+
+    now_ns: int
+    grace_ns: int
+
+    def is_over(self, path: Inside) -> bool:
+        """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""
+        times = []
+        for place in (path, path / BLOBS):
+            statx.refresh(place)
+            found = peek.find(place)
+            if found is not None:
+                times.append(max(found.st_ctime_ns, found.st_mtime_ns))
+        return bool(times) and self.now_ns - max(times) >= self.grace_ns
+
+
+def begin(layout: Layout, grace_s: float) -> Grace:
+    """Ask the filesystem for the time, by a file that is made and removed in ``trash/``.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    path = layout.trash / f".now-{uuid.uuid4().hex[:12]}"
+    fd = open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    try:
+        now_ns = os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+        links.unlink(path)
+    return Grace(now_ns, int(grace_s * _SECOND_NS))

@@ -1,0 +1,202 @@
+"""On a filesystem that other hosts have what is dropped waits for a grace; then any host frees it, while others work.
+
+The hosts are on a local disk, each with a catalog of its own, which says that others may be at work; the clock of the
+filesystem is put forward. With two FUSE mounts: `test_hosts_that_rotate_free_what_they_drop`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import BadInput
+from ckstore.fs import statx
+from ckstore.objects.shared import grace
+from ckstore.objects.staging import Staging
+from tests.support.requirements import require_fuse, require_root
+from tests.support.shared_folder import shared_folder
+from tests.support.stores import check_blobs, check_links
+
+MIB = 2**20
+
+
+def state(seed: int) -> dict[str, Any]:
+    return {"w": np.random.default_rng(seed).integers(0, 256, MIB, dtype=np.uint8)}
+
+
+def open_as(host: str, path: Path) -> Store:
+    return Store.open_or_init(path, chunk_bytes=MIB, catalog_path=path.parent / host / "its.db")
+
+
+def blob_bytes(store: Store) -> int:
+    found = [path.stat() for path in store.path.rglob("xxh3-*")]
+    return sum({status.st_ino: status.st_size for status in found}.values())
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Store:
+    """A host with the store open, and the steps 1 and 2."""
+    store = open_as("one", tmp_path / "store")
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    return store
+
+
+@pytest.fixture
+def two(one: Store, tmp_path: Path) -> Store:
+    """Another host."""
+    return open_as("two", tmp_path / "store")
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts the clock of the filesystem forward by so many hours."""
+    begin = grace.begin
+
+    def put_forward(hours: float) -> None:
+        def beginning(layout: Any, grace_s: float) -> grace.Grace:
+            found = begin(layout, grace_s)
+            return grace.Grace(found.now_ns + int(hours * 3600 * 10**9), found.grace_ns)
+
+        monkeypatch.setattr(grace, "begin", beginning)
+
+    return put_forward
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_was_dropped_is_freed_by_any_host_after_the_grace(one: Store, two: Store, later: Any) -> None:
+    one.delete(1)
+    assert one.gc().freed_count == two.gc().freed_count == 0
+    assert blob_bytes(one) == 2 * MIB
+
+    later(0.9)
+    two.gc()
+    assert len(os.listdir(one.path / "trash")) == 1  # still the whole checkpoint
+    later(1.1)
+    two.gc()  # takes it apart; the blob has lost its last use, and waits from now on
+    assert blob_bytes(one) == 2 * MIB
+    later(2.2)
+    freed = two.gc()
+
+    assert (freed.freed_count, freed.freed_bytes, blob_bytes(one)) == (1, MIB, MIB)
+    assert os.listdir(one.path / "trash") == []
+    assert one.verify().ok
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_blob_that_another_host_took_meanwhile_gets_its_name_back(
+    one: Store, two: Store, later: Any, tmp_path: Path
+) -> None:
+    one.delete(1)
+    later(1.1)
+    one.gc()
+    (condemned,) = (one.path / "trash").glob("xxh3-*")
+    os.link(condemned, tmp_path / "claim")  # by a save that still had the old name in its cache
+
+    later(2.2)
+    assert two.gc().freed_count == 0
+
+    assert blob_bytes(one) == 2 * MIB
+    assert two.save(state(1), step=5).new_bytes == 0
+    os.unlink(tmp_path / "claim")
+    assert two.verify().ok
+
+
+def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any) -> None:
+    staging = Staging.create(two._context.layout, "main", 7)
+    staging.lock.release()
+    assert one.gc().swept_stagings == 0
+
+    later(1.1)
+
+    assert one.gc().swept_stagings == 1
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_until_then_a_checkpoint_can_be_put_back(one: Store, two: Store) -> None:
+    one.delete(1)
+    one.gc()
+    (dropped,) = (one.path / "trash").iterdir()
+
+    dropped.rename(one.path / "checkpoints/main/1")
+
+    assert np.array_equal(open_as("two", one.path).load(1)["w"], state(1)["w"])
+    assert one.verify().ok
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), True, "1h", 10**9])
+def test_a_grace_that_is_none_is_refused(one: Store, seconds: Any) -> None:
+    with pytest.raises(BadInput, match="grace_s must be seconds from 0 to a year"):
+        one.config.grace_s = seconds
+    assert one.config.grace_s == 3600
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_the_grace_is_a_setting_of_the_store(one: Store, two: Store) -> None:
+    one.config.grace_s = 0
+    two.delete(1)
+
+    assert sum(two.gc().freed_bytes for _ in range(3)) == MIB
+    one.config.grace_s = None
+    assert two.config.grace_s == 3600
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_the_count_of_links_is_asked_of_the_server_both_times(
+    one: Store, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(statx, "refresh", lambda path: asked.append(str(path)))
+    one.delete(1)
+    later(1.1)
+    one.gc()
+    (condemned,) = (one.path / "trash").glob("xxh3-*")
+    assert any("/blobs/" in path and path.endswith(condemned.name.split(".")[0]) for path in asked)
+    asked.clear()
+    later(2.2)
+    one.gc()
+
+    # Its age first, then the count, when nothing else is between that and its end.
+    assert sum(path.endswith(f"trash/{condemned.name}") for path in asked) == 2
+
+
+def read_mapped(store: Store, ref: str, seed: int) -> None:
+    assert np.array_equal(store.load(ref, mmap=True)["w"], state(seed)["w"])
+
+
+@pytest.mark.parametrize("lacks", ["", "exchange"])
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_hosts_that_rotate_free_what_they_drop(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mounts that know nothing of each other's locks; each saves its own run, and the other reads and maps it."""
+    require_root()
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        stores = []
+        for name in ("one", "two"):
+            place = mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name, lacks=lacks))
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {name}"))
+            stores.append(Store.open_or_init(place / "store", chunk_bytes=MIB))
+        stores[0].config.grace_s = 0
+        stores[0].set_retention(RetentionPolicy(keep_last=3))
+        for step in range(6):
+            for seed, (mine, other) in enumerate((stores, stores[::-1])):
+                run = f"of-{seed}"
+                mine.save(state(100 * seed + step), run=run, step=step)
+                mine.save(state(100 * seed + step + 50), run=run, step=step, if_exists="replace")
+                read_mapped(other, f"{run}@{step}", 100 * seed + step + 50)
+                # Three of each run, those that were dropped last, and what each save replaced.
+                assert blob_bytes(mine) <= 2 * (3 + 4) * MIB
+        for store in stores:
+            assert {info.step for info in store.checkpoints()} == {3, 4, 5}
+            assert store.verify().ok
+        for store in stores:  # so that libfuse has nothing open
+            store.close()
+    check_links(tmp_path / "real/store")
+    check_blobs(tmp_path / "real/store")
