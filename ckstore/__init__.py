@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         NewerFormat,
         NoSuchRef,
         OtherHash,
+        SaveAbandoned,
         SaveFailed,
         StateChanged,
         StepExists,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import RetentionReport, Skipped
     from ckstore.model.reports.usage import CheckpointUsage, Usage, Use
     from ckstore.model.reports.verify_report import Damage, Repair, StoreFinding, Unrepaired, VerifyReport
+    from ckstore.model.saver.status import SaveEvent
     from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
     from ckstore.ops.refs.follow import Follower
+    from ckstore.saver.client.pending import PendingSave
     from ckstore.store import RefLike, Store, open_checkpoint
 
 __all__ = [
@@ -99,6 +102,7 @@ __all__ = [
     "Note",
     "OpenCheckpoint",
     "OtherHash",
+    "PendingSave",
     "Pin",
     "PlainChange",
     "PlanEntry",
@@ -111,6 +115,8 @@ __all__ = [
     "RetentionPlan",
     "RetentionPolicy",
     "RetentionReport",
+    "SaveAbandoned",
+    "SaveEvent",
     "SaveFailed",
     "Select",
     "Skipped",
@@ -134,8 +140,8 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotStore CatalogUnavailable CkstoreError CkstoreWarning DamagedBlob "
-    "DoesNotFit InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveFailed StateChanged StepExists "
-    "StoreNotFound UnknownOutcome UnsafePlace",
+    "DoesNotFit InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveAbandoned SaveFailed StateChanged "
+    "StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",
@@ -149,6 +155,7 @@ _HOMES = {
     "ckstore.model.reports.retention_report": "RetentionReport Skipped",
     "ckstore.model.reports.usage": "CheckpointUsage Usage Use",
     "ckstore.model.reports.verify_report": "Damage Repair StoreFinding Unrepaired VerifyReport",
+    "ckstore.model.saver.status": "SaveEvent",
     "ckstore.model.settings.retention": "Best PlanEntry RetentionPlan RetentionPolicy",
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",
@@ -157,6 +164,7 @@ _HOMES = {
     "ckstore.ops.read.load_into": "LoadReport",
     "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",
     "ckstore.ops.refs.follow": "Follower",
+    "ckstore.saver.client.pending": "PendingSave",
     "ckstore.store": "RefLike Store open_checkpoint",
     "ckstore.ops.config": "StoreConfig",
 }

@@ -11,6 +11,7 @@
     ├── StateChanged             1   the state was changed while it was being saved
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
     │   ├── InsufficientSpace    6   not enough bytes or inodes
+    │   ├── SaveAbandoned        1   a background save was given up, and will not appear
     │   └── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
@@ -158,6 +159,13 @@ class InsufficientSpace(SaveFailed):
     free_bytes: int | None = None
     needed_inodes: int | None = None
     free_inodes: int | None = None
+
+
+class SaveAbandoned(SaveFailed):
+    """A background save was given up before it was published: its saver was stuck, or it was cancelled.
+
+    It will not appear later, whatever its saver was doing.
+    """
 
 
 class UnknownOutcome(SaveFailed):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run
 from ckstore.model.user_paths import expanded
-from ckstore.ops.acts import act, places_of
+from ckstore.ops.acts import act, act_in_memory, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.save import Request
+    from ckstore.saver.client.client import Client
+    from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
 """``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
@@ -72,13 +74,16 @@ class Store:
     ) -> None:
         self.path = _resolved(path)
         self.run = None if run is None else check_run(run)
+        self._catalog_path = None if catalog_path is None else expanded(catalog_path)
         self._context, self._notes = _open(
             self.path,
             run=self.run,
             readonly=readonly,
             recover=recover,
-            catalog_path=None if catalog_path is None else expanded(catalog_path),
+            catalog_path=self._catalog_path,
         )
+        self._savers: Client | None = None
+        self._stop = False
 
     @classmethod
     def init(
@@ -226,8 +231,160 @@ class Store:
         """
         from ckstore.ops.save.save import save
 
+        self._settle(run)
         about = self._description(metrics, metadata, message, parent)
         return save(self._context, state, self._request(run, step, about, tags, if_exists, force=force))
+
+    @act_in_memory
+    def save_async(
+        self,
+        state: object,
+        step: int | None = None,
+        run: str | None = None,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        force: bool = False,
+        max_in_flight: int = 1,
+        when_busy: Literal["wait", "skip", "error"] = "wait",
+        timeout_s: float = 600.0,
+        stall_timeout_s: float = 120.0,
+        nice: int = 0,
+    ) -> PendingSave:
+        """Copy a state and save it in the background; when this returns, the state may be changed.
+
+        A process of its own, the saver, does the work: this process does not touch the filesystem of the store. Its
+        saves become visible in the order in which they were asked for. What `save` says of its arguments holds here.
+        See docs/explanation/async.md.
+
+        Args:
+            state: As in `save`; it is copied once, to memory shared with the saver.
+            step: As in `save`; the saver finds the next step.
+            run: As in `save`.
+            metrics: As in `save`.
+            metadata: As in `save`.
+            message: As in `save`.
+            tags: As in `save`.
+            parent: As in `save`; a ref that is no `CheckpointInfo` is looked up by the saver.
+            if_exists: As in `save`.
+            force: As in `save`.
+            max_in_flight: So many saves, each with a copy of its state in memory, are under way at most.
+            when_busy: What to do when so many are: ``wait`` for one of them, ``skip`` this save (see
+                `PendingSave.skipped`), or raise an ``error``.
+            timeout_s: How long ``wait`` waits.
+            stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
+                killed and its saves are given up.
+            nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+
+        Returns:
+            The save under way: `PendingSave.result` waits for its end.
+
+        Raises:
+            CannotStore: A value in the state cannot be stored.
+            StateChanged: The state was changed while it was being copied.
+            InUse: Too many saves are under way, and `when_busy` says so or `timeout_s` is over.
+            InsufficientSpace: There is no memory for the copy.
+            SaveFailed: No saver can be started.
+            CkstoreError: An earlier save failed, and its `result` was not read.
+        """
+        from ckstore.ops.save.order import order_of
+        from ckstore.saver.client.client import Terms
+
+        terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+        terms.check()
+        ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
+        about = self._description(metrics, metadata, message, None if ref else parent)
+        request = self._request(run, step, about, tags, if_exists, force=force)
+        self._context.check_writable()
+        return self._client().submit(state, order_of(request, ref), terms, self._context.last_parents)
+
+    @act_in_memory
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every save of this handle in the background has ended.
+
+        Returns:
+            False: some have not after `timeout_s`; None waits as long as the saver gets on.
+
+        Raises:
+            CkstoreError: One of them failed, and its `result` was not read.
+        """
+        if self._savers is None:
+            return True
+        done = self._savers.wait(timeout_s)
+        self._savers.raise_unread()
+        return done
+
+    @act_in_memory
+    def flush(self, deadline_s: float) -> bool:
+        """Finish the saves in the background within `deadline_s`, as before a preemption; else give them up.
+
+        A save whose publishing has begun is not given up: it may still appear. The others leave the checkpoint before
+        them as the newest.
+
+        Returns:
+            Whether all of them are durable.
+
+        Raises:
+            CkstoreError: One of them failed, and its `result` was not read.
+        """
+        if self._savers is None:
+            return True
+        done = self._savers.wait(deadline_s)
+        if not done:
+            self._savers.cancel_all()
+        self._savers.raise_unread()
+        return done
+
+    @act_in_memory
+    def staging_bytes(self, state: object) -> int:
+        """Return how much memory a save of this state in the background takes, for each of `max_in_flight`.
+
+        Raises:
+            CannotStore: A value in the state cannot be stored.
+        """
+        return self._client().staging_bytes(state)
+
+    @act_in_memory
+    def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
+        """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
+
+        Raises:
+            CannotStore: A value in the state cannot be stored.
+            InsufficientSpace: There is no memory for the copy.
+            SaveFailed: No saver can be started.
+        """
+        from ckstore.saver.client.client import Terms
+
+        terms = Terms(nice=nice)
+        terms.check()
+        self._context.check_writable()
+        self._client().prewarm(state, terms)
+
+    def should_stop(self) -> bool:
+        """Whether a signal of `stop_on_signals` has come; no call of a store waits for this."""
+        return self._stop
+
+    def stop_on_signals(self, *signals: int) -> None:
+        """Have these signals, or SIGTERM, do nothing but let `should_stop` say so, instead of what they did.
+
+        Raises:
+            BadInput: This is not the main thread, or a signal cannot be handled.
+        """
+        import signal
+
+        def stop(_number: int, _frame: object) -> None:
+            self._stop = True
+
+        for number in signals or (signal.SIGTERM,):
+            try:
+                signal.signal(number, stop)
+            except (ValueError, OSError) as error:
+                msg = f"the signal {number} cannot be handled: {error}"
+                raise BadInput(msg, hint="call stop_on_signals in the main thread") from error
 
     @act
     def commit(
@@ -286,6 +443,7 @@ class Store:
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
+        self._settle(run)
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
         request = self._request(run, step, about, tags, if_exists, force=force)
@@ -943,8 +1101,22 @@ class Store:
 
         return apply(self._context, plan)
 
-    def close(self) -> None:
-        """Nothing is held open between calls; this is for symmetry."""
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Let the saver go, if there is one; nothing else is held open between calls.
+
+        Saves in the background are waited for so long, to hear how they end. What has not ended by then is finished by
+        the saver, whether this process lives or not; `wait` waits longer.
+
+        Args:
+            timeout_s: How long.
+
+        Raises:
+            CkstoreError: One of them failed, and its `result` was not read.
+        """
+        if self._savers is not None:
+            self._savers.wait(timeout_s)
+            self._savers.close()
+            self._savers.raise_unread()
 
     def __enter__(self) -> Self:
         return self
@@ -952,7 +1124,29 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        elif self._savers is not None:  # what was raised is the news
+            self._savers.close()
+
+    def _client(self) -> Client:
+        if self._savers is None:
+            import weakref
+
+            from ckstore.saver.client.client import Client
+
+            parents = self._context.last_parents
+            catalog_path = None if self._catalog_path is None else str(self._catalog_path)
+            self._savers = Client(str(self.path), catalog_path, lambda info: parents.update({info.run: info.id}))
+            weakref.finalize(self, self._savers.close).atexit = False
+        return self._savers
+
+    def _settle(self, run: str | None) -> None:
+        """Wait for the saves of a run in the background, so that the next one comes after them."""
+        if self._savers is not None:
+            self._savers.raise_unread()
+            self._savers.wait(None, (self.run or DEFAULT_RUN) if run is None else run)
+            self._savers.raise_unread()
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import ckstore
 from ckstore import LeafSlice, OpenCheckpoint, Store, StoreConfig
 
 QUIET = {
-    *("Store.close", "Store.warnings", "Store.settings", "Store.config"),
+    *("Store.close", "Store.warnings", "Store.settings", "Store.config", "Store.should_stop"),
     *("OpenCheckpoint.keys", "OpenCheckpoint.leaves", "OpenCheckpoint.files", "OpenCheckpoint.close"),
 }
 """What raises nothing of its own."""

@@ -43,7 +43,7 @@ class _Act:
         given = inspect.signature(self.method).bind(*self.args, **self.kwargs)
         given.apply_defaults()
         run, step, ref = (given.arguments.get(name) for name in ("run", "step", "ref"))
-        if what in ("save", "commit"):
+        if what in ("save", "commit", "save async"):
             run = run or getattr(self.args[0], "run", None) or DEFAULT_RUN
             return f"a {what} of {run}@{'next step' if step is None else step}"
         return what + (f" of {ref}" if isinstance(ref, str | int) else "")
@@ -72,12 +72,20 @@ def act(method: Callable[P, R]) -> Callable[P, R]:
         UnsafePlace: Something else has the place of a directory of the store.
         CkstoreError: The system refused something, there is not enough memory, or the interpreter is ending.
     """
+    return _as_act(method, _places)
 
+
+def act_in_memory(method: Callable[P, R]) -> Callable[P, R]:
+    """Make a method of a store an act that asks the filesystem nothing: stores are told apart by their paths alone."""
+    return _as_act(method, lambda first: (first.path,))
+
+
+def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         mine = _Act(method, args, kwargs)
         try:
-            _begin(mine)
+            _begin(mine, places)
             return method(*args, **kwargs)
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
@@ -104,12 +112,16 @@ def places_of(root: Path) -> tuple[object, ...]:
     return root, (status.st_dev, status.st_ino)
 
 
-def _begin(mine: _Act) -> None:
+def _places(first: Any) -> tuple[object, ...]:
+    own: tuple[object, ...] = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - see `act`
+    return own
+
+
+def _begin(mine: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
     if sys.is_finalizing():
         msg = f"{_failed(mine.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
-    first: Any = mine.args[0]
-    mine.places = places_of(first) if isinstance(first, Path) else first._act_places()  # noqa: SLF001 - as `act` says
+    mine.places = places(mine.args[0])
     for other in tuple(_under_way):
         if other.thread == mine.thread and not set(mine.places).isdisjoint(other.places):
             msg = f"{_failed(mine.method)}: {other} is running in this same thread"

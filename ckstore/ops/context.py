@@ -15,6 +15,7 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
 from ckstore.ops.warn import warn
+from ckstore.ops.watch import NO_WATCH, SaveWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,7 @@ class Context:
         directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
             any that is not unsure in it.
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
+        watch: Is told how far a save is.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
         run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
@@ -77,6 +79,7 @@ class Context:
     manifest_cache: ManifestCache = field(default_factory=ManifestCache)
     directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
+    watch: SaveWatch = NO_WATCH
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property

@@ -25,6 +25,7 @@ _TREE = {
     "StateChanged": ("CkstoreError", 1),
     "SaveFailed": ("CkstoreError", 1),
     "InsufficientSpace": ("SaveFailed", 6),
+    "SaveAbandoned": ("SaveFailed", 1),
     "UnknownOutcome": ("SaveFailed", 1),
     "DamagedBlob": ("CkstoreError", 3),
     "OtherHash": ("DamagedBlob", 3),

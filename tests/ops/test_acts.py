@@ -38,6 +38,11 @@ def no_setting(name: str, store: Store) -> None:
 
 NESTED: dict[str, Callable[[Store], object]] = {
     "save": lambda store: store.save({"x": 1}, run="inner"),
+    "save_async": lambda store: store.save_async({"x": 1}, run="inner"),
+    "wait": lambda store: store.wait(),
+    "flush": lambda store: store.flush(1),
+    "staging_bytes": lambda store: store.staging_bytes({"x": 1}),
+    "prewarm": lambda store: store.prewarm(),
     "commit": lambda store: store.commit(__file__, step=9),
     "load": lambda store: store.load(1),
     "load_into": lambda store: store.load_into({}, 1),
@@ -121,7 +126,7 @@ def test_every_public_method_is_an_act() -> None:
     # Nothing, or the acts of opening and making; `set_retention` is that of `config.retention`.
     without = {"close", "config", "init", "open", "open_or_init", "set_retention"}
     methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
-    quick = {"warnings", "settings"}
+    quick = {"warnings", "settings", "should_stop", "stop_on_signals"}
 
     for name, method in methods.items():
         function = method.fget if isinstance(method, property) else method

@@ -124,6 +124,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         reading = _what_is_read(context)
         staging = Staging.create(context.layout, request.run, request.step, read_back=reading.read_back)
         try:
+            context.watch.staged()
             notes += check_space(context, staging, captured.sources)
             state_bytes = sum(source.nbytes for source in captured.sources)
             recheck = Recheck(context, staging, request.run, state_bytes, reading.recheck_share)
@@ -142,6 +143,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         published = mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     manifest, manifest_id = published.manifest, published.manifest_id
+    context.watch.committed(replace(CheckpointInfo.of(manifest, manifest_id), durable=context.durable))
     try:
         tags = _tag(context, published, request.tags, notes, is_durable=mine is not None)
         if outcome.old is not None:
@@ -195,11 +197,13 @@ def _stage_and_publish(
             raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
         if captured.files:  # what their containers say was chosen by others
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
+        context.watch.syncing()
         staging.seal(data)
         context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
             if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
+            context.watch.publishing(step)
             return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, if_there)
         except StepExists:
             if request.step is not None:

@@ -281,6 +281,7 @@ class _ChunkWriter:
         source, start, stop = chunk.source, chunk.start, chunk.stop
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
+        self._context.watch.hashed(len(data))
         chunk.piece = chunk.blob = digest
         if not self.is_first(digest):
             self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
@@ -346,6 +347,8 @@ class _ChunkWriter:
 
     def _store_private(self, data: memoryview) -> str:
         digest = self._context.algorithm.digest(data)
+        self._context.watch.hashed(len(data))
+        self._context.watch.writing()
         if not self._recheck.foresaw(digest):
             self._recheck.add({digest: len(data)}, whole=False)
         if not self.is_first(digest):
@@ -364,7 +367,9 @@ class _ChunkWriter:
 
     def _put(self, digest: str, data: memoryview) -> bool:
         """Write a blob; False if another save was faster, whose blob is there now."""
+        self._context.watch.writing()
         written = self._staging.put(digest, data)
+        self._context.watch.written()
         if written:
             with self._mutex:
                 self.written_bytes += len(data)

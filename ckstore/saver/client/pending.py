@@ -1,0 +1,184 @@
+"""A background save as its caller sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InUse
+from ckstore.model.saver.status import SaveEvent
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+
+
+class PendingSave:
+    """A save that goes on in the background; see `ckstore.Store.save_async`.
+
+    Its methods may be called from any thread, also in a signal handler, except for those that wait.
+
+    Attributes:
+        run: The run that is saved to.
+        step: The step that was asked for, or that the saver found; None: not known yet.
+        skipped: Whether nothing was saved since another save was still under way (``when_busy="skip"``).
+        total_bytes: Size of the snapshot.
+    """
+
+    def __init__(self, run: str, step: int | None, total_bytes: int, *, skipped: bool = False) -> None:
+        self.run = run
+        self.step = step
+        self.total_bytes = total_bytes
+        self.skipped = skipped
+        self._done_bytes = 0
+        self._state = "skipped" if skipped else "queued"
+        self._events: list[SaveEvent] = []
+        self._changed = threading.Condition()
+        self._staged = skipped
+        self._info: CheckpointInfo | None = None
+        self._error: CkstoreError | None = None
+        self._unread = False
+        self._cancelled = False
+        if skipped:
+            self._error = InUse(
+                f"the save of {self.name} was skipped: as many others as max_in_flight were under way",
+                hint="when_busy='wait' waits for one of them",
+            )
+
+    @property
+    def name(self) -> str:
+        """The full ref, ``RUN@STEP``, as far as it is known."""
+        return f"{self.run}@{'next step' if self.step is None else self.step}"
+
+    @property
+    def state(self) -> str:
+        """How far it is.
+
+        ``queued``, then as the saver goes on ``staging``, ``hashing``, ``writing``, ``syncing``, ``committing``, ``just
+        committed`` (durable; tags, the catalog and retention follow), and at the end ``done``, ``failed`` or
+        ``skipped``.
+        """
+        return self._state
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes that were dealt with, and of how many."""
+        return self._done_bytes, self.total_bytes
+
+    @property
+    def events(self) -> tuple[SaveEvent, ...]:
+        """What it came to, with times, in order: ``copied``, ``staged``, the states, ``durable``."""
+        return tuple(self._events)
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._error is not None or self._state == "done"
+
+    def wait_staged(self, timeout_s: float | None = None) -> bool:
+        """Wait until the saver has the snapshot: from then on the checkpoint is made although this process ends.
+
+        Returns:
+            False: that is not so yet after `timeout_s`; None waits as long as the saver gets on.
+
+        Raises:
+            SaveFailed: The save has failed; see `result`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._staged or self.done(), timeout_s)
+            if self._error is not None and not self.skipped:
+                self._unread = False
+                raise self._error
+            return self._staged
+
+    def result(self, timeout_s: float | None = None) -> CheckpointInfo:
+        """Wait for the end, and return what was saved; it is durable then.
+
+        Args:
+            timeout_s: Wait no longer; None: as long as the saver gets on (see `stall_timeout_s` of `save_async`).
+
+        Raises:
+            TimeoutError: It has not ended by then.
+            SaveAbandoned: The saver was stuck, or the save was cancelled; it was not published and will not be.
+            UnknownOutcome: The saver was stuck in the middle of publishing it.
+            CkstoreError: As `Store.save` raises it.
+        """
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        if self._info is None:
+            raise AssertionError(self._state)
+        return self._info
+
+    def exception(self, timeout_s: float | None = None) -> CkstoreError | None:
+        """Wait for the end, and return what `result` would raise; None if it was saved.
+
+        Raises:
+            TimeoutError: It has not ended by then.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout_s):
+                msg = f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}"
+                raise TimeoutError(msg)
+            self._unread = False
+            return self._error
+
+    def cancel(self) -> bool:
+        """Give it up, unless its publishing has begun; `result` raises `SaveAbandoned` then.
+
+        Returns:
+            False: It is too late for that.
+        """
+        with self._changed:
+            if self.done() or self._state in ("committing", "just committed"):
+                return False
+            self._cancelled = True
+            return True
+
+    # ---- for the client: what becomes of it
+
+    def note(self, name: str, done_bytes: int | None = None) -> None:
+        """It came to this state, or event."""
+        with self._changed:
+            if done_bytes is not None:
+                self._done_bytes = done_bytes
+            if name == "staged":
+                self._staged = True
+            elif name not in ("copied", "durable"):
+                if self._state == name:
+                    return
+                self._state = name
+            self._events.append(SaveEvent(name, time.time(), self._done_bytes))
+            self._changed.notify_all()
+
+    def grant(self, step: int) -> bool:
+        """Whether it may be published at this step; it cannot be cancelled afterwards."""
+        with self._changed:
+            if self._cancelled:
+                return False
+            self.step = step
+            self.note("committing")
+            return True
+
+    def finish(self, outcome: CheckpointInfo | CkstoreError) -> None:
+        """It has ended."""
+        with self._changed:
+            if self.done():
+                return
+            if isinstance(outcome, CkstoreError):
+                self._error = outcome
+                self._unread = True
+                self.note("failed")
+            else:
+                self._info = outcome
+                self.step = outcome.step
+                self._staged = True
+                self.note("done", self.total_bytes)
+
+    def take_unread(self) -> CkstoreError | None:
+        """Return an error that was not read, once."""
+        with self._changed:
+            unread, self._unread = self._unread, False
+            return self._error if unread else None
+
+    def __repr__(self) -> str:
+        return f"<PendingSave of {self.name}: {self._state}>"

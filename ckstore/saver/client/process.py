@@ -1,0 +1,166 @@
+"""The process of a saver: started without fork, watched by its socket, never waited for without a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ckstore.errors import SaveFailed
+from ckstore.saver import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.saver.messages import Message
+
+ENTRY = "ckstore.saver.server.main"
+MARK = "ckstore-saver"
+_START = (
+    "import json,sys; mark,entry,fd,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
+    "import importlib; importlib.import_module(entry).main(int(fd))"
+)
+_LAST_LINES_BYTES = 2000
+_DEATH_S = 1.0
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Those that were not seen to end yet. One that the kernel holds in a call on a frozen disk ends when that returns."""
+_children_mutex = threading.Lock()
+
+
+class SaverProcess:
+    """One saver, which lives until its socket is closed and its orders are done.
+
+    Attributes:
+        pid: Of the process.
+    """
+
+    def __init__(self) -> None:
+        reap()
+        self._sock, theirs = wire.pair()
+        self._said = os.memfd_create("ckstore-saver-stderr", os.MFD_CLOEXEC)
+        try:
+            self._child = _start(theirs.fileno(), self._said)
+        except OSError as error:
+            self.let_go()
+            msg = f"the saver process could not be started: {error}"
+            raise SaveFailed(msg, hint="nothing was saved; save() needs no other process") from error
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._child.pid
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Send without waiting; False if it takes no more. A saver that is gone is seen by `receive`."""
+        try:
+            return wire.send(self._sock, message, descriptors, wait=False)
+        except OSError:
+            return True
+
+    def receive(self, timeout_s: float) -> tuple[Message | None] | None:
+        """Return what it says; None: nothing in time; ``(None,)``: it is gone, or this side has let it go."""
+        try:
+            got = wire.receive(self._sock, timeout_s)
+        except (OSError, ValueError):
+            return (None,)
+        if got is None:
+            return None
+        message, descriptors = got
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return (message,)
+
+    def kill(self) -> None:
+        """Kill it: also one that is stopped, and one that a frozen disk holds, as soon as that lets it go."""
+        self._child.kill()
+
+    def let_go(self) -> None:
+        """Close this side: it finishes what it has, and exits."""
+        self._sock.close()
+        said, self._said = self._said, -1
+        if said >= 0:
+            os.close(said)
+
+    def ended(self, timeout_s: float = _DEATH_S) -> bool:
+        """Whether it has ended, or does so within `timeout_s`."""
+        try:
+            self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        reap()
+        return True
+
+    def why(self) -> str:
+        """Return how it ended, with the last lines that it wrote."""
+        status = self._child.returncode if self.ended() else None
+        if status is None:
+            how = "closed its socket and has not ended"
+        elif status < 0:
+            how = f"was killed by signal {-status} ({_signal_name(-status)})"
+        else:
+            how = f"exited with status {status}"
+        said = self._last_lines()
+        return f"the saver process {self.pid} {how}" + (f"; it said last: {said}" if said else "")
+
+    def _last_lines(self) -> str:
+        if self._said < 0:
+            return ""
+        size = os.fstat(self._said).st_size
+        data = os.pread(self._said, _LAST_LINES_BYTES, max(0, size - _LAST_LINES_BYTES))
+        return " / ".join(data.decode("utf-8", "replace").strip().splitlines()[-3:])
+
+
+def stuck_count() -> int:
+    """Return how many savers were started here and have not ended."""
+    reap()
+    return len(_children)
+
+
+def reap() -> None:
+    """Forget the children that have ended."""
+    with _children_mutex:
+        _children[:] = [child for child in _children if child.poll() is None]
+
+
+def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        msg = "sys.executable is empty: there is no Python to start a saver with"
+        raise SaveFailed(msg, hint="use save() in an embedded interpreter")
+    flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
+    command = [sys.executable, *flags, "-I", "-c", _START, MARK, ENTRY, str(fd), json.dumps(path)]
+    child = subprocess.Popen(  # noqa: S603 - the interpreter itself
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        pass_fds=[fd],
+        cwd="/",  # so that it keeps no filesystem from being unmounted
+        start_new_session=True,  # Ctrl-C and a hang-up of the terminal are for the trainer
+    )
+    with _children_mutex:
+        _children.append(child)
+    return child
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
+
+
+def _forget_in_child() -> None:
+    """A forked child has no savers; waiting for its parent's would fail."""
+    for child in _children:
+        child.returncode = 0  # it is none of this process's children: nothing is to be waited for
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

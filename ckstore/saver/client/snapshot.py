@@ -1,0 +1,152 @@
+"""The snapshot: memory of its own that a state is copied into once, and that another process can be given.
+
+It is an anonymous file in memory (memfd): it counts against no quota of /dev/shm, has no name that could be left
+behind, and is gone with the last process that has it. It is kept for the next save, so that its pages need not be made
+again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InsufficientSpace
+from ckstore.model.saver.messages import Place
+from ckstore.model.sizes import size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ckstore.model.manifest.captured import ByteSource
+
+_ALIGNMENT = 64
+_PART_BYTES = 16 * 2**20
+_THREADS = 2
+_GRAIN = 2 * 2**20
+
+
+def places_of(sources: Sequence[ByteSource]) -> tuple[tuple[Place, ...], int]:
+    """Return where the bytes of each source go in a snapshot, and how large it is."""
+    places = []
+    end = 0
+    for source in sources:
+        places.append(Place(source.name, end, source.nbytes))
+        end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return tuple(places), end
+
+
+class Snapshot:
+    """Shared memory for one state. Its pages are there before anything is copied into it.
+
+    Attributes:
+        fd: To be given to the saver.
+        nbytes: Its size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = self.size_for(nbytes)
+        self.fd = os.memfd_create("ckstore-snapshot", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
+            self._map = mmap.mmap(self.fd, self.nbytes)
+        except OSError as error:
+            os.close(self.fd)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            msg = f"no memory for a snapshot of {size_text(self.nbytes)}"
+            raise InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight") from error
+        self._fault_in()
+
+    @staticmethod
+    def size_for(nbytes: int) -> int:
+        """Return how much memory a snapshot of so many bytes takes."""
+        return max(_GRAIN, -(-nbytes // _GRAIN) * _GRAIN)
+
+    def _fault_in(self) -> None:
+        first = ctypes.c_char.from_buffer(self._map)
+        address = ctypes.addressof(first)
+        _in_parallel([lambda at=at: self._clear(address, at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
+        del first
+
+    def _clear(self, address: int, at: int) -> None:
+        ctypes.memset(address + at, 0, min(_PART_BYTES, self.nbytes - at))
+
+    def fill(self, sources: Sequence[ByteSource], places: Sequence[Place]) -> None:
+        """Copy every source to its place, with two threads.
+
+        Raises:
+            StateChanged: The memory of a tensor was freed meanwhile.
+        """
+        with memoryview(self._map) as whole:
+            _in_parallel(_copies(sources, places, whole))
+
+    def close(self) -> None:
+        """Give the memory back; a saver that has it keeps it."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            self._map.close()
+            os.close(fd)
+
+
+def _copies(sources: Sequence[ByteSource], places: Sequence[Place], whole: memoryview) -> list[Callable[[], None]]:
+    """Return work of about equal size: parts of large sources, and many small ones together."""
+    work: list[Callable[[], None]] = []
+    few: list[tuple[ByteSource, Place]] = []
+    few_bytes = 0
+
+    def copy(source: ByteSource, place: Place, start: int, stop: int) -> None:
+        source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
+
+    def copy_all(several: list[tuple[ByteSource, Place]]) -> None:
+        for source, place in several:
+            copy(source, place, 0, place.nbytes)
+
+    for source, place in zip(sources, places, strict=True):
+        if place.nbytes < _PART_BYTES:
+            few.append((source, place))
+            few_bytes += place.nbytes
+            if few_bytes >= _PART_BYTES:
+                work.append(lambda several=few: copy_all(several))  # type: ignore[misc]
+                few, few_bytes = [], 0
+            continue
+        for start in range(0, place.nbytes, _PART_BYTES):
+            stop = min(start + _PART_BYTES, place.nbytes)
+            work.append(lambda s=source, p=place, a=start, b=stop: copy(s, p, a, b))  # type: ignore[misc]
+    if few:
+        work.append(lambda several=few: copy_all(several))  # type: ignore[misc]
+    return work
+
+
+def _in_parallel(work: list[Callable[[], None]]) -> None:
+    """Do all of it in this thread and another, and return when both are done.
+
+    Raises:
+        BaseException: The first error.
+    """
+    waiting = iter(work)
+    mutex = threading.Lock()
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            while not errors:
+                with mutex:
+                    mine = next(waiting, None)
+                if mine is None:
+                    return
+                mine()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            errors.append(error)
+
+    others = [threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(work)) - 1)]
+    for thread in others:
+        thread.start()
+    take()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,76 @@
+"""What the trainer says, in order. Its end is seen by the socket, and by its process where a child of it has that."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from ckstore.model.saver.messages import Answer, Message
+from ckstore.saver import wire
+
+if TYPE_CHECKING:
+    import socket
+    from types import TracebackType
+
+
+class Inbox:
+    """Messages of the trainer; orders that come while an answer is awaited are kept for later.
+
+    Attributes:
+        sock: To the trainer.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._kept: deque[tuple[Message, list[int]]] = deque()
+        self._trainer = _process_of(os.getppid())
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
+        if self._trainer is not None:
+            self._poller.register(self._trainer, select.POLLIN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._trainer is not None:
+            os.close(self._trainer)
+
+    def next(self) -> tuple[Message, list[int]] | None:
+        """Wait for the next message; None: the trainer is gone, and all that it said was taken."""
+        return self._kept.popleft() if self._kept else self._receive()
+
+    def allows(self, number: int) -> bool:
+        """Whether this order may be published: the trainer says so, or has ended."""
+        while True:
+            got = self._receive()
+            if got is None:
+                return True
+            message, descriptors = got
+            if not isinstance(message, Answer):
+                self._kept.append((message, descriptors))
+            elif message.number == number:
+                return message.allowed
+
+    def _receive(self) -> tuple[Message, list[int]] | None:
+        ready = {fd for fd, _ in self._poller.poll()}
+        if self.sock.fileno() not in ready:
+            ready |= {fd for fd, _ in self._poller.poll(0)}  # what it said just before its end
+        if self.sock.fileno() not in ready:
+            return None
+        got = wire.receive(self.sock)
+        if got is None or got[0] is None:
+            return None
+        return got[0], got[1]
+
+
+def _process_of(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended; None where the kernel has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None

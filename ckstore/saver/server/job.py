@@ -1,0 +1,80 @@
+"""One order: the snapshot is mapped, and saved as a state is."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from ckstore.errors import StepExists
+from ckstore.ops.save.save import Request, save_captured
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.saver.messages import Order
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.context import Context
+
+
+class SnapshotSource:
+    """Bytes of a snapshot, which nothing writes to while the saver has it; a `ByteSource`."""
+
+    __slots__ = ("_data", "name", "nbytes")
+
+    def __init__(self, name: str, data: memoryview) -> None:
+        self.name = name
+        self.nbytes = data.nbytes
+        self._data = data
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return these bytes, uncopied."""
+        return self._data[start:stop]
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes into `out`."""
+        out[:] = self._data[start:stop]
+
+    def changed(self) -> bool:
+        """Return False; that the bytes are those of the names is looked at when they are written."""
+        return False
+
+
+def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
+    """Save what lies in the snapshot.
+
+    Args:
+        context: The store.
+        order: What to save, and how.
+        snapshot: Descriptor of the memory.
+
+    Raises:
+        CkstoreError: As `ckstore.Store.save`.
+    """
+    context.last_parents.update(order.last_parents)
+    about = order.about
+    if order.parent:
+        from ckstore.ops.refs.find import find
+
+        about = replace(about, parent=find(context, order.parent).id)
+    request = Request(
+        run=order.run,
+        step=order.step if order.tried_step is None else order.tried_step,
+        about=about,
+        tags=order.tags,
+        if_exists=cast("IfExists", order.if_exists),
+        force=order.force,
+    )
+    end = max((place.offset + place.nbytes for place in order.places), default=0)
+    # Not unmapped by force: a thread of a save that failed may still be reading.
+    whole = memoryview(mmap.mmap(snapshot, end, prot=mmap.PROT_READ)) if end else memoryview(b"")
+    sources = tuple(
+        SnapshotSource(place.name, whole[place.offset : place.offset + place.nbytes]) for place in order.places
+    )
+    captured = replace(order.captured, sources=sources)
+    try:
+        return save_captured(context, captured, request)
+    except StepExists:
+        if order.step is not None or order.tried_step is None:
+            raise
+    # Another process has that step: the earlier saver did not publish there.
+    return save_captured(context, captured, replace(request, step=None))

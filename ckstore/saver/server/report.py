@@ -1,0 +1,124 @@
+"""What a saver says of itself: to its trainer by messages, to everybody else by a page of memory.
+
+That page is an anonymous file in memory which the saver has open: ``ckstore savers`` finds it through /proc, also when
+the disk of the store does not answer, and nothing is left behind by a saver that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+from ckstore.errors import SaveAbandoned
+from ckstore.model.saver.messages import Committed, Publishing, SaverState, Status
+from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
+from ckstore.ops.watch import SaveWatch
+from ckstore.saver import wire
+from ckstore.saver.server.inbox import Inbox
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.saver.messages import Message, Order
+
+_EVERY_S = 0.1
+
+
+class Reporter(SaveWatch):
+    """Tells trainer and onlookers how far the saver is. Its methods may be called from several threads."""
+
+    def __init__(self, inbox: Inbox, store: str) -> None:
+        self._inbox = inbox
+        self._sock = inbox.sock
+        self._mutex = threading.RLock()
+        self._page = os.memfd_create(STATUS_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(self._page, STATUS_BYTES)
+        self._about = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
+        self._number = self._done = self._total = 0
+        self._state: SaverState = "starting"
+        self._told_at = 0.0
+        self._tell(by_socket=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._page)
+
+    def begin(self, order: Order) -> None:
+        """Go on with another order."""
+        with self._mutex:
+            self._about |= {"run": order.run, "step": order.step}
+            self._number, self._done = order.number, 0
+            self._total = sum(place.nbytes for place in order.places)
+
+    def at(self, number: int, state: SaverState) -> None:
+        """Be in another state."""
+        with self._mutex:
+            self._number, self._state = number, state
+            self._tell(by_socket=number > 0)
+
+    def say(self, message: Message) -> None:
+        """Send what the trainer must know; one that is gone need not."""
+        with contextlib.suppress(OSError), self._mutex:
+            wire.send(self._sock, message)
+
+    def staged(self) -> None:
+        """As `SaveWatch`."""
+        self.at(self._number, "hashing")
+
+    def hashed(self, nbytes: int) -> None:
+        """As `SaveWatch`."""
+        with self._mutex:
+            self._done += nbytes
+            if time.monotonic() - self._told_at >= _EVERY_S:
+                self._tell()
+
+    def writing(self) -> None:
+        """As `SaveWatch`."""
+        with self._mutex:
+            if self._state == "hashing":
+                self.at(self._number, "writing")
+
+    def written(self) -> None:
+        """As `SaveWatch`."""
+        self.hashed(0)
+
+    def syncing(self) -> None:
+        """As `SaveWatch`."""
+        with self._mutex:
+            self._done = self._total
+            self.at(self._number, "syncing")
+
+    def publishing(self, step: int) -> None:
+        """As `SaveWatch`."""
+        self.at(self._number, "committing")
+        self.say(Publishing(self._number, step))
+        if not self._inbox.allows(self._number):
+            raise SaveAbandoned("the trainer gave the save up before it was published; nothing was published")
+
+    def committed(self, info: CheckpointInfo) -> None:
+        """As `SaveWatch`."""
+        self.say(Committed(self._number, info))
+        self.at(self._number, "just committed")
+
+    def _tell(self, *, by_socket: bool = True) -> None:
+        self._told_at = time.monotonic()
+        seen = {
+            **self._about,
+            "state": self._state,
+            "done_bytes": self._done,
+            "total_bytes": self._total,
+            "since": time.time(),
+        }
+        os.pwrite(self._page, json.dumps(seen).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
+        if by_socket:
+            with contextlib.suppress(OSError):
+                wire.send(self._sock, Status(self._number, self._state, self._done, self._total), wait=False)

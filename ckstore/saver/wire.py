@@ -1,0 +1,98 @@
+"""A socket pair between trainer and saver: each message is one packet; a long one travels in memory of its own.
+
+A packet is never half there, the end of the other side is an end of file, and what lies in the socket when the trainer
+dies can still be read.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+from typing import TYPE_CHECKING
+
+from ckstore.model.saver.messages import Message, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PACKET_BYTES = 32 * 1024
+_INLINE = b"i"
+_BESIDE = b"b"
+_MOST_DESCRIPTORS = 4
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends; neither is inherited by other processes."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
+    """Send a message; False if the other side takes no more at this moment and `wait` is False.
+
+    Raises:
+        OSError: The other side is gone.
+    """
+    data = encode(message)
+    flags = 0 if wait else socket.MSG_DONTWAIT
+    try:
+        if len(data) < _PACKET_BYTES:
+            _send(sock, _INLINE + data, descriptors, flags)
+            return True
+        memory = os.memfd_create("ckstore-message", os.MFD_CLOEXEC)
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(memory, left) :]
+            _send(sock, _BESIDE, [memory, *descriptors], flags)
+        finally:
+            os.close(memory)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _send(sock: socket.socket, packet: bytes, descriptors: Sequence[int], flags: int) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sock.sendmsg([packet], ancillary, flags)
+
+
+def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Message | None, list[int]] | None:
+    """Return the next message and the descriptors that came with it, which the caller closes.
+
+    Returns:
+        None: nothing came in time. ``(None, [])``: the other side is gone.
+    """
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    if not poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000))):
+        return None
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)
+    except ConnectionError:
+        return None, []
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    if not packet:
+        return None, []
+    if packet[:1] == _BESIDE:
+        memory, *descriptors = descriptors
+        try:
+            data = _read_all(memory)
+        finally:
+            os.close(memory)
+    else:
+        data = packet[1:]
+    return decode(data), descriptors
+
+
+def _read_all(memory: int) -> bytes:
+    out = bytearray(os.fstat(memory).st_size)
+    at = 0
+    while at < len(out):
+        got = os.preadv(memory, [memoryview(out)[at:]], at)
+        if not got:
+            raise OSError("a message in memory is shorter than it was")
+        at += got
+    return bytes(out)

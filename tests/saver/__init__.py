@@ -1,0 +1,1 @@
+"""Saves in the background: what they promise whatever happens to the saver, the trainer and the storage."""

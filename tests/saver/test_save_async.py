@@ -1,0 +1,248 @@
+"""A save in the background: copied when the call returns, and then as `save` would have done it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists
+from ckstore.saver.client.client import Client
+from tests.saver.conftest import DEADLINE_S, wait_for
+from tests.support.requirements import CRASH_FULL
+from tests.support.stores import check_store
+
+ROUNDS = 500 if CRASH_FULL else 8
+ROTATIONS = 1000 if CRASH_FULL else 12
+
+
+def state_of(number: int) -> dict[str, Any]:
+    return {
+        "w": np.full(400_000, number, np.float32),
+        "small": np.arange(9) + number,
+        "step": number,
+        "text": "x" * 5000,
+    }
+
+
+def is_state(loaded: dict[str, Any], number: int) -> bool:
+    return (
+        loaded["step"] == number
+        and bool((loaded["w"] == number).all())
+        and bool((loaded["small"] == np.arange(9) + number).all())
+        and loaded["text"] == "x" * 5000
+    )
+
+
+def test_what_is_saved_is_the_state_at_the_call_with_all_that_was_said_of_it(store: Store) -> None:
+    first = store.save(state_of(0), step=0)
+    state = state_of(1)
+
+    pending = store.save_async(
+        state, step=1, metrics={"loss": 2.5, "odd": float("nan")}, metadata={"a": [1, None]}, message="m", tags=["best"]
+    )
+    state["w"][:] = -1
+    state["small"][:] = -1
+
+    assert pending.wait_staged(DEADLINE_S)
+    info = pending.result(DEADLINE_S)
+    assert pending.done()
+    assert pending.progress == (pending.total_bytes, pending.total_bytes)
+    assert (info.run, info.step, info.message, info.tags) == ("main", 1, "m", ("best",))
+    assert (info.metrics["loss"], info.metadata, info.parent) == (2.5, {"a": [1, None]}, first.id)
+    assert np.isnan(info.metrics["odd"])
+    assert is_state(store.load(1), 1)
+    assert [event.name for event in pending.events][:3] == ["copied", "staged", "staging"]
+    assert pending.events[-1].name == "done"
+    assert info.id == store.info(1).id
+    check_store(store.path)
+
+
+def test_each_checkpoint_is_of_one_step_though_the_state_changes_right_after_the_call(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=3))
+    state = state_of(0)
+    for number in range(ROUNDS):
+        state["w"][:] = number
+        state["small"][:] = np.arange(9) + number
+        state["step"] = number
+        pending = store.save_async(state, step=number, max_in_flight=2)
+        state["w"][:] = -1
+        state["small"][:] = -1
+        if number % 7 == 0:
+            assert pending.result(DEADLINE_S).warnings == ()
+            assert is_state(store.load(number), number)
+    assert store.wait(DEADLINE_S)
+    assert [info.step for info in store.checkpoints()] == [ROUNDS - 3, ROUNDS - 2, ROUNDS - 1]
+    for info in store.checkpoints():
+        assert is_state(store.load(info), info.step)
+
+
+def test_many_saves_leave_nothing_behind(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=3))
+    w = np.zeros(300_000, np.float32)
+
+    def save(number: int) -> None:
+        w[0] = number
+        store.save_async({"w": w}, step=number).result(DEADLINE_S)
+
+    for number in range(5):
+        save(number)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    pid = _client(store).pid()
+    for number in range(5, ROTATIONS):
+        save(number)
+
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert _client(store).pid() == pid
+    assert len(os.listdir(f"/proc/{pid}/fd")) < 30
+    assert os.listdir(store.path / "staging") == []
+    assert len(store.checkpoints()) == 3
+    check_store(store.path)
+
+
+def test_saves_in_both_ways_follow_each_other(store: Store) -> None:
+    pending = store.save_async(state_of(0))
+    info = store.save(state_of(1))
+
+    assert pending.done()
+    assert (pending.step, info.step) == (0, 1)
+    assert info.parent == pending.result().id
+    third = store.save_async(state_of(2)).result(DEADLINE_S)
+    assert (third.step, third.parent) == (2, info.id)
+
+
+def test_errors_that_can_be_known_are_raised_at_the_call(store: Store) -> None:
+    with pytest.raises(CannotStore, match="thing"):
+        store.save_async({"thing": object()})
+    for wrong in (
+        {"max_in_flight": 0},
+        {"when_busy": "never"},
+        {"timeout_s": -1},
+        {"nice": 40},
+        {"stall_timeout_s": 0},
+        {"run": "a/b"},
+        {"tags": "best"},
+    ):
+        with pytest.raises(BadInput):
+            store.save_async({"x": 1}, **wrong)
+    assert _client(store).pid() is None
+
+
+def test_an_error_comes_from_the_result_and_else_from_the_next_call(store: Store) -> None:
+    store.save(state_of(0), step=0)
+
+    read = store.save_async(state_of(1), step=0)
+    with pytest.raises(StepExists):
+        read.result(DEADLINE_S)
+    assert store.wait(DEADLINE_S)
+
+    store.save_async(state_of(1), step=0)
+    with pytest.raises(StepExists):
+        store.wait(DEADLINE_S)
+
+    store.save_async(state_of(1), step=0)
+    wait_for(lambda: not _client(store)._saves, "the save has ended")
+    with pytest.raises(StepExists):
+        store.save_async(state_of(1), step=1)
+    assert [info.step for info in store.checkpoints()] == [0]
+    assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+
+def test_when_as_many_as_may_be_are_under_way(store: Store, strike: Any) -> None:
+    folder = strike("hashing", "wait", 1)
+    first = store.save_async(state_of(0), step=0)
+
+    assert store.save_async(state_of(1), step=1, when_busy="skip").skipped
+    with pytest.raises(InUse, match="main@0"):
+        store.save_async(state_of(1), step=1, when_busy="error")
+    with pytest.raises(InUse, match=r"after 0\.01 s"):
+        store.save_async(state_of(1), step=1, timeout_s=0.01)
+    assert not store.wait(0.01)
+    with pytest.raises(TimeoutError, match="main@0"):
+        first.result(0.01)
+
+    (folder / "go-0").touch()
+    second = store.save_async(state_of(1), step=1)
+    assert first.done()
+    assert second.result(DEADLINE_S).step == 1
+
+
+def test_a_cancelled_save_is_not_published(store: Store, strike: Any) -> None:
+    folder = strike("hashing", "wait", 1)
+    pending = store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is hashing")
+
+    assert not store.flush(0.01)
+    (folder / "go-0").touch()
+
+    with pytest.raises(SaveAbandoned):
+        pending.result(DEADLINE_S)
+    assert store.checkpoints() == []
+    assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+    assert store.flush(DEADLINE_S)
+    assert not pending.cancel()
+    assert os.listdir(store.path / "staging") == []
+
+
+def test_a_saver_that_dies_is_replaced_once(store: Store, strike: Any) -> None:
+    strike("committing", "kill", 1)
+
+    assert store.save_async(state_of(0)).result(DEADLINE_S).step == 0
+    assert is_state(store.load(0), 0)
+
+
+def test_a_saver_that_dies_again_is_told_with_its_signal(store: Store, strike: Any) -> None:
+    strike("writing", "kill", 2)
+
+    with pytest.raises(SaveFailed, match="SIGKILL"):
+        store.save_async(state_of(0), step=0).result(DEADLINE_S)
+    assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+
+def test_the_memory_of_a_saver_is_known_and_can_be_made_before(store: Store) -> None:
+    state = state_of(0)
+    nbytes = store.staging_bytes(state)
+    assert nbytes >= state["w"].nbytes
+
+    store.prewarm(state)
+    pid = _client(store).pid()
+    assert pid is not None
+    assert store.save_async(state).result(DEADLINE_S).step == 0
+    assert _client(store).pid() == pid
+
+
+def test_a_closed_handle_lets_its_saver_end_and_can_save_again(store: Store) -> None:
+    store.save_async(state_of(0)).result(DEADLINE_S)
+    store.close()
+    wait_for(lambda: _client(store).pid() is None, "the saver has ended")
+
+    assert store.save_async(state_of(1)).result(DEADLINE_S).step == 1
+
+
+def test_a_signal_sets_a_flag_if_that_is_asked_for(store: Store) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        store.stop_on_signals(signal.SIGUSR1)
+        assert not store.should_stop()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert store.should_stop()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_store_that_has_gone_is_told(store: Store, tmp_path: Path) -> None:
+    store.path.rename(tmp_path / "elsewhere")
+    try:
+        pending = store.save_async(state_of(0))
+        assert pending.exception(DEADLINE_S) is not None
+    finally:
+        (tmp_path / "elsewhere").rename(store.path)
+
+
+def _client(store: Store) -> Client:
+    return store._client()
