@@ -5,7 +5,8 @@ Importing it imports no torch.
 
 from ckstore.training.capture import capture
 from ckstore.training.conditions import Conditions
+from ckstore.training.history import ImportReport, import_history
 from ckstore.training.provenance import provenance
 from ckstore.training.restore import ResumeReport, restore
 
-__all__ = ["Conditions", "ResumeReport", "capture", "provenance", "restore"]
+__all__ = ["Conditions", "ImportReport", "ResumeReport", "capture", "import_history", "provenance", "restore"]

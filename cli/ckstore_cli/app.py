@@ -23,6 +23,7 @@ from ckstore_cli._frame import Frame, json_option, store_option
 COMMANDS = {
     "init": "store",
     "commit": "files",
+    "import-history": "files",
     "checkout": "files",
     "export": "files",
     "log": "look",
@@ -63,8 +64,8 @@ class App(click.Group):
         """Import and return a command; None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"ckstore_cli.commands.{COMMANDS[cmd_name]}.{cmd_name}")
-        command = getattr(module, cmd_name)
+        module = import_module(f"ckstore_cli.commands.{COMMANDS[cmd_name]}.{cmd_name.replace('-', '_')}")
+        command = getattr(module, cmd_name.replace("-", "_"))
         if not isinstance(command, click.Command):
             raise TypeError(f"{module.__name__}.{cmd_name} is not a command")
         return command

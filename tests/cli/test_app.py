@@ -46,7 +46,7 @@ def test_every_command_takes_store_and_json(name: str) -> None:
 def test_the_help_lists_every_command_in_order(run: Run) -> None:
     shown = run("--help")
 
-    listed = re.findall(r"^  (\w+)  +\S", shown.stdout.split("Commands:")[1], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+)  +\S", shown.stdout.split("Commands:")[1], re.MULTILINE)
     assert tuple(listed) == tuple(COMMANDS)
 
 

@@ -27,8 +27,8 @@ def keys(text: str) -> list[str]:
 
 
 def test_every_command_has_a_line_and_a_section_and_there_are_no_others() -> None:
-    lines = re.findall(r"^\| \[`ckstore (\w+)`\]\(#ckstore-\1\) \|", PAGE, re.MULTILINE)
-    sections = re.findall(r"^## `ckstore (\w+)`$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^\| \[`ckstore ([\w-]+)`\]\(#ckstore-\1\) \|", PAGE, re.MULTILINE)
+    sections = re.findall(r"^## `ckstore ([\w-]+)`$", PAGE, re.MULTILINE)
 
     assert tuple(lines) == tuple(sections) == tuple(COMMANDS)
 

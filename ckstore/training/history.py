@@ -1,0 +1,251 @@
+"""Import the checkpoints that another trainer left in a folder, with their steps, times and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.fs.tree import Entry
+from ckstore.ops.save.gather import gather, signs_of_incompleteness, step_in_name
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+_LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
+_DELETING = ".ckstore-deleting-"
+_STATE_MOST_BYTES = 256 * 2**20
+IMPORTED = "imported"
+"""The name in the metadata of what says where a checkpoint came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint in a folder.
+
+    Attributes:
+        path: Its directory or file.
+        step: Its step.
+        time: When it was last written, UTC.
+        nbytes: Size of its files.
+        incomplete: Why it is not complete; empty if it is.
+    """
+
+    path: Path
+    step: int
+    time: str
+    nbytes: int
+    incomplete: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What `import_history` did.
+
+    Attributes:
+        imported: Checkpoints that were committed, in the order of their commits.
+        present: Those that an earlier import had committed.
+        skipped: Names in the folder that were left alone -> why.
+        deleted: Sources that were deleted after their copy was verified.
+        source_bytes: Size of the files that were imported or present.
+        new_bytes: Bytes that the store took for what was imported.
+    """
+
+    imported: tuple[CheckpointInfo, ...] = ()
+    present: tuple[CheckpointInfo, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    deleted: tuple[Path, ...] = ()
+    source_bytes: int = 0
+    new_bytes: int = 0
+
+
+def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:
+    """Return the checkpoints in a folder by step, and what else is there with why it is none.
+
+    Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
+    file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that comes last, so that it is the
+    latest. Names that begin with a dot are passed over.
+
+    Raises:
+        BadInput: It is not a directory.
+    """
+    base = Path(folder)
+    try:
+        names = sorted(path.name for path in base.iterdir())
+    except OSError as error:
+        raise BadInput(f"{base} cannot be listed: {error.strerror}") from error
+    found: dict[int, Source] = {}
+    skipped: dict[str, str] = {}
+    for name in names:
+        path = base / name
+        if name in _LATEST or name.startswith("."):
+            continue
+        step = step_in_name([path])
+        if path.is_symlink():
+            skipped[name] = "a symlink"
+        elif step is None or not (path.is_dir() or name.endswith(_FILES)):
+            skipped[name] = "no step in its name"
+        else:
+            source = _look(path, step)
+            other = found.get(step)
+            if other is not None and (other.time, other.path.name) > (source.time, name):
+                source, other = other, source
+            if other is not None:
+                skipped[other.path.name] = f"{source.path.name} has the same step and is newer"
+            found[step] = source
+    latest = _named_latest(base)
+    return sorted(found.values(), key=lambda source: (source.path.name in latest, source.step)), skipped
+
+
+def _look(path: Path, step: int) -> Source:
+    entries = gather([path])
+    newest_ns = max([entry.mtime_ns for entry in entries if entry.kind == "file"], default=path.stat().st_mtime_ns)
+    signs = signs_of_incompleteness(entries, [path.name])
+    if not any(entry.kind == "file" for entry in entries):
+        signs = ["it is empty"]
+    return Source(
+        path,
+        step,
+        datetime.fromtimestamp(newest_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        sum(entry.nbytes for entry in entries if entry.kind == "file"),
+        "; ".join(signs),
+    )
+
+
+def _named_latest(base: Path) -> set[str]:
+    named = set()
+    for name in _LATEST:
+        try:
+            text = (base / name).read_text(encoding="utf-8")[:200].strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        named |= {text, f"iter_{text.zfill(7)}"}
+    return named
+
+
+def import_history(
+    store: Store,
+    folder: str | os.PathLike[str],
+    run: str | None = None,
+    *,
+    delete_sources: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportReport:
+    """Commit every checkpoint in a folder at its step, oldest first; each is durable before the next begins.
+
+    Steps, times and the metrics in ``trainer_state.json`` come along. An import that was stopped goes on where it was:
+    what is in the store already, with the same names, sizes and times of its files, is not read again.
+
+    Args:
+        store: The store.
+        folder: Where the checkpoints are.
+        run: The run; None: that of `Store.open`, else ``main``.
+        delete_sources: Delete each source when its copy was read back from the disk and verified.
+        progress: Called with the bytes that are done and those to be done.
+
+    Raises:
+        BadInput: It is not a directory; or sources are to be deleted, and one is incomplete, or the store has a policy
+            that would drop what was just imported.
+        StepExists: The run has another checkpoint at one of the steps.
+        DamagedBlob: A copy that was read back is damaged; its source is still there.
+    """
+    sources, skipped = find_checkpoints(folder)
+    skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
+    if delete_sources:
+        _check_deletable(store, sources)
+        for half in Path(folder).glob(f"{_DELETING}*"):
+            shutil.rmtree(half) if half.is_dir() else half.unlink()
+    wanted = [source for source in sources if not source.incomplete]
+    imported: list[CheckpointInfo] = []
+    present: list[CheckpointInfo] = []
+    deleted: list[Path] = []
+    all_bytes, done_bytes = sum(source.nbytes for source in wanted), 0
+    for source in wanted:
+        entries = gather([source.path])
+        listing = _listing(entries)
+        info = _present(store, run, source, listing)
+        if info is None:
+            info = _commit(store, run, source, listing)
+            imported.append(info)
+        else:
+            present.append(info)
+        if delete_sources:
+            _delete_verified(store, info, source, listing)
+            deleted.append(source.path)
+        done_bytes += source.nbytes
+        if progress is not None:
+            progress(done_bytes, all_bytes)
+    new_bytes = sum(info.new_bytes for info in imported)
+    return ImportReport(tuple(imported), tuple(present), skipped, tuple(deleted), all_bytes, new_bytes)
+
+
+def _check_deletable(store: Store, sources: list[Source]) -> None:
+    for source in sources:
+        if source.incomplete:
+            msg = f"{source.path} is incomplete ({source.incomplete}), nothing was imported or deleted"
+            raise BadInput(msg, hint="remove it yourself, or import without deleting")
+    if store.config.retention is not None:
+        msg = "the store has a retention policy, which would drop what is imported while its source is deleted"
+        raise BadInput(msg, hint="ckstore config retention --off, import, then set it again")
+
+
+def _listing(entries: list[Entry]) -> str:
+    """Return a digest of names, sizes and times: another one means that something was written since."""
+    rows = [f"{entry.path}\0{entry.kind}\0{entry.nbytes}\0{entry.mtime_ns}" for entry in entries]
+    return hashlib.sha256("\n".join(sorted(rows)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _present(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo | None:
+    try:
+        info = store.info(f"{run or store.run or 'main'}@{source.step}")
+    except NoSuchRef:
+        return None
+    recorded: Any = info.metadata.get(IMPORTED)
+    return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None
+
+
+def _commit(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo:
+    about = {"name": source.path.name, "time": source.time, "listing": listing}
+    return store.commit(source.path, source.step, run, metrics=_metrics(source), metadata={IMPORTED: about}, times=True)
+
+
+def _metrics(source: Source) -> dict[str, float]:
+    """Return what the Trainer of transformers logged at the step of a checkpoint."""
+    path = source.path / "trainer_state.json"
+    try:
+        if path.stat().st_size > _STATE_MOST_BYTES:
+            return {}
+        history = json.loads(path.read_bytes())["log_history"]
+        entries = [entry for entry in history if entry.get("step") == source.step]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
+        return {}
+    found = {name: value for entry in entries for name, value in entry.items() if name != "step"}
+    return {
+        name: value for name, value in found.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing: str) -> None:
+    report = store.verify(info)
+    if not report.ok:
+        msg = f"the copy of {source.path} in the store is damaged: {report.damage[0].what}"
+        raise DamagedBlob(msg, hint="the source is still there; ckstore verify says more")
+    if _listing(gather([source.path])) != listing:
+        msg = f"{source.path} was written to since it was imported, and was not deleted"
+        raise BadInput(msg, hint="import it again under another run")
+    # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
+    going = source.path.with_name(f"{_DELETING}{source.path.name}")
+    source.path.rename(going)
+    if going.is_dir():
+        shutil.rmtree(going)
+    else:
+        going.unlink()

@@ -1,0 +1,162 @@
+"""A folder of checkpoints is imported with steps, times and metrics, goes on after a kill, and is deleted only then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ckstore import BadInput, RetentionPolicy, StepExists, Store
+from ckstore.training import import_history
+from ckstore.training.history import find_checkpoints
+from tests.support.trees import look
+
+ROOT = Path(__file__).parents[2]
+
+
+def checkpoint(path: Path, step: int, size: int = 20_000) -> None:
+    """What a Trainer leaves: a frozen half, a trained half, its log."""
+    path.mkdir(parents=True)
+    frozen, trained = np.arange(size, dtype=np.float32), np.arange(size, dtype=np.float32) + step
+    save_file({"frozen": frozen, "trained": trained}, path / "model.safetensors")
+    log: list[dict[str, Any]] = [{"step": 1, "loss": 9.0}, {"step": step, "loss": 1 / step, "epoch": 1.0}]
+    (path / "trainer_state.json").write_text(json.dumps({"log_history": [*log, {"step": step, "eval_loss": 2.5}]}))
+    for file in path.iterdir():
+        os.utime(file, (1_700_000_000 + step, 1_700_000_000 + step))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in (1000, 500, 1500):
+        checkpoint(tmp_path / "out" / f"checkpoint-{step}", step)
+    (tmp_path / "out" / "runs").mkdir()
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def test_a_folder_comes_in_by_step_with_times_and_metrics_and_every_file_comes_back(
+    tmp_path: Path, folder: Path, store: Store
+) -> None:
+    steps: list[tuple[int, int]] = []
+    report = import_history(store, folder, "gpt", progress=lambda done, total: steps.append((done, total)))
+
+    assert [info.name for info in report.imported] == ["gpt@500", "gpt@1000", "gpt@1500"]
+    assert report.skipped == {"runs": "no step in its name"}
+    assert steps[-1] == (report.source_bytes, report.source_bytes)
+    assert report.new_bytes < 0.75 * report.source_bytes
+    info = store.info("gpt@500")
+    assert info.metrics == {"loss": 1 / 500, "epoch": 1.0, "eval_loss": 2.5}
+    assert info.metadata["imported"]["name"] == "checkpoint-500"
+    assert info.metadata["imported"]["time"] == "2023-11-14T22:21:40.000000Z"
+    for step in (500, 1000, 1500):
+        store.checkout(f"gpt@{step}", tmp_path / str(step))
+        assert look(tmp_path / str(step)) == look(folder / f"checkpoint-{step}")
+    again = import_history(store, folder, "gpt")
+    assert (len(again.imported), len(again.present)) == (0, 3)
+
+
+def test_names_of_the_usual_trainers_are_understood_and_a_latest_file_names_the_last(tmp_path: Path) -> None:
+    names = ["checkpoint-500", "step-400", "global_step300", "iter_0000200"]
+    for name in names:
+        checkpoint(tmp_path / name, 1)
+    for name in ("epoch=1-step=100.ckpt", "epoch=1-step=100-v1.ckpt", "last.ckpt", "notes.txt"):
+        (tmp_path / name).write_bytes(b"1")
+    os.utime(tmp_path / "epoch=1-step=100.ckpt", (1, 1))
+    (tmp_path / "link-7").symlink_to("checkpoint-500")
+    (tmp_path / "latest").write_text("global_step300\n")
+
+    found, skipped = find_checkpoints(tmp_path)
+
+    assert [source.step for source in found] == [100, 200, 400, 500, 300]
+    assert found[0].path.name == "epoch=1-step=100-v1.ckpt"
+    assert set(skipped) == {"epoch=1-step=100.ckpt", "last.ckpt", "notes.txt", "link-7"}
+    with pytest.raises(BadInput, match="cannot be listed"):
+        find_checkpoints(tmp_path / "none")
+
+
+def test_sources_are_deleted_only_when_their_copy_is_verified(folder: Path, store: Store) -> None:
+    report = import_history(store, folder, delete_sources=True)
+
+    assert len(report.deleted) == 3
+    assert os.listdir(folder) == ["runs"]
+    assert store.verify().ok
+
+
+def test_nothing_is_deleted_if_one_is_incomplete_or_the_store_would_drop_it(folder: Path, store: Store) -> None:
+    sentinel = folder / "checkpoint-1500" / "checkpoint-is-incomplete.txt"
+    sentinel.touch()
+    with pytest.raises(BadInput, match="incomplete"):
+        import_history(store, folder, delete_sources=True)
+    assert store.checkpoints() == []
+    report = import_history(store, folder)
+    assert [info.step for info in report.imported] == [500, 1000]
+    assert report.skipped["checkpoint-1500"].startswith("incomplete")
+    sentinel.unlink()
+    store.config.retention = RetentionPolicy(keep_last=1)
+    with pytest.raises(BadInput, match="retention policy"):
+        import_history(store, folder, delete_sources=True)
+    assert len(list(folder.glob("checkpoint-*"))) == 3
+
+
+def test_another_checkpoint_at_a_step_ends_the_import(folder: Path, store: Store) -> None:
+    store.save({"x": 1}, step=1000)
+
+    with pytest.raises(StepExists):
+        import_history(store, folder, delete_sources=True)
+
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-1000", "checkpoint-1500"}
+
+
+_KILLED = """
+import os, signal, sys
+from ckstore import Store
+from ckstore.training import history
+store = Store.open(sys.argv[1])
+left = [int(sys.argv[3])]
+def kill(*arguments):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+import shutil
+for module, name in ((history, "_commit"), (history, "_delete_verified"), (shutil, "rmtree")):
+    def wrap(real=getattr(module, name)):
+        def called(*arguments, **options):
+            kill()
+            result = real(*arguments, **options)
+            kill()
+            return result
+        return called
+    setattr(module, name, wrap())
+history.import_history(store, sys.argv[2], delete_sources=True)
+os._exit(7)
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("at", [2, 4, 9])
+def test_an_import_that_was_killed_goes_on_and_loses_nothing(
+    at: int, tmp_path: Path, folder: Path, store: Store
+) -> None:
+    wanted = {step: look(folder / f"checkpoint-{step}") for step in (500, 1000, 1500)}
+    words = [sys.executable, "-c", _KILLED, str(store.path), str(folder), str(at)]
+    done = subprocess.run(words, cwd=ROOT, timeout=240, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+    import_history(store, folder, delete_sources=True)
+
+    assert os.listdir(folder) == ["runs"]
+    for step, files in wanted.items():
+        store.checkout(step, tmp_path / str(step))
+        assert look(tmp_path / str(step)) == files
