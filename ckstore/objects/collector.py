@@ -217,7 +217,7 @@ class Collector:
         for digest, nbytes in blobs:
             canonical = self._layout.blob(digest)
             try:
-                if self._grace is not None:
+                if self._layout.shared:
                     statx.refresh(canonical)
                 status = peek.status(canonical)
                 if status.st_nlink > 1:
@@ -261,7 +261,7 @@ class Collector:
         return freed
 
     def _is_last(self, path: Inside) -> bool:
-        if self._grace is not None:
+        if self._layout.shared:
             statx.refresh(path)
         return peek.status(path).st_nlink == 1
 

@@ -525,7 +525,7 @@ SHARING = [
         "the server is asked for the link count of a last name",
         "links-counted-from-the-cache",
         "Collector._is_last",
-        "        if self._grace is not None:\n            statx.refresh(path)\n",
+        "        if self._layout.shared:\n            statx.refresh(path)\n",
         "",
         "tests/ops/free/test_grace.py::test_the_count_of_links_is_asked_of_the_server_both_times",
         "assert",

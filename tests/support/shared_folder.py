@@ -40,14 +40,32 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def shared_folder(folder: Path, mountpoint: Path, kind: str = "sshfs", lacks: str = "") -> Iterator[Path]:
+def shared_folder(
+    folder: Path, mountpoint: Path, kind: str = "sshfs", lacks: str = "", cache_s: float = 0.0
+) -> Iterator[Path]:
     """Show `folder` at `mountpoint`, which is made, as a filesystem of the type ``fuse.KIND``.
+
+    Args:
+        folder: Where everything is kept.
+        mountpoint: Where it is shown.
+        kind: As which it is shown.
+        lacks: What it cannot do; see above.
+        cache_s: How long the kernel believes the names and attributes that it was told.
 
     Raises:
         RuntimeError: The process that shows it did not start.
     """
     mountpoint.mkdir()
-    command = [sys.executable, "-m", "tests.support.shared_folder", str(folder), str(mountpoint), kind, lacks]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.shared_folder",
+        str(folder),
+        str(mountpoint),
+        kind,
+        lacks,
+        str(cache_s),
+    ]
     process = subprocess.Popen(command, cwd=_ROOT)
     try:
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -204,7 +222,7 @@ def _as_stored(folder: str, name: str) -> str:
 
 def main() -> None:
     """Serve until it is unmounted."""
-    folder, mountpoint, kind, lacks = sys.argv[1:]
+    folder, mountpoint, kind, lacks, cache_s = sys.argv[1:]
     fuse = libfuse_3()
 
     class Mount(fuse.FUSE):  # type: ignore[name-defined,misc]
@@ -215,7 +233,8 @@ def main() -> None:
 
     os.umask(0)
     options = {"fsname": "elsewhere", "subtype": kind, "default_permissions": True, "allow_other": True}
-    fresh = {"use_ino": True, "attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0}
+    times = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), float(cache_s))
+    fresh = {"use_ino": True, **times}
     Mount(Folder(Path(folder), lacks), mountpoint, foreground=True, nothreads=True, **options, **fresh)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from ckstore.errors import UnsafePlace
-from ckstore.fs import links, locks, peek
+from ckstore.fs import links, locks, peek, statx
 from ckstore.fs.host.mounts import mount_id
 from ckstore.fs.inside import Inside, open_at
 
@@ -138,6 +138,7 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
         made.append(there)
         _try_case(there)
+        statx.refresh(first)  # the cache of a network filesystem may have the count of before
         if peek.status(first).st_nlink < 2:
             msg = f"{staging.top}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")

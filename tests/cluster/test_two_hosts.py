@@ -1,0 +1,131 @@
+"""Each act of a store on a filesystem that two hosts have: two mounts that know nothing of each other's locks.
+
+``CKSTORE_CRASH=full`` tries them with and without an exchange of names, and with caches of names and attributes, as
+the clients of network filesystems have them; else without an exchange, and without caches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import CkstoreError
+from tests.support.requirements import CRASH_FULL, require_fuse, require_root
+from tests.support.shared_folder import shared_folder
+from tests.support.stores import check_blobs, check_links
+
+MIB = 2**20
+_DEADLINE_S = 60.0
+_CACHE_S = 1.0
+_KINDS = [("exchange", 0.0)] if not CRASH_FULL else [("exchange", 0.0), ("", _CACHE_S), ("exchange", _CACHE_S)]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning"),
+    pytest.mark.crash,
+]
+
+
+def state(seed: int) -> dict[str, Any]:
+    return {"w": np.random.default_rng(seed).integers(0, 256, MIB, dtype=np.uint8)}
+
+
+def seen(look: Callable[[], object]) -> None:
+    """Wait until a host sees what the other did: its caches may hold what was for a while, and never half of it."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            if look():
+                return
+        except (CkstoreError, OSError):
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            pytest.fail("the other host never saw it")
+        time.sleep(0.05)
+
+
+@pytest.fixture(params=_KINDS, ids=lambda kind: f"{kind[0] or 'all'}, {kind[1]:g} s")
+def hosts(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Store]]:
+    """The store as two hosts have it open; afterwards its links and blobs are right."""
+    require_root()
+    require_fuse()
+    lacks, cache_s = request.param
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        stores = []
+        for name in ("one", "two"):
+            place = mounted.enter_context(
+                shared_folder(tmp_path / "real", tmp_path / name, lacks=lacks, cache_s=cache_s)
+            )
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {name}"))
+            stores.append(Store.open_or_init(place / "store", chunk_bytes=MIB))
+        yield stores
+        for store in stores:
+            store.close()
+    check_links(tmp_path / "real/store")
+    check_blobs(tmp_path / "real/store")
+
+
+def test_each_act_of_a_host_is_seen_whole_by_the_other(hosts: list[Store], tmp_path: Path) -> None:
+    one, two = hosts
+
+    def holds(ref: Any, seed: int) -> bool:
+        return bool(np.array_equal(two.load(ref)["w"], state(seed)["w"]))
+
+    for step in (1, 2, 3):
+        one.save(state(step), step=step)
+    seen(lambda: [info.step for info in two.checkpoints()] == [1, 2, 3])
+    one.save(state(9), step=2, if_exists="replace")
+    seen(lambda: holds(2, 9))
+    one.tag("best", 2)
+    one.annotate(2, {"loss": 0.5})
+    one.pin(3, "for the paper")
+    seen(lambda: two.info("best").metrics == {"loss": 0.5})
+    seen(lambda: [pin.reason for pin in two.pins()] == ["for the paper"])
+
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/a.txt").write_text("of the files")
+    one.commit(tmp_path / "files", step=7, run="files")
+    seen(lambda: two.checkout("files@7", tmp_path / "out").paths == ("a.txt",))
+    assert (tmp_path / "out/a.txt").read_text() == "of the files"
+    seen(lambda: two.export_safetensors("main@2", tmp_path / "exported"))
+    assert (tmp_path / "exported").exists()
+
+    one.apply(one.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    seen(lambda: [info.name for info in two.checkpoints()] == ["main@3", "main@2", "files@7"])
+    one.config.grace_s = 0
+    seen(lambda: two.config.grace_s == 0)
+    seen(lambda: sum(store.gc().freed_count for store in hosts) >= 0 and freed(two))
+    assert two.verify().ok
+    assert one.reindex().checkpoint_count == 3
+
+
+def freed(store: Store) -> bool:
+    """Whether only the blobs of the checkpoints are left: of steps 2 and 3, and of the files."""
+    return len(list((store.path / "blobs").glob("*/*"))) == 3
+
+
+@pytest.mark.skipif(not CRASH_FULL, reason="300 saves: CKSTORE_CRASH=full; ten are in tests/ops/free/test_grace.py")
+@pytest.mark.timeout(1800)
+def test_three_hundred_saves_of_each_host_stay_within_what_is_kept(hosts: list[Store]) -> None:
+    hosts[0].config.grace_s = 0
+    hosts[0].set_retention(RetentionPolicy(keep_last=3))
+    for step in range(300):
+        for seed, (mine, other) in enumerate((hosts, hosts[::-1])):
+            run, made = f"of-{seed}", state(1000 * seed + step)
+            mine.save(made, run=run, step=step)
+            seen(partial(same, other, f"{run}@{step}", made))
+            inodes = {path.stat().st_ino for path in mine.path.rglob("xxh3-*")}
+            assert len(inodes) <= 2 * (3 + 6)
+
+
+def same(store: Store, ref: str, made: dict[str, Any]) -> bool:
+    return bool(np.array_equal(store.load(ref, mmap=True)["w"], made["w"]))
