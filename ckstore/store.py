@@ -192,6 +192,7 @@ class Store:
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
         force: bool = False,
+        progress: Progress | None = None,
     ) -> CheckpointInfo:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -215,6 +216,7 @@ class Store:
                 replaced.
             force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
                 and `warnings` say so. A tag in `tags` moves in any case.
+            progress: Called now and then with the bytes that are stored and those to be stored.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there.
@@ -233,7 +235,9 @@ class Store:
 
         self._settle(run)
         about = self._description(metrics, metadata, message, parent)
-        return save(self._context, state, self._request(run, step, about, tags, if_exists, force=force))
+        return save(
+            self._context, state, self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+        )
 
     @act_in_memory
     def save_async(
@@ -400,6 +404,7 @@ class Store:
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
         force: bool = False,
+        progress: Progress | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
     ) -> CheckpointInfo:
@@ -425,6 +430,7 @@ class Store:
                 here, else the one of any run that was last loaded.
             if_exists: When the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it.
             force: Replace a checkpoint with other bytes although a tag or a pin names it.
+            progress: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
 
@@ -446,7 +452,7 @@ class Store:
         self._settle(run)
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
-        request = self._request(run, step, about, tags, if_exists, force=force)
+        request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
         return commit(
             self._context, [expanded(path) for path in given], request, CommitOptions(times, allow_incomplete)
         )
@@ -540,6 +546,7 @@ class Store:
         select: Select = None,
         mmap: bool = False,
         verify: bool = True,
+        progress: Progress | None = None,
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
@@ -555,6 +562,7 @@ class Store:
                 written to.
             verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
                 ``verify=False`` a mapped tensor is never checked.
+            progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -562,7 +570,7 @@ class Store:
         """
         from ckstore.ops.read.load import load
 
-        return load(self._context, ref, device=device, select=select, mmap=mmap, verify=verify)
+        return load(self._context, ref, device=device, select=select, mmap=mmap, verify=verify, progress=progress)
 
     @act
     def load_into(
@@ -1182,6 +1190,7 @@ class Store:
         if_exists: IfExists,
         *,
         force: bool,
+        progress: Progress | None = None,
     ) -> Request:
         from ckstore.model.names import check_step
         from ckstore.ops.save.save import Request
@@ -1191,7 +1200,7 @@ class Store:
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
         run = (self.run or DEFAULT_RUN) if run is None else run
-        return Request(run=run, step=step, about=about, tags=tuple(tags), if_exists=if_exists, force=force)
+        return Request(run, step, about, tuple(tags), if_exists, force=force, progress=progress)
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)

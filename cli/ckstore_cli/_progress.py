@@ -78,6 +78,11 @@ class Progress:
             self._stream.write(_CLEAR_LINE + text)
             self._stream.flush()
 
+    def at(self, done_bytes: int, all_bytes: int) -> None:
+        """Say how far it is, as the `progress` of the library does."""
+        self.total_bytes = all_bytes
+        self.advance(done_bytes - self.done_bytes)
+
     def text(self, now_s: float) -> str:
         """Return the line as it is at `now_s`."""
         parts = [printable(self.what)]

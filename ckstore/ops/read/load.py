@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
-from ckstore.ops.read.storage_read import map_memories, read_memories
+from ckstore.ops.read.storage_read import Tally, map_memories, read_memories
 from ckstore.ops.refs.find import read_checkpoint
 from ckstore.tensors.restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
@@ -47,11 +48,20 @@ def _selects(glob: str, name: str) -> bool:
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
-def load(context: Context, ref: AnyRef, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
+def load(
+    context: Context,
+    ref: AnyRef,
+    *,
+    device: object,
+    select: Select,
+    mmap: bool,
+    verify: bool,
+    progress: Progress | None = None,
+) -> object:
     """Return the state of the checkpoint that `ref` names; see `ckstore.Store.load`."""
 
     def read(directory: CheckpointDirectory) -> object:
-        state = load_open(directory, device=device, select=select, mmap=mmap, verify=verify)
+        state = load_open(directory, device=device, select=select, mmap=mmap, verify=verify, progress=progress)
         continue_from(context, directory)
         return state
 
@@ -63,7 +73,15 @@ def continue_from(context: Context, directory: CheckpointDirectory) -> None:
     context.last_parents[directory.manifest.run] = context.last_parents[""] = directory.manifest_id
 
 
-def load_open(directory: CheckpointDirectory, *, device: object, select: Select, mmap: bool, verify: bool) -> object:
+def load_open(
+    directory: CheckpointDirectory,
+    *,
+    device: object,
+    select: Select,
+    mmap: bool,
+    verify: bool,
+    progress: Progress | None = None,
+) -> object:
     """Return the state of an open checkpoint."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
@@ -74,8 +92,12 @@ def load_open(directory: CheckpointDirectory, *, device: object, select: Select,
     if not needed:
         check_selection(directory, select)
     check_device(manifest.leaves, device)
-    read = map_memories if mmap else read_memories
-    memories = read(directory, needed, verify=verify)
+    tally = Tally(sum(manifest.storages[storage].nbytes for storage in needed), progress)
+    if mmap:
+        memories = map_memories(directory, needed, verify=verify)
+    else:
+        memories = read_memories(directory, needed, verify=verify, tally=tally)
+    tally.end()
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
 
 

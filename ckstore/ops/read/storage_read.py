@@ -108,6 +108,11 @@ class Tally:
         with self._mutex:
             self.done_bytes += nbytes
 
+    def end(self) -> None:
+        """Say once that all is done, where it was not said while it was read."""
+        if self._progress is not None:
+            self._progress(self.all_bytes, self.all_bytes)
+
     def say(self) -> None:
         """Tell the caller of the load."""
         if self._progress is not None:

@@ -73,6 +73,7 @@ from ckstore.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome
 
 CATALOG_TIMEOUT_S = 5.0
@@ -89,6 +90,7 @@ class Request:
     tags: tuple[str, ...]
     if_exists: IfExists
     force: bool = False
+    progress: Progress | None = None
 
     def check(self) -> None:
         """Raise if something in it is invalid.
@@ -179,7 +181,9 @@ def _stage_and_publish(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
 ) -> tuple[Manifest, str, Outcome]:
     # Files may come from an adversary who chose their bytes so that digests collide.
-    stored = store_sources(context, staging, captured.sources, recheck, compare=bool(captured.files))
+    stored = store_sources(
+        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
+    )
     staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)]) or ())
     changed = captured.first_changed()
     if changed is not None:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.captured import ByteSource
+    from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.ops.save.recheck import Recheck
 
+_LOOK_S = 0.1
 _WORKERS = 4
 _PART_BYTES = 2**20
 _MOST_SHIFTS = 8
@@ -82,7 +84,13 @@ class _Chunk:
 
 
 def store_sources(
-    context: Context, staging: Staging, sources: Sequence[ByteSource], recheck: Recheck, *, compare: bool = False
+    context: Context,
+    staging: Staging,
+    sources: Sequence[ByteSource],
+    recheck: Recheck,
+    *,
+    compare: bool = False,
+    progress: Progress | None = None,
 ) -> Stored:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
 
@@ -93,6 +101,7 @@ def store_sources(
         recheck: What of the store is read again.
         compare: Another person may have chosen the bytes: where the digest cannot rule that out, what the store has
             is compared byte by byte before it is used.
+        progress: Called with the bytes that are stored and those to be stored.
 
     Raises:
         StateChanged: A source changed meanwhile.
@@ -114,7 +123,7 @@ def store_sources(
             recheck=recheck,
             compare=compare,
         )
-        writer.finish()
+        writer.finish(progress, sum(source.nbytes for source in sources))
         writer.recheck_unforeseen()
         writer.part_collisions()
     except _Stopped as stopped:
@@ -197,6 +206,7 @@ class _ChunkWriter:
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
         self._skipped: dict[str, Callable[[], memoryview]] = {}
+        self._done_bytes = 0
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
 
@@ -219,20 +229,27 @@ class _ChunkWriter:
             except IndexError:
                 return
             self._store_chunk(chunk)
+            with self._mutex:
+                self._done_bytes += chunk.stop - chunk.start
 
     def start_blob(self, data: memoryview) -> Callable[[], str]:
         """Begin to store private bytes as one blob; return a function that waits for its digest."""
         return self._submit(self._store_private, data).result
 
-    def finish(self) -> None:
-        """Wait for everything that was begun.
+    def finish(self, progress: Progress | None, all_bytes: int) -> None:
+        """Wait for everything that was begun, and say how far it is.
 
         Raises:
             Exception: The first error of a thread.
         """
-        wait(self._futures, return_when=FIRST_EXCEPTION)
+        look_s = None if progress is None else _LOOK_S
+        while wait(self._futures, timeout=look_s, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
+            if progress is not None:
+                progress(self._done_bytes, all_bytes)
         if self.first_error is not None:
             raise self.first_error
+        if progress is not None:
+            progress(all_bytes, all_bytes)
 
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
         """Make the staging directory hold exactly these blobs.

@@ -54,12 +54,7 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
     """
     out = frame.output()
     with frame.reading() as store, Progress("checking out", quiet=out.as_json) as shown:
-
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            shown.total_bytes = all_bytes
-            shown.advance(done_bytes - shown.done_bytes)
-
-        report = store.checkout(ref, dest, link=link, only=only or None, progress=progress)  # type: ignore[arg-type]
+        report = store.checkout(ref, dest, link=link, only=only or None, progress=shown.at)  # type: ignore[arg-type]
     out.document(
         {
             "destination": str(report.destination),

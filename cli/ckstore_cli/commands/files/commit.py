@@ -13,6 +13,7 @@ from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._format import printable, share_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
+from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def commit(
       6  the disk is full
     """
     out = frame.output()
-    with frame.writing() as store:
+    with frame.writing() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(
             paths,
             step,
@@ -87,6 +88,7 @@ def commit(
             force=force,
             times=times,
             allow_incomplete=allow_incomplete,
+            progress=shown.at,
         )
     for warning in info.warnings:
         out.warning(warning)

@@ -77,18 +77,13 @@ def export(
     """
     out = frame.output()
     with frame.writing() as store, Progress("exporting", quiet=out.as_json) as shown:
-
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            shown.total_bytes = all_bytes
-            shown.advance(done_bytes - shown.done_bytes)
-
         report = store.export_safetensors(
             ref,
             destination,
             max_shard_bytes=max_shard_bytes,
             select=list(select) or None,
             strip_prefix=strip_prefix,
-            progress=progress,
+            progress=shown.at,
         )
     out.document(_document(report))
     for line in _lines(report, destination):

@@ -49,12 +49,7 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     """
     out = frame.output()
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
-
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            shown.total_bytes = all_bytes
-            shown.advance(done_bytes - shown.done_bytes)
-
-        report = store.reindex(relink=relink, progress=progress)
+        report = store.reindex(relink=relink, progress=shown.at)
     out.document(_document(report))
     for line in _lines(report, out):
         out.line(line)

@@ -121,11 +121,6 @@ def verify(
     """
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
-
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            shown.total_bytes = all_bytes
-            shown.advance(done_bytes - shown.done_bytes)
-
         report = store.verify(
             ref,
             sample=sample,
@@ -134,7 +129,7 @@ def verify(
             rate_bytes_s=rate,
             repair=repair,
             repair_from=repair_from,
-            progress=progress,
+            progress=shown.at,
         )
     out.document(_document(report))
     for line in _lines(report, out):
