@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput
-from ckstore.fs import statx
+from ckstore.errors import BadInput, UnsafePlace
+from ckstore.fs import links, statx
+from ckstore.fs.inside import Where
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
+from ckstore.ops.refs import gaps
+from tests.support.crashing import KILLED, run_and_kill
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -116,6 +119,41 @@ def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any
     later(1.1)
 
     assert one.gc().swept_stagings == 1
+
+
+def replace_and_die(path: Path) -> None:
+    """Replace step 1 where names cannot be exchanged, and die when the old one has left its place."""
+    rename = links.rename
+
+    def cannot(one: Where, other: Where) -> None:
+        raise UnsafePlace("this filesystem cannot exchange two names")
+
+    def dying(source: Where, target: Where, **given: Any) -> None:
+        rename(source, target, **given)
+        if str(target).endswith(".old"):
+            os._exit(KILLED)
+
+    links.exchange = cannot
+    links.rename = dying
+    open_as("one", path).save(state(9), step=1, if_exists="replace")
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
+    one: Store, two: Store, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)
+    assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
+    assert [info.step for info in two.checkpoints()] == [2]
+    assert any("stopped in the middle" in warning for warning in two.warnings)
+    two.gc()
+    assert not (one.path / "checkpoints/main/1").exists()
+
+    later(1.1)
+    two.gc()
+
+    assert np.array_equal(two.load(1)["w"], state(9)["w"])
+    assert {info.step for info in two.checkpoints()} == {1, 2}
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
