@@ -1,0 +1,78 @@
+"""DeepSpeed: a checkpoint engine that writes as DeepSpeed does, and commits when all ranks have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+from ckstore.errors import BadInput
+from ckstore.integrations.directories import checkout_to_resume, commit_directory
+from ckstore.ops.save.gather import step_in_name
+from ckstore.training.conditions import Conditions
+from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+
+class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
+    """Files lie where DeepSpeed expects them; the directory of a tag is committed before ``latest`` names it.
+
+    Args:
+        config: That of the engine.
+        store: The store.
+        run: The run in it; None: that of `Store.open`, else ``main``.
+    """
+
+    def __init__(self, config: Any, store: Store, run: str | None = None) -> None:
+        super().__init__(config)
+        self.store = store
+        self.run = run
+
+    def commit(self, info: Any) -> bool:
+        """Commit the directory of a tag, from rank 0 when all ranks have written; if it fails, all ranks raise."""
+        super().commit(info)
+        wait_for_all()
+        directory = Path(info.save_dir) / str(info.tag)
+        step = step_in_name([directory])
+        if step is None:
+            msg = f"there is no step in the tag {info.tag!r}"
+            raise BadInput(msg, hint="leave the tag out, or give one such as global_step500")
+        about = Conditions(world_size=rank_and_world()[1], rng_ranks=())
+        from_rank_zero(lambda: commit_directory(self.store, directory, step, self.run, metrics={}, conditions=about))
+        return True
+
+
+def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpointEngine:
+    """Have an engine of ``deepspeed.initialize`` keep its checkpoints in a store: one call, on every rank.
+
+    Args:
+        engine: The engine.
+        store: The store.
+        run: The run in it; None: that of `Store.open`, else ``main``.
+    """
+    made = CkstoreCheckpointEngine(getattr(engine, "_config", None), store, run)
+    engine.checkpoint_engine = made
+    return made
+
+
+def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run: str | None = None) -> Any:
+    """Write a checkpoint of the store below `folder`, and have the engine load it; every rank calls it.
+
+    Raises:
+        NoSuchRef: There is none.
+        BadInput: DeepSpeed found nothing to load in it. It returns None then, and the run would begin at its start.
+    """
+
+    def act() -> tuple[str, str]:
+        _, path = checkout_to_resume(store, run, ref, folder)
+        return str(path.parent), path.name
+
+    parent, tag = from_rank_zero(act)
+    found = engine.load_checkpoint(parent, tag=tag)
+    if found is None or found[0] is None:
+        msg = f"DeepSpeed found nothing to load in {ref}"
+        raise BadInput(msg, hint="ckstore ls REF lists its files")
+    return found

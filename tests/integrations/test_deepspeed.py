@@ -1,0 +1,71 @@
+"""DeepSpeed's own classes, without an engine: what commits, and that loading nothing is an error."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckstore import Store
+from tests.support.requirements import require
+
+_PROGRAM = """
+import os, sys
+import torch
+from pathlib import Path
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo
+from ckstore import BadInput, Store
+from ckstore.integrations.deepspeed import install, load
+
+class Engine:  # what of deepspeed.DeepSpeedEngine is used
+    checkpoint_engine = None
+    found = ("path", {"step": 1})
+    def load_checkpoint(self, folder, tag):
+        self.loaded = torch.load(Path(folder, tag, "mp_rank_00_model_states.pt"))
+        return self.found
+
+folder = Path(sys.argv[1])
+store = Store.init(folder / "store")
+engine = Engine()
+made = install(engine, store)
+assert engine.checkpoint_engine is made
+for step in (5, 6, 5):
+    info = CheckpointCommitInfo(f"global_step{step}", str(folder / "out"), True)
+    made.create(info)
+    made.makedirs(folder / "out" / info.tag, exist_ok=True)
+    value = torch.full((3,), float(step + len(store.checkpoints())))
+    made.save({"w": value}, folder / "out" / info.tag / "mp_rank_00_model_states.pt")
+    assert made.commit(info)
+assert load(engine, store, str(folder / "out"), "5")[0] == "path"
+assert engine.loaded["w"][0] == 7, engine.loaded
+engine.found = (None, None)
+for act, said in (
+    (lambda: load(engine, store, str(folder / "out")), "found nothing to load"),
+    (lambda: made.commit(CheckpointCommitInfo("best", str(folder / "out"), True)), "no step in the tag"),
+):
+    try:
+        act()
+    except BadInput as error:
+        assert said in str(error), error
+    else:
+        raise SystemExit("it was taken")
+print("ENDED", [info.step for info in store.checkpoints()])
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_tag_is_committed_when_it_is_written_and_loading_nothing_is_an_error(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("deepspeed") is not None, "needs deepspeed")
+
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=280, check=False
+    )
+
+    assert "ENDED [6, 5]" in done.stdout, done.stdout + done.stderr
+    assert Store.open(tmp_path / "store").latest() is not None
