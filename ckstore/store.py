@@ -75,6 +75,7 @@ class Store:
         self.path = _resolved(path)
         self.run = None if run is None else check_run(run)
         self._catalog_path = None if catalog_path is None else expanded(catalog_path)
+        self._catalog_path = None if catalog_path is None else expanded(catalog_path)
         self._context, self._notes = _open(
             self.path,
             run=self.run,
@@ -1166,6 +1167,10 @@ class Store:
         """What the store is: uuid, hash, chunk size, time of its making."""
         return self._context.settings
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle it as what it was opened with: a spawned worker opens the store again."""
+        return _opened_again, (type(self), self.path, self.run, self._context.readonly, self._catalog_path)
+
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
@@ -1204,6 +1209,16 @@ class Store:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
+
+
+def _opened_again(
+    cls: type[Store],
+    path: Path,
+    run: str | None,
+    readonly: bool,  # noqa: FBT001 - a pickle has no names
+    catalog_path: Path | None,
+) -> Store:
+    return cls(path, run=run, readonly=readonly, catalog_path=catalog_path)
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
