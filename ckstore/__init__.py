@@ -21,9 +21,13 @@ if TYPE_CHECKING:
         DoesNotFit,
         InsufficientSpace,
         InUse,
+        MissingRanks,
         NewerFormat,
         NoSuchRef,
         OtherHash,
+        RankError,
+        RankFailed,
+        RankMismatch,
         SaveAbandoned,
         SaveFailed,
         StateChanged,
@@ -97,6 +101,7 @@ __all__ = [
     "LinkMode",
     "LinkedBlob",
     "LoadReport",
+    "MissingRanks",
     "NewerFormat",
     "NoSuchRef",
     "Note",
@@ -108,6 +113,9 @@ __all__ = [
     "PlanEntry",
     "PlannedBlob",
     "Progress",
+    "RankError",
+    "RankFailed",
+    "RankMismatch",
     "RefLike",
     "ReindexReport",
     "RelinkReport",
@@ -140,8 +148,8 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotStore CatalogUnavailable CkstoreError CkstoreWarning DamagedBlob "
-    "DoesNotFit InUse InsufficientSpace NewerFormat NoSuchRef OtherHash SaveAbandoned SaveFailed StateChanged "
-    "StepExists StoreNotFound UnknownOutcome UnsafePlace",
+    "DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchRef OtherHash RankError RankFailed RankMismatch "
+    "SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",

@@ -12,7 +12,11 @@
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
     │   ├── InsufficientSpace    6   not enough bytes or inodes
     │   ├── SaveAbandoned        1   a background save was given up, and will not appear
-    │   └── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
+    │   ├── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
+    │   └── RankError            1   several ranks could not save one checkpoint together
+    │       ├── MissingRanks     1   some did not come in time
+    │       ├── RankMismatch     1   they do not mean the same checkpoint, or two say that they are one rank
+    │       └── RankFailed       1   the save failed at some of them, and so at all
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
@@ -170,6 +174,38 @@ class SaveAbandoned(SaveFailed):
 
 class UnknownOutcome(SaveFailed):
     """The checkpoint was published, but may not survive a power cut; open the store again before the next save."""
+
+
+class RankError(SaveFailed):
+    """Several ranks could not save one checkpoint together. Nothing was published on any of them."""
+
+
+class MissingRanks(RankError):
+    """Some ranks did not come in time; the message says which, and what is known of them.
+
+    Attributes:
+        missing: Their numbers.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+
+
+class RankMismatch(RankError):
+    """The ranks do not mean the same checkpoint, or two processes say that they are the same rank."""
+
+
+class RankFailed(RankError):
+    """The save failed at some ranks, and so at all of them.
+
+    Attributes:
+        causes: Rank -> what went wrong there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", causes: Mapping[int, BaseException] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.causes = dict(causes or {})
 
 
 class DamagedBlob(CkstoreError):

@@ -194,6 +194,10 @@ class Store:
         if_exists: IfExists = "error",
         force: bool = False,
         progress: Progress | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout: float = 600.0,
+        attempt: str | None = None,
     ) -> CheckpointInfo:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -218,6 +222,12 @@ class Store:
             force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
                 and `warnings` say so. A tag in `tags` moves in any case.
             progress: Called now and then with the bytes that are stored and those to be stored.
+            rank: This process is one of several that each save a part, without a process group: its number. All give
+                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
+            world_size: How many ranks there are.
+            timeout: Seconds to wait for the other ranks.
+            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
+                None: what torchrun or Slurm say.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there.
@@ -229,16 +239,22 @@ class Store:
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
+            MissingRanks: With `rank`: others did not come in time; it says which.
+            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `rank`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-        from ckstore.ops.save.save import save
-
         self._settle(run)
         about = self._description(metrics, metadata, message, parent)
-        return save(
-            self._context, state, self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-        )
+        request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+        if rank is not None or world_size is not None:
+            from ckstore.ranks.save import AsRank, save_state
+
+            return save_state(self._context, state, request, AsRank(rank, world_size, timeout, attempt))
+        from ckstore.ops.save.save import save
+
+        return save(self._context, state, request)
 
     @act_in_memory
     def save_async(
@@ -406,6 +422,10 @@ class Store:
         if_exists: IfExists = "error",
         force: bool = False,
         progress: Progress | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout: float = 600.0,
+        attempt: str | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
     ) -> CheckpointInfo:
@@ -434,6 +454,12 @@ class Store:
             progress: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
+            rank: This process is one of several that each save a part, without a process group: its number. All give
+                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
+            world_size: How many ranks there are.
+            timeout: Seconds to wait for the other ranks.
+            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
+                None: what torchrun or Slurm say.
 
         Returns:
             What was committed; `warnings` names files that look like containers and are not.
@@ -446,6 +472,9 @@ class Store:
             StepExists: The run has another checkpoint at that step.
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
+            MissingRanks: With `rank`: others did not come in time; it says which.
+            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `rank`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
@@ -454,9 +483,13 @@ class Store:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         about = self._description(metrics, metadata, message, parent)
         request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-        return commit(
-            self._context, [expanded(path) for path in given], request, CommitOptions(times, allow_incomplete)
-        )
+        options = CommitOptions(times, allow_incomplete)
+        if rank is not None or world_size is not None:
+            from ckstore.ranks.save import AsRank, commit_files
+
+            as_rank = AsRank(rank, world_size, timeout, attempt)
+            return commit_files(self._context, [expanded(path) for path in given], request, options, as_rank)
+        return commit(self._context, [expanded(path) for path in given], request, options)
 
     @act
     def checkout(
@@ -548,6 +581,7 @@ class Store:
         mmap: bool = False,
         verify: bool = True,
         progress: Progress | None = None,
+        rank: int | None = None,
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
@@ -564,6 +598,8 @@ class Store:
             verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
                 ``verify=False`` a mapped tensor is never checked.
             progress: Called now and then with the bytes that were read and those to be read.
+            rank: Of a checkpoint that ranks saved with ``save(rank=…)``: the state of this one; None: a dict of rank ->
+                state. `select` names what is in it.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -571,7 +607,9 @@ class Store:
         """
         from ckstore.ops.read.load import load
 
-        return load(self._context, ref, device=device, select=select, mmap=mmap, verify=verify, progress=progress)
+        return load(
+            self._context, ref, device=device, select=select, mmap=mmap, verify=verify, progress=progress, rank=rank
+        )
 
     @act
     def load_into(

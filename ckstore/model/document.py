@@ -13,10 +13,13 @@ import re
 import reprlib
 from datetime import datetime
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
 from ckstore.model.canonical import PART_DIGITS, SAFE_INT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
@@ -105,6 +108,22 @@ def check_version(version: object, newest: int, where: str) -> None:
             f"{where}: this ckstore reads versions up to {newest}, found version {version}",
             hint="install a newer ckstore",
         )
+
+
+def check_requires(requires: object, known: Collection[str], where: str) -> None:
+    """Raise if a document asks its reader for something that this ckstore does not know.
+
+    Raises:
+        NewerFormat: It does.
+        BadInput: It is no list of names.
+    """
+    if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
+        refuse(where, "requires", "an array of strings", requires)
+    unknown = [name for name in requires if name not in known]
+    if unknown:
+        wanted = f"only {', '.join(known)}" if known else "nothing"
+        msg = f"{where}: requires {shown(', '.join(unknown))}, and this ckstore knows {wanted}"
+        raise NewerFormat(msg, hint="install a newer ckstore to read it")
 
 
 def check_created(created: object, where: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import itertools
 import json
 import math
 import os
@@ -145,6 +146,7 @@ class Checkpoint:
         self.manifest: dict[str, Any] = parse_json(body)
         check(self.manifest["format"] == "ckstore-manifest", "another format")
         check(self.manifest["version"] <= 1, "a newer version")
+        check(set(self.manifest.get("requires", [])) <= {"shards"}, "asks for what this reader does not know")
         self._read: dict[int, bytes] = {}
 
     @property
@@ -182,7 +184,7 @@ class Checkpoint:
         held: dict[str, Any] = {
             "leaves": self.manifest["leaves"],
             "state": self.manifest["state"],
-            "storages": [[size, [[e[0], e[3]] for e in extents]] for size, extents in self.manifest["storages"]],
+            "storages": [[s[0], [[e[0], e[3]] for e in s[1]], *s[2:]] for s in self.manifest["storages"]],
         }
         if self.manifest.get("files"):
             held["files"] = [{k: v for k, v in file.items() if k != "mtime"} for file in self.manifest["files"]]
@@ -192,10 +194,12 @@ class Checkpoint:
     def storage(self, index: int) -> bytes:
         """Return the bytes of a storage: its pieces in order, each compared with its digest."""
         if index not in self._read:
-            size, extents = self.manifest["storages"][index]
-            data = b"".join(self._piece(*extent) for extent in extents)
+            size, extents, *tiling = self.manifest["storages"][index]
+            pieces = [self._piece(*extent) for extent in extents]
+            data = b"".join(pieces) if not tiling else _untiled(tiling[0], pieces)
             check(len(data) == size, f"storage {index} is {len(data)} bytes, not {size}")
-            check(all(extent[3] % MIB == 0 for extent in extents[:-1]), f"storage {index} is cut off the grid")
+            if "shards" not in self.manifest.get("requires", []):
+                check(all(extent[3] % MIB == 0 for extent in extents[:-1]), f"storage {index} is cut off the grid")
             self._read[index] = data
         return self._read[index]
 
@@ -301,6 +305,24 @@ class Checkpoint:
         return OrderedDict(items, self._value(node[2], name, depth + 1, []))
 
 
+def _untiled(tiling: list[Any], pieces: list[bytes]) -> bytes:
+    """Put a tensor together of its blocks; the last dimension is in bytes (section "Shards")."""
+    shape, blocks = tiling
+    whole = bytearray(math.prod(shape))
+    seen = 0
+    for (offsets, sizes), piece in zip(blocks, pieces, strict=True):
+        places = itertools.product(*(range(a, a + n) for a, n in zip(offsets[:-1], sizes[:-1], strict=True)))
+        for i, place in enumerate(places):
+            at = 0
+            for index, size in zip((*place, offsets[-1]), shape, strict=True):
+                check(index < size, "a block that leaves its tensor")
+                at = at * size + index
+            whole[at : at + sizes[-1]] = piece[i * sizes[-1] : (i + 1) * sizes[-1]]
+            seen += sizes[-1]
+    check(seen == len(whole), "blocks that do not fill the tensor, each place once")
+    return bytes(whole)
+
+
 def great_integer(text: str) -> int:
     """Return an integer of any size; int() takes 4300 digits."""
     return int(Decimal(text))
@@ -368,6 +390,7 @@ class Store:
         self.settings: dict[str, Any] = parse_json((path / "store.json").read_bytes())
         check(self.settings["format"] == "ckstore-store", "no ckstore store")
         check(self.settings["version"] <= 1, "a newer store")
+        check(not self.settings.get("requires", []), "asks for what this reader does not know")
         check(self.settings["hash"] in ("xxh3_128", "blake3"), "an unknown hash")
         check(self.settings["chunk_bytes"] >= MIB and self.settings["chunk_bytes"] % MIB == 0, "a wrong chunk_bytes")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckstore.model.digest import ALGORITHMS, is_digest
@@ -13,6 +14,7 @@ from ckstore.model.manifest.manifest import (
     FileRecord,
     LeafRecord,
     Manifest,
+    Ranks,
     StorageRecord,
     file_json,
     leaf_text,
@@ -74,7 +76,9 @@ def test_the_example_of_store_json_is_one_with_all_its_members() -> None:
 
 
 def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
-    body = json.loads(render(a_manifest(), ALGORITHMS["xxh3_128"])[1])["manifest"]
+    uneven = StorageRecord(6, (Extent("xxh3-0", 0, 0, 5), Extent("xxh3-0", 0, 5, 1)))
+    of_ranks = replace(a_manifest(), ranks=Ranks(1, "", ("host",)), storages=(uneven,))
+    body = json.loads(render(of_ranks, ALGORITHMS["xxh3_128"])[1])["manifest"]
     table = section("manifest.json").partition("| member of `M` |")[2]
 
     assert first_column(table) == set(body)

@@ -110,7 +110,7 @@ SHARING = [
     Mutant(
         "look at the state after the last byte was read",
         "later-change-ignored",
-        "_stage_and_publish",
+        "_stage_captured",
         "    if changed is not None:\n        raise state_changed(changed)\n",
         "",
         "tests/ops/save/test_changing_state.py::test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name",
@@ -380,7 +380,7 @@ SHARING = [
     Mutant(
         "no more writes after a directory could not be made durable",
         "goes-on-after-a-doubt",
-        "save_captured",
+        "save_staged",
         "                context.writes_disabled_because = error.message\n",
         "                pass\n",
         "tests/ops/save/test_durability.py::test_a_process_in_doubt_writes_no_more",

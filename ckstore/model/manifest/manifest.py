@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
+from ckstore.model.manifest.tiles import Block, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
 
 MANIFEST_VERSION = 1
+SHARDS = "shards"
+KNOWN_REQUIRES = (SHARDS,)
+"""What a manifest may ask of its readers. ``shards``: extents of any length, and storages that are put together of
+blocks."""
 MANIFEST_MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
@@ -49,11 +54,24 @@ class Extent(NamedTuple):
     length: int
 
 
+class Tiling(NamedTuple):
+    """How the extents of a storage make its bytes where they do not follow one another.
+
+    Attributes:
+        shape: Of the tensor that the storage is, row-major, the last dimension in bytes.
+        blocks: For each extent which part of the tensor it is; each is row-major itself.
+    """
+
+    shape: Sizes
+    blocks: tuple[Block, ...]
+
+
 class StorageRecord(NamedTuple):
-    """A row of `nbytes` bytes: the concatenation of its extents."""
+    """A row of `nbytes` bytes: the concatenation of its extents, or, with a tiling, put together of them."""
 
     nbytes: int
     extents: tuple[Extent, ...]
+    tiling: Tiling | None = None
 
 
 class LeafRecord(NamedTuple):
@@ -116,6 +134,33 @@ class Description:
     parent: str | None = None
 
 
+class Entry(NamedTuple):
+    """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state.
+
+    A number in the path is a place in a list, a string a key.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """How a checkpoint of several ranks was saved.
+
+    Attributes:
+        world_size: How many there were.
+        attempt: Names this try; two tries at the same step differ in it.
+        hosts: The name of each rank's host.
+        entries: What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
+    """
+
+    world_size: int
+    attempt: str
+    hosts: tuple[str, ...]
+    entries: tuple[Entry, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of ``manifest.json``; see docs/format/v1.md for each member."""
@@ -135,6 +180,21 @@ class Manifest:
     leaves: tuple[LeafRecord, ...]
     state: Node
     files: tuple[FileRecord, ...] = ()
+    ranks: Ranks | None = None
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """What a reader must understand; `KNOWN_REQUIRES`."""
+        return (SHARDS,) if any(map(_is_of_shards, self.storages)) else ()
+
+
+EXTENT_GRAIN_BYTES = 2**20
+"""All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
+
+
+def _is_of_shards(storage: StorageRecord) -> bool:
+    lengths = [extent.length for extent in storage.extents[:-1]]
+    return storage.tiling is not None or any(length % EXTENT_GRAIN_BYTES for length in lengths)
 
 
 def file_json(file: FileRecord) -> dict[str, Any]:
@@ -194,7 +254,8 @@ def content_digest(
         "leaves": texts.leaves,
         "state": texts.state,
         "storages": _list_of(
-            f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.length}]' for e in s.extents)}]" for s in storages
+            f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.length}]' for e in s.extents)}{_tiling_text(s)}]"
+            for s in storages
         ),
     }
     if files:
@@ -226,6 +287,10 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     }
     if manifest.files:
         plain["files"] = [file_json(file) for file in manifest.files]
+    if manifest.requires:
+        plain["requires"] = list(manifest.requires)
+    if manifest.ranks is not None:
+        plain["ranks"] = _ranks_json(manifest.ranks)
     members = {name: canonical_text(value) for name, value in plain.items()}
     members |= {"leaves": texts.leaves, "state": texts.state, "storages": _storages_text(manifest.storages)}
     body = object_of(members)
@@ -235,6 +300,21 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
 
 def _storages_text(storages: Iterable[StorageRecord]) -> str:
     return _list_of(
-        f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents)}]"
+        f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents)}"
+        f"{_tiling_text(s)}]"
         for s in storages
     )
+
+
+def _tiling_text(storage: StorageRecord) -> str:
+    if storage.tiling is None:
+        return ""
+    shape, blocks = storage.tiling
+    return f",[{_numbers(shape)},{_list_of(f'[{_numbers(b.offsets)},{_numbers(b.sizes)}]' for b in blocks)}]"
+
+
+def _ranks_json(ranks: Ranks) -> dict[str, Any]:
+    out: dict[str, Any] = {"world_size": ranks.world_size, "attempt": ranks.attempt, "hosts": list(ranks.hosts)}
+    if ranks.entries is not None:
+        out["entries"] = [[entry.name, list(entry.path)] for entry in ranks.entries]
+    return out

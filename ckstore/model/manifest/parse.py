@@ -14,6 +14,7 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.document import (
     check_created,
+    check_requires,
     check_version,
     parse_object,
     refuse,
@@ -24,11 +25,14 @@ from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import (
     BLOB_MAX_BYTES,
+    EXTENT_GRAIN_BYTES,
+    KNOWN_REQUIRES,
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
     MAX_ELEMENTS,
     NAMES_MOST_CHARS,
     NAMES_MOST_TIMES,
+    SHARDS,
     BlobRecord,
     Description,
     Extent,
@@ -38,12 +42,10 @@ from ckstore.model.manifest.manifest import (
     StorageRecord,
 )
 from ckstore.model.manifest.sections import check_state, read_files
+from ckstore.model.manifest.shards import read_ranks, read_tiling
 from ckstore.model.names import check_run
 from ckstore.model.order import MAX_SEQUENCE
 from ckstore.python_gc import python_gc_paused
-
-EXTENT_GRAIN_BYTES = 2**20
-"""All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
 
 NUMPY_MAX_DIMENSIONS = 64
 
@@ -175,12 +177,14 @@ class _Reader:
             leaves=leaves,
             state=members["state"],
             files=read_files(members.get("files", []), len(storages), self.where),
+            ranks=read_ranks(members["ranks"], self.where) if "ranks" in members else None,
         )
 
     def check_head(self) -> None:
         if self.members.get("format") != "ckstore-manifest":
             refuse(self.where, "format", "'ckstore-manifest'", self.members.get("format"))
         check_version(self.members.get("version"), MANIFEST_VERSION, self.where)
+        check_requires(self.members.get("requires", []), KNOWN_REQUIRES, self.where)
 
     def facts(self) -> Manifest:
         """Return the manifest but for its blobs, storages, leaves, state and files."""
@@ -265,16 +269,17 @@ class _Reader:
     def storages(self, blobs: tuple[BlobRecord, ...]) -> tuple[StorageRecord, ...]:
         sizes = [blob.nbytes for blob in blobs]
         storages = []
+        with_shards = SHARDS in self.members.get("requires", [])
         for i, item in enumerate(self.array("storages")):
-            if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
+            if type(item) is not list or len(item) not in (2, 2 + with_shards) or type(item[1]) is not list:
                 refuse(self.where, f"storages[{i}]", "[size, extents]", item)
-            nbytes, items = item
+            nbytes, items = item[:2]
             if type(nbytes) is not int or nbytes < 0:
                 refuse(self.where, f"size of storages[{i}]", "an integer from 0", nbytes)
             extents: list[Extent] = []
             total = 0
             for extent_item in items:
-                if total % EXTENT_GRAIN_BYTES:
+                if total % EXTENT_GRAIN_BYTES and not with_shards:
                     wanted = f"all but the last to be a multiple of {EXTENT_GRAIN_BYTES} long"
                     refuse(self.where, f"extents of storages[{i}]", wanted, extents[-1].length)
                 extents.append(self.extent(extent_item, sizes, i))
@@ -286,7 +291,8 @@ class _Reader:
                     f"lengths that add up to {nbytes}",
                     total,
                 )
-            storages.append(StorageRecord(nbytes, tuple(extents)))
+            tiling = read_tiling(item[2], nbytes, extents, f"storages[{i}]", self.where) if len(item) > 2 else None
+            storages.append(StorageRecord(nbytes, tuple(extents), tiling))
         return tuple(storages)
 
     def extent(self, item: Any, sizes: list[int], storage: int) -> Extent:

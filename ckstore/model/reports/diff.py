@@ -16,10 +16,11 @@ from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileChange, file_changes
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import bytes_of_text, decode_key, decode_scalar
+from ckstore.model.manifest.tiles import Block
 from ckstore.model.names import join_index, join_key
 
 PlainKind = Literal["added", "removed", "changed"]
-_Piece = tuple[int, int, str]
+_Piece = tuple[int | Block, int, str]
 _FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
 _CONTAINERS = ("list", "tuple", "dict", "odict", "counter")
@@ -178,11 +179,13 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     first, last = _span(manifest, leaf)
     pieces = set()
     at = 0
-    for extent in manifest.storages[leaf.storage].extents:
+    storage = manifest.storages[leaf.storage]
+    for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
             # Where the piece begins relative to the leaf matters, too: the same piece may hold other bytes of it.
-            pieces.add((at - first, stop - start, extent.piece))
+            place = at - first if storage.tiling is None else storage.tiling.blocks[i]
+            pieces.add((place, stop - start, extent.piece))
         at += extent.length
     return pieces
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
-from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
         BadInput: It is not a ``store.json``.
     """
     members = _members(data, where, _STORE_FORMAT)
+    check_requires(members.get("requires", []), (), where)
     wanted = ("uuid", "hash", "chunk_bytes", "created")
     missing = [name for name in wanted if name not in members]
     if missing:

@@ -57,15 +57,46 @@ def load(
     mmap: bool,
     verify: bool,
     progress: Progress | None = None,
+    rank: int | None = None,
 ) -> object:
     """Return the state of the checkpoint that `ref` names; see `ckstore.Store.load`."""
 
     def read(directory: CheckpointDirectory) -> object:
-        state = load_open(directory, device=device, select=select, mmap=mmap, verify=verify, progress=progress)
+        wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
+        state = load_open(directory, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
         continue_from(context, directory)
-        return state
+        return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
+
+
+def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
+    """Return what selects the state of a rank, or of it what `keep` does.
+
+    Raises:
+        BadInput: The checkpoint is not of ranks that saved states of their own.
+        NoSuchRef: It has no such rank.
+    """
+    manifest = directory.manifest
+    name = f"{manifest.run}@{manifest.step}"
+    if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
+        msg = f"{name} was not saved by ranks with a state each"
+        raise BadInput(msg, hint="leave rank= out")
+    if type(rank) is not int or not 0 <= rank < manifest.ranks.world_size:
+        msg = f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, and no rank {rank!r}"
+        raise NoSuchRef(msg)
+    own = f"[{rank}]"
+
+    def wanted(path: str) -> bool:
+        if not path.startswith(own):
+            return False
+        return keep is None or keep(path.removeprefix(own).removeprefix("."))
+
+    return wanted
+
+
+def _state_of_rank(state: object, rank: int) -> object:
+    return state.get(rank, {}) if isinstance(state, dict) else {}
 
 
 def continue_from(context: Context, directory: CheckpointDirectory) -> None:

@@ -172,8 +172,9 @@ def _copy(directory: CheckpointDirectory, plan: IntoPlan, skip: Unchanged, tally
     whole: list[int] = []
     streamed: list[int] = []
     for storage in plan.copied:
-        cuts = list(accumulate(extent.length for extent in directory.manifest.storages[storage].extents))[:-1]
-        (streamed if plan.streams(storage, cuts) else whole).append(storage)
+        record = directory.manifest.storages[storage]
+        cuts = list(accumulate(extent.length for extent in record.extents))[:-1]
+        (streamed if record.tiling is None and plan.streams(storage, cuts) else whole).append(storage)
     stream_storages(directory, streamed, plan.fill_part, verify=verify, skip=skip, tally=tally)
     for storage in whole:
         if len(skip.get(storage, ())) < len(directory.manifest.storages[storage].extents):

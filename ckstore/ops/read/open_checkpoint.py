@@ -17,6 +17,7 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.context import info_of
 from ckstore.ops.read.load import Select, load_open
+from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_room, read_memories
 from ckstore.ops.refs.find import open_directory
 from ckstore.tensors.allocation import allocate
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from ckstore.model.manifest.manifest import Extent, LeafRecord
+    from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
 
@@ -191,25 +192,9 @@ class LeafSlice:
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         check_room(self._directory, last - first)
         memory = allocate(leaf.kind, last - first)
-        self._fill(memory.view, first, last)
+        # Whole pieces are read, so that they can be checked.
+        RegionReader(self._directory, leaf.storage, leaf.name).bytes(first, last, memory.view)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
-
-    def _fill(self, out: memoryview, first: int, last: int) -> None:
-        """Copy the bytes `first` to `last` of the storage, reading whole pieces so that they can be checked."""
-        at = 0
-        for extent in self._directory.manifest.storages[self._leaf.storage].extents:
-            low, high = max(first, at), min(last, at + extent.length)
-            if low < high:
-                piece = self._piece(extent)
-                out[low - first : high - first] = piece[low - at : high - at]
-            at += extent.length
-
-    def _piece(self, extent: Extent) -> memoryview:
-        piece = memoryview(bytearray(extent.length))
-        directory = self._directory
-        with directory.reporting_damage(), directory.open_blob(directory.manifest.blobs[extent.blob].digest) as fd:
-            directory.read_extent(extent, piece, fd=fd, what=self._leaf.name, verify=True)
-        return piece
 
 
 def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:

@@ -12,6 +12,7 @@ from ckstore.errors import InsufficientSpace
 from ckstore.fs import files, mapping
 from ckstore.fs.host.memory import available_bytes
 from ckstore.ops.call_threads import Workers, waited_for
+from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate, wrap
 from ckstore.tensors.memory import StorageMemory
 
@@ -81,8 +82,14 @@ def read_storages(
     names = StorageNames(directory)
     parts: list[Part] = []
     for storage, out in into.items():
+        record = directory.manifest.storages[storage]
+        if record.tiling is not None:
+            RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, out)
+            if tally is not None:
+                tally.add(record.nbytes)
+            continue
         at, has = 0, skip.get(storage, ()) if skip else ()
-        for extent in directory.manifest.storages[storage].extents:
+        for extent in record.extents:
             if at not in has:
                 parts.append((extent, out[at : at + extent.length], names.name(storage)))
             at += extent.length
@@ -155,7 +162,7 @@ def stream_storages(
 
     Args:
         directory: An open checkpoint.
-        storages: Which ones, in this order.
+        storages: Which ones, in this order; none with a tiling.
         take: Called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
         verify: Check them before they are handed out.
         skip: What is not handed out.
@@ -320,7 +327,9 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     alone, to_read = [], []
     for i in storages:
         extents = records[i].extents
-        if len(extents) == 1:
+        if records[i].tiling is not None:
+            to_read.append(i)
+        elif len(extents) == 1:
             alone.append((extents[0].blob, extents[0].offset, i))
         elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
             memories[i] = wrap(names.kind(i), _map_extents(directory, extents))

@@ -6,6 +6,7 @@ Bytes are handed out before their piece has been read to its end: they may only 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from contextlib import ExitStack
 from itertools import accumulate
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.digest import RunningDigest, algorithm_of
+from ckstore.model.manifest.tiles import bands
+from ckstore.ops.read.regions import RegionReader
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent
@@ -36,6 +39,7 @@ class CheckedReader:
         self._opened = ExitStack()
         self._blob, self._fd = -1, -1
         self._what = ""
+        self._tiled: _BandReader | None = None
         self._extents: tuple[Extent, ...] = ()
         self._starts: list[int] = []
         self._at = -1
@@ -44,7 +48,9 @@ class CheckedReader:
 
     def begin(self, storage: int) -> None:
         """Go to a storage, after `finish` of the one before."""
-        self._extents = self._directory.manifest.storages[storage].extents
+        record = self._directory.manifest.storages[storage]
+        self._tiled = None if record.tiling is None else _BandReader(self._directory, storage)
+        self._extents = record.extents
         self._starts = list(accumulate((extent.length for extent in self._extents), initial=0))
         self._at = -1
         self._low = self._high = 0
@@ -58,6 +64,8 @@ class CheckedReader:
         self._what = what
         if start == stop:
             return self._buffer[:0]
+        if self._tiled is not None:
+            return self._tiled.read(start, stop, what)
         if self._at < 0 or not self._low <= start <= self._high:
             here = self._at >= 0 and self._high < start < self._starts[self._at + 1]
             if not here:
@@ -122,3 +130,37 @@ class CheckedReader:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+
+class _BandReader:
+    """Reads a storage with a tiling: as many rows at a time as its pieces reach over; these are checked whole."""
+
+    def __init__(self, directory: CheckpointDirectory, storage: int) -> None:
+        self._directory = directory
+        self._storage = storage
+        self._tiling = directory.manifest.storages[storage].tiling
+        self._low = self._high = 0
+        self._band = memoryview(b"")
+
+    def read(self, start: int, stop: int, what: str) -> memoryview:
+        """Return the bytes `start` to `stop`."""
+        if self._low <= start and stop <= self._high:
+            return self._band[start - self._low : stop - self._low]
+        out = memoryview(bytearray(stop - start))
+        at = start
+        while at < stop:
+            if not self._low <= at < self._high:
+                self._take(at, what)
+            end = min(stop, self._high)
+            out[at - start : end - start] = self._band[at - self._low : end - self._low]
+            at = end
+        return out
+
+    def _take(self, at: int, what: str) -> None:
+        if self._tiling is None:
+            raise ValueError("wanted a storage with a tiling")
+        row_bytes = math.prod(self._tiling.shape[1:])
+        rows = next(rows for rows in bands(self._tiling.blocks) if at < (rows[0] + rows[1]) * row_bytes)
+        self._low, self._high = rows[0] * row_bytes, (rows[0] + rows[1]) * row_bytes
+        self._band = memoryview(bytearray(self._high - self._low))
+        RegionReader(self._directory, self._storage, what).bytes(self._low, self._high, self._band)

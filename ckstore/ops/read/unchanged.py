@@ -27,7 +27,7 @@ def unchanged(before: Manifest, after: Manifest) -> Unchanged:
     found: Unchanged = {}
     for storage, leaves in by_storage.items():
         there = _old_storage(old, leaves)
-        if there is None:
+        if there is None or before.storages[there].tiling or after.storages[storage].tiling:  # read whole
             continue
         had = dict(_places(before, there))
         same = frozenset(at for at, piece in _places(after, storage) if had.get(at) == piece)

@@ -40,6 +40,19 @@ class CommitOptions:
 
 def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:
     """Commit files durably; see `ckstore.Store.commit`."""
+    request, captured, warnings = capture_files(context, paths, request, options)
+    info = save_captured(context, captured, request)
+    return replace(info, warnings=(*warnings, *info.warnings))
+
+
+def capture_files(
+    context: Context, paths: Sequence[Path], request: Request, options: CommitOptions
+) -> tuple[Request, Captured, tuple[str, ...]]:
+    """Return the request, with its step, the files as the store sees them, and what the user should know of them.
+
+    Raises:
+        As `ckstore.Store.commit`.
+    """
     is_step_given = request.step is not None
     if not is_step_given:
         request = replace(request, step=step_in_name(paths))
@@ -58,8 +71,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
     except OSError as error:
         msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"
         raise BadInput(msg) from error
-    info = save_captured(context, captured, request)
-    return replace(info, warnings=(*warnings, *info.warnings))
+    return request, captured, warnings
 
 
 def _check_complete(entries: Sequence[Entry], paths: Sequence[Path], options: CommitOptions) -> None:

@@ -71,7 +71,7 @@ from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome
@@ -119,18 +119,61 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
     """Save what was captured, a state or files; the request was checked."""
+
+    def stage(staging: Staging, notes: list[str]) -> Staged:
+        notes += check_space(context, staging, captured.sources)
+        state_bytes = sum(source.nbytes for source in captured.sources)
+        recheck = Recheck(context, staging, request.run, state_bytes, what_is_read(context).recheck_share)
+        return _stage_captured(context, staging, captured, request, recheck)
+
+    def create() -> Staging:
+        return Staging.create(context.layout, request.run, request.step, read_back=what_is_read(context).read_back)
+
+    return save_staged(context, request, create, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What lies in a staging directory and is to be published.
+
+    Attributes:
+        draft: The manifest but for its step and its place in the sequence.
+        texts: The texts of its leaves and state.
+        readings: When what it uses was last read, for the catalog.
+        warnings: What the user should know of these readings.
+        by_others: What it says was chosen by others, so that it is to be read again as strictly as any.
+    """
+
+    draft: Manifest
+    texts: StateTexts
+    readings: Callable[[], dict[str, tuple[int, int]]] = dict
+    warnings: Callable[[], Sequence[str]] = tuple
+    by_others: bool = False
+
+
+def save_staged(
+    context: Context,
+    request: Request,
+    create: Callable[[], Staging],
+    stage: Callable[[Staging, list[str]], Staged],
+) -> CheckpointInfo:
+    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after.
+
+    Args:
+        context: The store.
+        request: What the caller wants; it was checked.
+        create: Makes and locks the directory.
+        stage: Called with the directory and the notes to the user, to which it may add.
+    """
     warn_not_durable(context.not_durable_because)
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
-    with _failing_as_save(context, what):
-        reading = _what_is_read(context)
-        staging = Staging.create(context.layout, request.run, request.step, read_back=reading.read_back)
+    with failing_as_save(context, what):
+        staging = create()
         try:
             context.watch.staged()
-            notes += check_space(context, staging, captured.sources)
-            state_bytes = sum(source.nbytes for source in captured.sources)
-            recheck = Recheck(context, staging, request.run, state_bytes, reading.recheck_share)
-            manifest, manifest_id, outcome = _stage_and_publish(context, staging, captured, request, recheck)
+            staged = stage(staging, notes)
+            manifest, manifest_id, outcome = _publish(context, staging, staged, request)
         except BaseException as error:
             if isinstance(error, UnknownOutcome):
                 context.writes_disabled_because = error.message
@@ -150,7 +193,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         tags = _tag(context, published, request.tags, notes, is_durable=mine is not None)
         if outcome.old is not None:
             notes += _say_followed(context, published, [tag for tag in tags if tag not in request.tags], outcome)
-        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, recheck)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, staged)
     finally:
         if outcome.existing is not None:
             reclaim.discard(context, staging)
@@ -159,7 +202,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         reclaim.discard_path(context, outcome.old)
     context.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
-    notes += recheck.warnings()
+    notes += staged.warnings()
     notes += after_save(context, manifest.run)
     if why_not_catalogued:
         notes.append(
@@ -169,7 +212,7 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     return replace(info, catalogued=not why_not_catalogued, warnings=tuple(notes))
 
 
-def _what_is_read(context: Context) -> Reading:
+def what_is_read(context: Context) -> Reading:
     """Return what is to be read from the disk; all where the settings cannot be read, which `after_save` tells."""
     try:
         return reading_of(context)
@@ -177,9 +220,9 @@ def _what_is_read(context: Context) -> Reading:
         return Reading(read_back=True)
 
 
-def _stage_and_publish(
+def _stage_captured(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
-) -> tuple[Manifest, str, Outcome]:
+) -> Staged:
     # Files may come from an adversary who chose their bytes so that digests collide.
     stored = store_sources(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
@@ -188,18 +231,22 @@ def _stage_and_publish(
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
-    step = request.step if request.step is not None else _next_step(context, request.run)
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
         draft = _draft(context, captured, stored, request, texts)
+    return Staged(draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files))
+
+
+def _publish(context: Context, staging: Staging, staged: Staged, request: Request) -> tuple[Manifest, str, Outcome]:
+    step = request.step if request.step is not None else _next_step(context, request.run)
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = replace(draft, step=step, sequence=next_sequence(context))
-        manifest_id, data = render(manifest, context.algorithm, texts)
+        manifest = replace(staged.draft, step=step, sequence=next_sequence(context))
+        manifest_id, data = render(manifest, context.algorithm, staged.texts)
         if len(data) > MANIFEST_MAX_BYTES:
             why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
             raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
-        if captured.files:  # what their containers say was chosen by others
+        if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
         context.watch.syncing()
         staging.seal(data)
@@ -249,17 +296,13 @@ def _check_names(name_chars: int, texts: StateTexts) -> None:
 
 def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:
     """Return the manifest but for its step and its place in the sequence."""
-    about = request.about
-    if about.parent is None:
-        parent = context.last_parents.get(request.run) or context.last_parents.get("")
-        about = replace(about, parent=parent)
     return Manifest(
         run=request.run,
         step=0,
         sequence=0,
         created=text_of_time(datetime.now(UTC)),
         writer=f"ckstore {__version__}",
-        description=about,
+        description=with_parent(context, request),
         logical_bytes=stored.logical_bytes,
         new_bytes=stored.new_bytes,
         reused_bytes=stored.reused_bytes,
@@ -270,6 +313,14 @@ def _draft(context: Context, captured: Captured, stored: Stored, request: Reques
         state=captured.state,
         files=captured.files,
     )
+
+
+def with_parent(context: Context, request: Request) -> Description:
+    """Return what the caller says, with the checkpoint that this one continues."""
+    if request.about.parent is not None:
+        return request.about
+    parent = context.last_parents.get(request.run) or context.last_parents.get("")
+    return replace(request.about, parent=parent)
 
 
 def _tag(
@@ -323,7 +374,7 @@ def _untagged(manifest: Manifest, tag: str, why: str) -> str:
     return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, run: str, step: int, mine: Published | None, recheck: Recheck) -> str:
+def _catalogue(context: Context, run: str, step: int, mine: Published | None, staged: Staged) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
@@ -338,7 +389,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, re
                 look_at,
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,
-                readings=recheck.readings(),
+                readings=staged.readings(),
             )
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
@@ -346,7 +397,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, re
 
 
 @contextmanager
-def _failing_as_save(context: Context, what: str) -> Iterator[None]:
+def failing_as_save(context: Context, what: str) -> Iterator[None]:
     """Turn errors of the system into errors of the save; the cause stays attached."""
     try:
         yield

@@ -102,7 +102,8 @@ class Comparison:
         first, second = self.leaves[one], self.leaves[other]
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
             return True
-        pieces = [[piece.piece for piece in self.storages[leaf.storage].extents] for leaf in (first, second)]
+        both = [self.storages[leaf.storage] for leaf in (first, second)]
+        pieces = [(storage.tiling, [piece.piece for piece in storage.extents]) for storage in both]
         return first.strides != second.strides or pieces[0] == pieces[1]
 
     def new(self, node: Node) -> Make:

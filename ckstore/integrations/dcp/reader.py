@@ -1,0 +1,219 @@
+"""`CkstoreReader`: a `StorageReader` of checkpoints of a store. Each rank reads the pieces that hold what it wants.
+
+A tensor is shown to the planner as one whole, whatever ranks saved it; what a rank wants of it is a block, and
+`ops/read/regions` reads the pieces that have it. Plain values are nodes in the manifest; the pickle that the planner
+asks for is made here, in memory, of values of the format, so none is read from the store.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ckstore.errors import BadInput, NoSuchRef, RankMismatch
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.tiles import block_of, in_bytes
+from ckstore.ops.acts import act
+from ckstore.ops.read.load import continue_from
+from ckstore.ops.read.regions import RegionReader
+from ckstore.ops.read.storage_read import read_memories
+from ckstore.ops.refs.find import find, open_directory
+from ckstore.ranks.entries import Found, entries_of
+from ckstore.store import Store
+from ckstore.tensors.allocation import allocate
+from ckstore.tensors.restore import build_with, make_leaf
+from ckstore.tensors.torch_leaves import DTYPES
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.manifest import LeafRecord
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.store import RefLike
+
+
+class CkstoreReader(StorageReader):
+    """Loads a checkpoint of a store, on any number of ranks: ``dcp.load(state, storage_reader=CkstoreReader(store))``.
+
+    Args:
+        store: The store, or its path.
+        ref: Which checkpoint; the ranks must find the same.
+
+    Attributes:
+        info: The checkpoint, once `read_metadata` was called.
+        read_bytes: How many bytes this rank has read from blobs.
+    """
+
+    def __init__(self, store: Store | str | os.PathLike[str], ref: RefLike = "latest") -> None:
+        super().__init__()
+        self.ref = ref
+        self.info: CheckpointInfo | None = None
+        self.read_bytes = 0
+        self._store: Store | None = store if isinstance(store, Store) else None
+        self._path = store.path if isinstance(store, Store) else Path(store).resolve()
+
+    @property
+    def store(self) -> Store:
+        """The store; it is opened if it is not."""
+        if self._store is None:
+            self._store = Store.open(self._path, readonly=True)
+        return self._store
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The name of what is loaded, for the log of `torch.distributed.checkpoint`."""
+        return str(self.ref)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Take another ref."""
+        if checkpoint_id is not None:
+            self.ref = os.fspath(checkpoint_id)
+        self.info = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the checkpoint has, without reading data.
+
+        Raises:
+            NoSuchRef: There is no such checkpoint, or it has no tensors that are known by name.
+        """
+        del args, kwargs
+        self.info = _found(self.store, self.ref)
+        return _metadata(self.store, self.info)
+
+    def set_up_storage_reader(
+        self,
+        metadata: Metadata,
+        is_coordinator: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Do nothing: `read_metadata` has found the checkpoint."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Send along which checkpoint this rank reads."""
+        return replace(plan, storage_data=None if self.info is None else (self.info.name, self.info.id))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Compare which checkpoint the ranks read; the coordinator does.
+
+        Raises:
+            RankMismatch: They found different ones, as when one was published meanwhile.
+        """
+        found = {plan.storage_data: rank for rank, plan in enumerate(plans) if plan.storage_data is not None}
+        if len(found) > 1:
+            said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
+            raise RankMismatch(f"the ranks found different checkpoints: {said}", hint="give all of them the same step")
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank wants into its tensors.
+
+        Raises:
+            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+        """
+        if self.info is None:
+            raise BadInput("read_data was called before read_metadata")
+        self.read_bytes += _read(self.store, self.info, plan, planner)
+        result: Future[None] = Future()
+        result.set_result(None)
+        return result
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return False: a reader is given, not found by a name."""
+        del checkpoint_id
+        return False
+
+
+@act
+def _found(store: Store, ref: RefLike) -> CheckpointInfo:
+    return find(store._context, ref)  # noqa: SLF001
+
+
+@act
+def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
+    with open_directory(store._context, info) as directory:  # noqa: SLF001
+        found = entries_of(directory.manifest)
+    described: dict[str, Any] = {}
+    for name, one in found.items():
+        leaf = one.tensor
+        if leaf is None:
+            described[name] = BytesStorageMetadata()
+            continue
+        shape = torch.Size(leaf.shape)
+        chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
+        described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
+    paths = {name: one.path for name, one in found.items()}
+    return Metadata(state_dict_metadata=described, planner_data=paths)
+
+
+@act
+def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
+    context = store._context  # noqa: SLF001
+    with open_directory(context, info) as directory:
+        found = entries_of(directory.manifest)
+        reader: RegionReader | None = None
+        read_bytes = 0
+        for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
+            name = item.storage_index.fqn
+            if name not in found:
+                raise NoSuchRef(f"{info.name} has no value named {name!r}")
+            leaf = found[name].tensor
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, _bytes(directory, found[name]))
+            elif leaf is not None:
+                if reader is None or reader.storage != leaf.storage:
+                    read_bytes += 0 if reader is None else reader.read_bytes
+                    reader = RegionReader(directory, leaf.storage, leaf.name)
+                _read_tensor(reader, leaf, item, planner)
+        continue_from(context, directory)
+    return read_bytes + (0 if reader is None else reader.read_bytes)
+
+
+def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner) -> None:
+    target = planner.resolve_tensor(item)
+    out = target.detach()
+    item_bytes = TORCH_ITEMSIZE[leaf.dtype]
+    sizes = tuple(item.lengths)
+    if out.numel():
+        wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
+        flat = torch.empty(wanted.nbytes, dtype=torch.uint8)
+        reader.block(in_bytes(leaf.shape, item_bytes), wanted, _memory_of(flat))
+        out.copy_(flat.view(DTYPES[leaf.dtype]).reshape(sizes))
+    planner.commit_tensor(item, target)
+
+
+def _memory_of(flat: torch.Tensor) -> memoryview:
+    array: Any = flat.numpy()
+    return memoryview(array)
+
+
+def _bytes(directory: CheckpointDirectory, found: Found) -> io.BytesIO:
+    """Return a plain value as `torch.load` reads it."""
+
+    def leaf(number: int) -> object:
+        record = directory.manifest.leaves[number]
+        memories = {} if 0 in record.shape else read_memories(directory, [record.storage], verify=True)
+        return make_leaf(record, memories.get(record.storage) or allocate(record.kind, 0))
+
+    data = io.BytesIO()
+    torch.save(build_with(found.node, leaf, directory.manifest.leaves), data)
+    data.seek(0)
+    return data

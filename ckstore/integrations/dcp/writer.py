@@ -1,0 +1,299 @@
+"""`CkstoreWriter`: a `StorageWriter` whose `finish` publishes one checkpoint of the store.
+
+The ranks agree by the first collective of `torch.distributed.checkpoint` itself: each sends what it means to save with
+its plan, and the coordinator compares them before anything is staged. Each rank then stages its part in a staging
+directory of its own, whose lock it holds; the coordinator joins the parts and publishes the whole. A rank whose save
+failed, or whose part was joined, gives its staging back when the writer is used again or goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ckstore.errors import BadInput, RankMismatch
+from ckstore.model.manifest.manifest import Entry
+from ckstore.model.names import check_run, check_step
+from ckstore.objects.staging import Staging
+from ckstore.ops.acts import act
+from ckstore.ops.free import reclaim
+from ckstore.ops.save.save import failing_as_save, save_staged, what_is_read
+from ckstore.ranks.join import Parts, stage_shards_of
+from ckstore.ranks.part import Shard, Who, content_of, stage_part
+from ckstore.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.context import Context
+    from ckstore.ops.save.save import Staged
+
+_PART = "ckstore part"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """What a rank means to save, and where; all ranks must mean the same."""
+
+    run: str
+    step: int
+    store: str
+    hash: str
+    chunk_bytes: int
+    who: Who
+
+    def differs(self, other: _Meant) -> str:
+        """Return what differs from `other`, for a message; empty if nothing does."""
+        names = ("run", "step", "store", "hash", "chunk_bytes")
+        differing = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(other, name)]
+        return ", ".join(differing)
+
+
+class CkstoreWriter(StorageWriter):
+    """Saves one checkpoint of `torch.distributed.checkpoint` into a store: ``dcp.save(state, storage_writer=…)``.
+
+    It can be pickled, and opens the store again where it is unpickled; ``async_save`` needs that.
+
+    Args:
+        store: The store, or its path; the same on all ranks.
+        step: Step number; the same on all ranks.
+        run: Name of the run; the same on all ranks.
+        metrics: As in `Store.save`; what the coordinator gives counts, here and in what follows.
+        metadata: As in `Store.save`.
+        message: As in `Store.save`.
+        tags: As in `Store.save`.
+        parent: As in `Store.save`.
+        if_exists: As in `Store.save`.
+        force: As in `Store.save`.
+
+    Attributes:
+        info: What was published, on the coordinator, once the save is done; else None.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        step: int,
+        run: str = "main",
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: Any = None,
+        if_exists: IfExists = "error",
+        force: bool = False,
+    ) -> None:
+        super().__init__()
+        self.run = check_run(run)
+        self.step = check_step(step)
+        self.info: CheckpointInfo | None = None
+        self._about = {
+            "metrics": metrics,
+            "metadata": metadata,
+            "message": message,
+            "parent": parent,
+            "tags": (tags,) if isinstance(tags, str) else tuple(tags),
+            "if_exists": if_exists,
+            "force": force,
+        }
+        self._store: Store | None = store if isinstance(store, Store) else None
+        self._path = store.path if isinstance(store, Store) else Path(store).resolve()
+        self._rank = 0
+        self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The name of what is saved, for the log of `torch.distributed.checkpoint`."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def store(self) -> Store:
+        """The store; it is opened if it is not."""
+        if self._store is None:
+            self._store = Store.open(self._path)
+        return self._store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None, "_give_back": None}
+
+    # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Refuse another name: the checkpoint has its run and step.
+
+        Raises:
+            BadInput: A ``checkpoint_id`` was given that is not ``RUN@STEP``.
+        """
+        if checkpoint_id is not None and os.fspath(checkpoint_id) != self.checkpoint_id:
+            msg = f"checkpoint_id={os.fspath(checkpoint_id)!r}: the writer saves {self.checkpoint_id}"
+            raise BadInput(
+                msg, hint="leave checkpoint_id out; CkstoreWriter(store, step=…, run=…) names the checkpoint"
+            )
+
+    def set_up_storage_writer(
+        self,
+        is_coordinator: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Begin a save."""
+        del is_coordinator, args
+        if not kwargs.get("use_collectives", True):
+            msg = "use_collectives=False: without them the ranks cannot agree on one checkpoint"
+            raise BadInput(msg, hint="leave it out; store.save(state, rank=…, world_size=…) needs no process group")
+        self.close()
+        self.info = None
+        self._rank = kwargs.get("rank", 0)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Send along what this rank means to save."""
+        return replace(plan, storage_data=self._meant())
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Compare what the ranks mean; the coordinator does.
+
+        Raises:
+            RankMismatch: They do not mean the same; nothing was staged.
+        """
+        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, _Meant)])
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Stage the part of this rank."""
+        staging = _stage(self.store, self, plan, planner)
+        data = (staging.path.name, self._meant())
+        result: Future[list[WriteResult]] = Future()
+        result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
+        return result
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Join the parts of all ranks and publish them: this is the commit. The coordinator does.
+
+        Raises:
+            RankMismatch: The ranks did not mean the same.
+            SaveFailed: A part is missing, or as a save.
+        """
+        given = [result.storage_data for of_rank in results for result in of_rank]
+        check_agreement([meant for _, meant in given])
+        paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+        entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
+        self.info = _publish(self.store, self, [name for name, _ in given], entries)
+        self.close()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return False: a writer is given, not found by a name."""
+        del checkpoint_id
+        return False
+
+    # ------------------------------------------------------------------ ours
+
+    def close(self) -> None:
+        """Give back what this rank staged, unless it was published; harmless when done before."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+    def request(self) -> Any:
+        """Return what `Store.save` would make of the arguments."""
+        about = dict(self._about)
+        store = self.store
+        description = store._description(about["metrics"], about["metadata"], about["message"], about["parent"])  # noqa: SLF001
+        return store._request(  # noqa: SLF001
+            self.run, self.step, description, about["tags"], about["if_exists"], force=about["force"]
+        )
+
+    def hold(self, context: Context, staging: Staging) -> None:
+        """Keep the lock on what was staged until `close`."""
+        self._give_back = weakref.finalize(self, reclaim.discard, context, staging)
+
+    def _meant(self) -> _Meant:
+        settings = self.store._context.settings  # noqa: SLF001
+        who = Who.here(self.run, self.step, self._rank)
+        return _Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
+
+
+def check_agreement(meant: list[_Meant]) -> None:
+    """Raise if ranks do not mean the same checkpoint.
+
+    Raises:
+        RankMismatch: It names those that differ from most.
+    """
+    if not meant:
+        return
+    groups: dict[tuple[object, ...], list[_Meant]] = {}
+    for one in meant:
+        groups.setdefault((one.run, one.step, one.store, one.hash, one.chunk_bytes), []).append(one)
+    if len(groups) == 1:
+        return
+    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0].who.rank))
+    said = "; ".join(f"{one.who} means {one.differs(most[0])}" for group in others for one in group)
+    wanted = ", ".join(str(one.who.rank) for one in most)
+    msg = f"the ranks do not mean the same checkpoint: {said}; rank {wanted} means {most[0].differs(others[0][0])}"
+    raise RankMismatch(f"{msg}; nothing was staged", hint="take run and step from one source, never from a clock")
+
+
+@act
+def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
+    context = store._context  # noqa: SLF001
+    context.check_writable()
+    who = writer._meant().who  # noqa: SLF001
+    with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
+        shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+        content = content_of(shards, values, context.settings.chunk_bytes)
+        staging = Staging.create(context.layout, writer.run, writer.step, read_back=what_is_read(context).read_back)
+        try:
+            stage_part(context, staging, who, content)
+        except BaseException:
+            reclaim.discard(context, staging)
+            raise
+        writer.hold(context, staging)
+        return staging
+
+
+def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
+        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
+    chunk = item.tensor_data.chunk
+    if tuple(chunk.sizes) != tuple(tensor.shape):
+        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
+        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
+    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> object:
+    look_up = getattr(planner, "lookup_object", None)
+    if look_up is not None:
+        return look_up(item.index)
+    data: Any = planner.resolve_data(item)
+    return torch.load(data, weights_only=True)
+
+
+@act
+def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry]) -> CheckpointInfo:
+    context = store._context  # noqa: SLF001
+    request = writer.request()
+    request.check()
+    attempt = uuid.uuid4().hex
+
+    def stage(staging: Staging, notes: list[str]) -> Staged:
+        del notes
+        paths = [context.layout.staging / name for name in names]
+        return stage_shards_of(context, staging, request, Parts(paths, entries, attempt))
+
+    return save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage)

@@ -1,0 +1,94 @@
+"""Read what a manifest says about shards and ranks. Source: docs/format/v1.md, "Shards" and "Ranks"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckstore.model.document import refuse, shown
+from ckstore.model.manifest.manifest import MAX_DEPTH, Entry, Ranks, Tiling
+from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.manifest import Extent
+
+WORLD_SIZE_MOST = 2**20
+ATTEMPT_MOST_CHARS = 200
+HOST_MOST_CHARS = 255
+
+
+def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], what: str, where: str) -> Tiling:
+    """Return how the extents of a storage make its bytes.
+
+    Raises:
+        BadInput: It is not as the format says: the blocks must fill the tensor exactly.
+    """
+    if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
+        refuse(where, f"tiling of {what}", "[shape, blocks]", item)
+    shape = _sizes(item[0], f"shape of the tiling of {what}", where)
+    total = 1
+    for size in shape:
+        total *= size
+    if total != nbytes:
+        refuse(where, f"shape of the tiling of {what}", f"{nbytes} bytes", total)
+    if len(item[1]) != len(extents):
+        refuse(where, f"blocks of {what}", f"one for each of {len(extents)} extents", len(item[1]))
+    blocks = []
+    for pair, extent in zip(item[1], extents, strict=True):
+        if type(pair) is not list or len(pair) != 2:
+            refuse(where, f"a block of {what}", "[offsets, sizes]", pair)
+        block = Block(*(_sizes(one, f"a block of {what}", where) for one in pair))
+        if len(block.offsets) != len(shape) or len(block.sizes) != len(shape) or block.nbytes != extent.length:
+            refuse(where, f"a block of {what}", f"{len(shape)} dimensions and {extent.length} bytes", pair)
+        blocks.append(block)
+    if not fill_exactly(shape, blocks):
+        refuse(where, f"blocks of {what}", "blocks that fill the tensor exactly", "others", words=True)
+    return Tiling(shape, tuple(blocks))
+
+
+def _sizes(item: Any, what: str, where: str) -> Sizes:
+    if type(item) is not list or not 1 <= len(item) <= TILE_DIMENSIONS_MOST:
+        refuse(where, what, f"an array of 1 to {TILE_DIMENSIONS_MOST} sizes", item)
+    if any(type(size) is not int or size < 0 for size in item):
+        refuse(where, what, "integers from 0", item)
+    return tuple(item)
+
+
+def read_ranks(item: Any, where: str) -> Ranks:
+    """Return how a checkpoint of several ranks was saved.
+
+    Raises:
+        BadInput: It is not as the format says.
+    """
+    if type(item) is not dict:
+        refuse(where, "ranks", "an object", item)
+    world_size = item.get("world_size")
+    if type(world_size) is not int or not 1 <= world_size <= WORLD_SIZE_MOST:
+        refuse(where, "ranks.world_size", f"an integer from 1 to {WORLD_SIZE_MOST}", world_size)
+    attempt = item.get("attempt")
+    if type(attempt) is not str or len(attempt) > ATTEMPT_MOST_CHARS:
+        refuse(where, "ranks.attempt", f"a string of at most {ATTEMPT_MOST_CHARS} characters", attempt)
+    hosts = item.get("hosts")
+    if type(hosts) is not list or len(hosts) != world_size or any(type(host) is not str for host in hosts):
+        refuse(where, "ranks.hosts", f"{world_size} strings", hosts)
+    entries = item.get("entries")
+    return Ranks(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
+
+
+def _entries(items: Any, where: str) -> tuple[Entry, ...]:
+    if type(items) is not list:
+        refuse(where, "ranks.entries", "an array", items)
+    entries = []
+    seen: set[str] = set()
+    for item in items:
+        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not list:
+            refuse(where, "an entry of ranks", "[name, path]", item)
+        name, path = item
+        if len(path) >= MAX_DEPTH or any(type(key) is not str and not (type(key) is int and key >= 0) for key in path):
+            refuse(where, f"path of {shown(name)}", f"fewer than {MAX_DEPTH} strings and indexes", path)
+        if name in seen:
+            refuse(where, "ranks.entries", "each name once", name)
+        seen.add(name)
+        entries.append(Entry(name, tuple(path)))
+    return tuple(entries)

@@ -1,0 +1,76 @@
+"""The values of a checkpoint by the names that `torch.distributed.checkpoint` has for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.model.manifest.nodes import decode_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+
+_DICTS = ("dict", "odict", "counter")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value of a checkpoint.
+
+    Attributes:
+        path: Its keys and places in lists.
+        node: Its node.
+        tensor: Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
+    """
+
+    path: tuple[str | int, ...]
+    node: Node
+    tensor: LeafRecord | None
+
+
+def entries_of(manifest: Manifest) -> dict[str, Found]:
+    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
+    if manifest.ranks is not None and manifest.ranks.entries is not None:
+        given = ((entry.name, entry.path, _at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
+    else:
+        given = ((".".join(map(str, path)), path, node) for path, node in _values(manifest.state, ()))
+    return {name: Found(path, node, _tensor(manifest, node)) for name, path, node in given}
+
+
+def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
+    if not isinstance(node, list) or node[0] != "leaf":
+        return None
+    leaf: LeafRecord = manifest.leaves[node[1]]
+    plain = leaf.kind == "torch" and leaf.strides is None and leaf.offset == 0
+    return leaf if plain else None
+
+
+def _at(node: Node, path: tuple[str | int, ...]) -> Node:
+    for key in path:
+        if node[0] in _DICTS:
+            node = next(value for own, value in node[1] if decode_key(own) == key or str(decode_key(own)) == key)
+        else:
+            node = node[1][int(key)]
+    return node
+
+
+def _values(node: Node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Node]]:
+    tag = node[0] if isinstance(node, list) else None
+    if tag in _DICTS and node[1]:
+        for own, value in node[1]:
+            yield from _values(value, (*path, str(decode_key(own))))
+    elif tag == "list" and node[1] and _holds_leaf(node):
+        for i, value in enumerate(node[1]):
+            yield from _values(value, (*path, i))
+    else:
+        yield path, node
+
+
+def _holds_leaf(node: Node) -> bool:
+    if not isinstance(node, list):
+        return False
+    if node[0] in _DICTS:
+        return any(_holds_leaf(value) for _, value in node[1])
+    return node[0] == "leaf" or (node[0] in ("list", "tuple") and any(map(_holds_leaf, node[1])))

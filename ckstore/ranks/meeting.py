@@ -1,0 +1,227 @@
+"""Where ranks without a process group meet: a directory in ``staging/`` that all of one try have in common.
+
+It holds small documents: ``rank-R.json`` of who came, ``part-R.json`` of whose part is staged (in a staging directory
+of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``. Each rank holds a shared lock on the
+directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
+publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
+looks again.
+The directory goes to trash with the outcome, so that the next try begins with an empty one. No clock is compared.
+Source: docs/protocol.md, "Ranks".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+from ckstore.errors import InUse, RankMismatch, SaveFailed
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.digest import ALGORITHMS
+from ckstore.objects import trash
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+    from ckstore.ranks.part import Who
+
+OUTCOME = "outcome.json"
+_JOIN = "join"
+_TRIES = 100
+_MOST_BYTES = 2**20
+_POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
+
+
+def attempt_digest(attempt: str) -> str:
+    """Return the name of a try as it is in the name of a directory."""
+    return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
+
+
+class Meeting:
+    """The place of one try, which this process has entered as a rank; a context manager."""
+
+    def __init__(self, layout: Layout, who: Who, path: Inside, lock: locks.DirectoryLock) -> None:
+        self.layout = layout
+        self.who = who
+        self._path = path
+        self._lock = lock
+
+    @classmethod
+    def enter(cls, layout: Layout, who: Who) -> Meeting:
+        """Enter the place of a try; the first to come makes it.
+
+        Raises:
+            RankMismatch: Another process is there as the same rank.
+            SaveFailed: Others made and removed it again and again.
+        """
+        name = f"{who.run}@{who.step}.{attempt_digest(who.attempt)}.{who.world_size}"
+        path = layout.staging / name
+        for _ in range(_TRIES):
+            links.make_directory(path)
+            try:
+                lock = locks.lock_shared(path)
+            except FileNotFoundError:  # another process took it for dead, or moved it with its outcome
+                continue
+            meeting = cls(layout, who, path, lock)
+            try:
+                if meeting.outcome() is not None:  # of a try that is over, whose decider died before it moved it
+                    meeting.remove()
+                    lock.release()
+                    continue
+                links.make_directory(lock.inside / _JOIN)
+                meeting._sign_in()
+            except BaseException:
+                lock.release()
+                raise
+            return meeting
+        msg = f"{path} was made and removed by other processes {_TRIES} times"
+        raise SaveFailed(msg)
+
+    def _sign_in(self) -> None:
+        if self._say(f"rank-{self.who.rank}.json", self._me()):
+            return
+        other = self.read(f"rank-{self.who.rank}.json") or {}
+        msg = (
+            f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
+            f"{self.who.run}@{self.who.step}: process {other.get('pid')} on {other.get('host')}"
+        )
+        raise RankMismatch(msg, hint="give each process a rank of its own, and each try another attempt=")
+
+    def _me(self) -> dict[str, Any]:
+        return {"rank": self.who.rank, "host": self.who.host, "pid": self.who.pid}
+
+    def say_part(self, staging: str) -> None:
+        """Say that the part of this rank is staged."""
+        self._say(f"part-{self.who.rank}.json", {**self._me(), "staging": staging})
+
+    def say_failed(self, why: str) -> None:
+        """Say that this rank could not stage its part; the others give up."""
+        self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why})
+
+    def say_outcome(self, outcome: dict[str, Any]) -> None:
+        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
+        self._say(OUTCOME, outcome)
+        self.remove()
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return how the try ended; None: it has not."""
+        return self.read(OUTCOME)
+
+    def documents(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Return what ranks said: rank -> document, of ``rank``, ``part`` or ``failed``."""
+        return documents_in(self._lock.inside, kind)
+
+    def is_over(self) -> bool:
+        """Whether the place was moved away without an outcome, as by a process that took all of its ranks for dead."""
+        return not self._lock.names(self._path) and self.outcome() is None
+
+    def deciding(self) -> locks.DirectoryLock | None:
+        """Lock out the other ranks from deciding; None: one of them is at it."""
+        return locks.try_exclusive(self._lock.inside / _JOIN)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a document; None: there is none."""
+        return _read(self._lock.inside / name)
+
+    def _say(self, name: str, document: dict[str, Any]) -> bool:
+        """Put a document there, whole or not at all; False: there is one already."""
+        fresh = self._lock.inside / f".{uuid.uuid4().hex}"
+        files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
+        try:
+            links.link(fresh, self._lock.inside / name)
+        except FileExistsError:
+            return False
+        finally:
+            links.unlink(fresh)
+        return True
+
+    def remove(self) -> None:
+        """Move the place to trash, so that the next try begins with another one; what is in it stays readable here."""
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            trash.move_to_trash(self.layout, self._path, self._lock)
+
+    def leave(self) -> None:
+        """Leave the place. The last to leave moves it to trash, if the outcome did not."""
+        self._lock.release()
+        with contextlib.suppress(OSError, InUse):  # the next opener sweeps it
+            lock = locks.try_exclusive(self._path)
+            if lock is not None:
+                with lock:
+                    trash.move_to_trash(self.layout, self._path, lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def documents_in(path: Inside, kind: str) -> dict[int, dict[str, Any]]:
+    """Return what ranks said at a place: rank -> document."""
+    found = {}
+    for name in peek.names(path):
+        word, _, rest = name.partition("-")
+        number = rest.removesuffix(".json")
+        if word == kind and number.isdecimal() and (document := _read(path / name)) is not None:
+            found[int(number)] = document
+    return found
+
+
+def elsewhere(layout: Layout, who: Who) -> list[str]:
+    """Return who of the same try means another run, step or number of ranks, for a message."""
+    said = []
+    mine = f"{who.run}@{who.step}"
+    for name in peek.names(layout.staging):
+        left, _, world_size = name.rpartition(".")
+        key, _, digest = left.rpartition(".")
+        if digest != attempt_digest(who.attempt) or (key, world_size) == (mine, str(who.world_size)):
+            continue
+        with contextlib.suppress(OSError):  # it has just gone
+            for rank, document in documents_in(layout.staging / name, "rank").items():
+                said.append(
+                    f"rank {rank} ({document.get('host')}, process {document.get('pid')}) saves {key} of {world_size}"
+                )
+    return said
+
+
+def _read(path: Inside) -> dict[str, Any] | None:
+    try:
+        data = files.read_file(path, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    document = json.loads(data)
+    return document if isinstance(document, dict) else None
+
+
+class Pace:
+    """Waits a little longer each time, never beyond a deadline."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.deadline = time.monotonic() + timeout_s
+        self._pause_s = _POLL_FIRST_S
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() >= self.deadline
+
+    def wait(self) -> None:
+        """Wait a little."""
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)
+
+
+def is_gone(document: dict[str, Any], host: str) -> bool:
+    """Whether the process that wrote a document is of this host and has ended."""
+    pid = document.get("pid")
+    if document.get("host") != host or not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    return False

@@ -1,0 +1,236 @@
+"""What the ranks of `test_dcp*.py` do; each function runs on every rank of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from ckstore.integrations import dcp as ours
+
+
+def _trained(steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(51, 16), nn.Linear(16, 33), nn.LayerNorm(33), nn.Linear(33, 7, bias=False))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in model:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        out = model(torch.randint(0, 51, (8, 5), generator=generator))
+        out.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optim": optimizer_state, "epoch": 3, "name": "a run", "betas": (0.9, 0.95)}
+
+
+def _full(value: Any) -> Any:
+    if isinstance(value, DTensor):
+        return value.full_tensor().clone()
+    if isinstance(value, dict):
+        return {key: _full(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_full(item) for item in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def digest(value: Any) -> Any:
+    """Return what tells whether two states are the same, bit for bit."""
+    if isinstance(value, torch.Tensor):
+        data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), hashlib.sha256(data).hexdigest()
+    if isinstance(value, dict):
+        return {key: digest(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [digest(item) for item in value]
+    return value
+
+
+def save_fsdp(store: str, step: int) -> Any:
+    model, optimizer = _trained(3)
+    state = _state(model, optimizer)
+    info = ours.save(store, state, step, metrics={"loss": 1.5})
+    return digest(_full(state)), info.id
+
+
+def load_fsdp(store: str, step: int) -> Any:
+    model, optimizer = _trained(1, seed=7)
+    state = {**_state(model, optimizer), "epoch": 0, "name": "", "betas": (0.0, 0.0)}
+    ours.load(store, state, step)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    again = {**state, **_state(model, optimizer), "epoch": state["epoch"], "name": state["name"]}
+    again["betas"] = state["betas"]
+    return digest(_full(again))
+
+
+def whole(name: str) -> torch.Tensor:
+    shapes = {"odd": (37, 12), "wide": (64, 48), "cube": (6, 10, 24), "line": (101,), "scalar": ()}
+    generator = torch.Generator().manual_seed(len(name) * 7 + 1)
+    return torch.randn(shapes[name], generator=generator)
+
+
+PLACED = {"odd": 0, "wide": 1, "cube": 2, "line": 0, "scalar": None}
+
+
+def _sharded(dims: dict[str, int | None], *, zeros: bool = False) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {}
+    for name, dim in dims.items():
+        full = whole(name)
+        placement = Replicate() if dim is None else Shard(dim)
+        state[name] = distribute_tensor(torch.zeros_like(full) if zeros else full, mesh, [placement])
+    return state
+
+
+def save_shards(store: str, step: int, run: str = "main", dims: dict[str, int | None] | None = None) -> Any:
+    info = ours.save(store, {"model": _sharded(dims or PLACED), "lr": 0.5}, step, run)
+    return info.id, info.new_bytes
+
+
+def load_shards(store: str, step: int, dims: dict[str, int | None] | None = None) -> Any:
+    state = {"model": _sharded(dims or PLACED, zeros=True), "lr": 0.0}
+    ours.load(store, state, step)
+    full = _full(state)
+    return state["lr"] == 0.5 and all(torch.equal(full["model"][name], whole(name)) for name in PLACED)
+
+
+def save_at(store: str, run: str, step: int) -> Any:
+    return ours.save(store, {"w": _sharded({"odd": 0})["odd"]}, step, run).id
+
+
+def save_raw(store: str, step: int, caching: bool = False) -> Any:
+    writer = ours.CkstoreWriter(store, step)
+    planner = DefaultSavePlanner(enable_plan_caching=caching)
+    dcp_save({"w": _sharded({"odd": 0})["odd"], "step": step}, storage_writer=writer, planner=planner)
+    return None if writer.info is None else writer.info.id
+
+
+def save_async(store: str, step: int, process: bool) -> Any:
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
+    group = dist.new_group(backend="gloo") if not process else None
+    state = {"model": _sharded(PLACED), "lr": 0.5}
+    ours.async_save(store, state, step, process_group=group, async_checkpointer_type=kind).result()
+    return True
+
+
+def fail_at(store: str, step: int, rank: int, number: int) -> Any:
+    """Save while each write of a blob fails at one rank."""
+    from ckstore.fs import files
+
+    real = files.create_blob
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, errno.errorcode[number])
+
+    if dist.get_rank() == rank:
+        files.create_blob = failing
+    try:
+        return ours.save(
+            store, {"w": torch.full((4, 4), float(step)), "s": _sharded({"odd": 0})["odd"] + step}, step
+        ).id
+    finally:
+        files.create_blob = real
+
+
+def save_odd_value(store: str, step: int) -> Any:
+    return ours.save(store, {"a": {"b": object()}, "w": torch.ones(2)}, step).id
+
+
+class Counter:
+    """A `Stateful`."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"count": 1, "t": torch.arange(5)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
+def stateful(store: str, step: int) -> Any:
+    saved = Counter()
+    saved.state = {"count": 41, "t": torch.arange(5) * 3}
+    ours.save(store, {"counter": saved}, step)
+    loaded = Counter()
+    ours.load(store, {"counter": loaded}, step)
+    return loaded.state["count"], loaded.state["t"].tolist()
+
+
+def load_missing(store: str, step: int, strict: bool) -> Any:
+    state = {"model": {"odd": torch.zeros(37, 12), "more": torch.ones(3)}}
+    ours.load(store, state, step, strict=strict)
+    return torch.equal(state["model"]["odd"], whole("odd")), state["model"]["more"].tolist()
+
+
+def load_other_shape(store: str, step: int) -> Any:
+    ours.load(store, {"model": {"odd": torch.zeros(37, 13)}}, step)
+
+
+def load_part(store: str, step: int) -> int:
+    reader = ours.CkstoreReader(store, step)
+    dcp_load({"model": {"odd": torch.zeros(37, 12)}}, storage_reader=reader)
+    return reader.read_bytes
+
+
+def kept_files(store: str) -> list[str]:
+    return sorted(path.name for path in (Path(store) / "staging").iterdir())
+
+
+def cached_then_changed(store: str) -> Any:
+    return [save_raw(store, step, caching=True) for step in (1, 2, 3)]
+
+
+def large(store: str, step: int, rows: int, columns: int, dim: int = 0) -> Any:
+    """Save a tensor whose values do not depend on the number of ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    full = torch.arange(rows * columns, dtype=torch.int32).reshape(rows, columns)
+    info = ours.save(store, {"w": distribute_tensor(full, mesh, [Shard(dim)])}, step, if_exists="replace")
+    return info.new_bytes, info.logical_bytes
+
+
+def peer_loses_an_error(folder: str) -> str:
+    """Save with the writer of torch, two threads, of which the second fails."""
+    from torch.distributed.checkpoint import filesystem
+
+    real = filesystem._write_item
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.ENOSPC, "no space")
+        return real(*args, **kwargs)
+
+    filesystem._write_item = failing
+    try:
+        writer = filesystem.FileSystemWriter(folder, thread_count=2)
+        state = {f"{name}{dist.get_rank()}": torch.ones(4) for name in "abcd"}
+        with contextlib.redirect_stderr(io.StringIO()):
+            dcp_save(state, storage_writer=writer)
+    finally:
+        filesystem._write_item = real
+    return "saved"

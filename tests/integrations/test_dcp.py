@@ -1,0 +1,227 @@
+"""`torch.distributed.checkpoint` into a store and back, in real groups of processes joined by gloo.
+
+The long form, with 1, 2, 4 and 8 processes, is `test_dcp_many.py`. Ideas of torch's own suite (torch 2.13,
+test/distributed/checkpoint) that are mirrored here, against our writer and reader: test_fsdp_model_state,
+test_fsdp_optim_state, test_state_dict and test_fsdp2 (states of FSDP2 through `get_state_dict`), test_tp_checkpoint and
+test_dtensor_checkpoint (placements, replicated tensors), test_planner (missing keys, sizes that differ, plan caching),
+test_dedup_tensors (replicated once), test_nested_dict and test_save_load_api (values that are no tensors, `Stateful`),
+test_checkpoint (failing writers on one rank), test_async_process_executor and test_state_dict_saver (async by thread
+and by process).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import ckstore
+from ckstore import CannotStore, DamagedBlob, RankFailed, RankMismatch, Store
+from tests.format import reader
+from tests.integrations.dcp_cases import PLACED, digest, whole
+from tests.support.gloo import Group
+
+CASES = Path(__file__).with_name("dcp_cases.py")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Two processes."""
+    with Group(2, tmp_path_factory.mktemp("pair"), CASES) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One process."""
+    with Group(1, tmp_path_factory.mktemp("alone"), CASES) as group:
+        yield group
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def stagings(store: Store) -> list[str]:
+    return sorted(path.name for path in (store.path / "staging").iterdir())
+
+
+def test_fsdp2_with_its_optimizer_comes_back_bit_for_bit_on_as_many_ranks_and_on_fewer(
+    pair: Group, alone: Group, store: Store
+) -> None:
+    saved = pair.run("save_fsdp", store=str(store.path), step=1)
+
+    assert pair.run("load_fsdp", store=str(store.path), step=1) == [state for state, _ in saved]
+    assert alone.run("load_fsdp", store=str(store.path), step=1) == [saved[0][0]]
+    assert digest(store.load(1)) == saved[0][0]
+    assert stagings(store) == []
+
+
+def test_fsdp2_saved_by_one_comes_back_on_two(pair: Group, alone: Group, store: Store) -> None:
+    ((state, _),) = alone.run("save_fsdp", store=str(store.path), step=1)
+
+    assert pair.run("load_fsdp", store=str(store.path), step=1) == [state, state]
+
+
+def test_shards_by_rows_and_by_columns_are_whole_tensors_for_one_process(
+    pair: Group, alone: Group, store: Store, tmp_path: Path
+) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+    exported = store.export_safetensors(2, tmp_path / "out")
+
+    loaded: Any = store.load(2)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        for name in PLACED:
+            assert torch.equal(loaded["model"][name], whole(name))
+            assert torch.equal(file.get_tensor(f"model.{name}"), whole(name))
+    assert exported.tied == {}
+    assert alone.run("load_shards", store=str(store.path), step=2) == [True]
+    assert pair.run("load_shards", store=str(store.path), step=2) == [True, True]
+    others = {name: None if dim is None else len(whole(name).shape) - 1 - dim for name, dim in PLACED.items()}
+    assert pair.run("load_shards", store=str(store.path), step=2, dims=others) == [True, True]
+    with store.open_checkpoint(2) as checkpoint:
+        assert torch.equal(checkpoint.slice("model.wide")[5:9], whole("wide")[5:9])
+        assert torch.equal(checkpoint["model.cube"], whole("cube"))
+    target = {"model": {name: torch.zeros_like(whole(name)) for name in PLACED}, "lr": 0.0}
+    store.load_into(target, 2)
+    assert all(torch.equal(target["model"][name], whole(name)) for name in PLACED)  # type: ignore[index]
+
+
+def test_what_many_ranks_saved_is_what_the_page_of_the_format_says(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+
+    checkpoint = reader.Checkpoint(store.path / "checkpoints" / "main" / "2")
+    state = checkpoint.state()
+    assert checkpoint.content() == checkpoint.manifest["content"]
+    assert checkpoint.manifest["requires"] == ["shards"]
+    assert checkpoint.manifest["ranks"]["world_size"] == 2
+    for name in PLACED:
+        assert state["model"][name].data == whole(name).numpy().tobytes()
+
+
+def test_a_reader_refuses_what_it_does_not_know(pair: Group, store: Store) -> None:
+    from ckstore.model.digest import algorithm_of
+
+    pair.run("save_shards", store=str(store.path), step=2)
+    path = store.path / "checkpoints" / "main" / "2" / "manifest.json"
+    text = path.read_bytes()
+    digest_there, body = re.fullmatch(rb'\{"digest":"([^"]+)","manifest":(.*)\}\n', text, re.DOTALL).groups()  # type: ignore[union-attr]
+    body = body.replace(b'"requires":["shards"]', b'"requires":["shards","encoded"]')
+    again = algorithm_of(digest_there.decode()).digest(body).encode()
+    path.unlink()
+    path.write_bytes(b'{"digest":"' + again + b'","manifest":' + body + b"}\n")
+
+    with pytest.raises(ckstore.NewerFormat, match="encoded"):
+        Store.open(store.path, readonly=True).load(2)
+
+
+def test_ranks_that_mean_different_steps_or_runs_all_fail_and_nothing_is_visible(pair: Group, store: Store) -> None:
+    for given in ([("main", 5), ("main", 6)], [("main", 5), ("other", 5)]):
+        arguments = [{"store": str(store.path), "run": run, "step": step} for run, step in given]
+        answers = pair.call_each("save_at", arguments)
+
+        assert [type(answer) for answer in answers] == [RankMismatch, RankMismatch]
+        assert "rank 1" in str(answers[0])
+        assert str(given[1][0 if given[1][0] == "other" else 1]) in str(answers[0])
+        assert store.checkpoints() == []
+        assert stagings(store) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_error_of_the_disk_at_one_rank_fails_the_save_on_all(
+    pair: Group, store: Store, rank: int, number: int
+) -> None:
+    answers = pair.call("fail_at", store=str(store.path), step=9, rank=rank, number=number)
+
+    for answer in answers:
+        assert isinstance(answer, RankFailed)
+        assert list(answer.causes) == [rank]
+    assert store.checkpoints() == []
+    pair.run("save_shards", store=str(store.path), step=9)
+    assert stagings(store) == []
+
+
+def test_the_writer_of_torch_reports_success_when_a_thread_of_its_own_fails(pair: Group, tmp_path: Path) -> None:
+    """What the test before is about: the same error in the peer's second thread is lost."""
+    answers = pair.call("peer_loses_an_error", folder=str(tmp_path / "peer"))
+
+    assert answers == ["saved", "saved"]
+
+
+def test_a_value_that_cannot_be_stored_is_named_on_all_ranks(pair: Group, store: Store) -> None:
+    answers = pair.call("save_odd_value", store=str(store.path), step=9)
+
+    assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+    assert any(isinstance(cause, CannotStore) and cause.path == "a.b" for cause in answers[0].causes.values())
+    assert store.checkpoints() == []
+
+
+def test_stateful_objects_are_saved_and_loaded_as_their_state(pair: Group, store: Store) -> None:
+    assert pair.run("stateful", store=str(store.path), step=10) == [(41, [0, 3, 6, 9, 12])] * 2
+
+
+def test_names_that_lack_and_shapes_that_differ_are_refused_or_left(pair: Group, store: Store) -> None:
+    path = str(store.path)
+    pair.run("save_shards", store=path, step=2)
+
+    (answer, _) = pair.call("load_missing", store=path, step=2, strict=True)
+    assert isinstance(answer, RankFailed)
+    assert "model.more" in str(answer)
+    assert pair.run("load_missing", store=path, step=2, strict=False) == [(True, [1.0, 1.0, 1.0])] * 2
+    (answer, _) = pair.call("load_other_shape", store=path, step=2)
+    assert isinstance(answer, RankFailed)
+    assert "model.odd" in str(answer)
+
+
+def test_loading_a_part_reads_only_what_holds_it(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+
+    assert pair.run("load_part", store=str(store.path), step=2) == [whole("odd").numel() * 4] * 2
+
+
+def test_plan_caching_of_torch_saves_the_values_of_each_step(pair: Group, store: Store) -> None:
+    ids, _ = pair.run("cached_then_changed", store=str(store.path))
+
+    assert sorted(info.id for info in store.checkpoints()) == sorted(ids)
+    states: list[Any] = [store.load(step) for step in (1, 2, 3)]
+    assert [state["step"] for state in states] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("process", [False, True] if os.environ.get("CKSTORE_CRASH") == "full" else [False])
+def test_async_saves_in_a_thread_and_in_a_process(pair: Group, store: Store, process: bool) -> None:
+    pair.run("save_async", store=str(store.path), step=7, process=process)
+
+    assert pair.run("load_shards", store=str(store.path), step=7) == [True, True]
+
+
+def test_the_same_weights_again_write_nothing_and_cost_a_manifest(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=1)
+    (_, new_bytes), _ = pair.run("save_shards", store=str(store.path), step=2)
+
+    assert new_bytes == 0
+    assert store.gc().freed_bytes == 0
+
+
+def test_a_checkpoint_of_one_process_loads_on_ranks(pair: Group, store: Store) -> None:
+    store.save({"model": {name: whole(name) for name in PLACED}, "lr": 0.5}, step=3)
+
+    assert pair.run("load_shards", store=str(store.path), step=3) == [True, True]
+
+
+def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group, store: Store, tmp_path: Path) -> None:
+    pair.run("large", store=str(store.path), step=1, rows=600, columns=1024)
+    folder = store.path / "checkpoints" / "main" / "1" / "blobs"
+    next(iter(folder.iterdir())).unlink()
+
+    with pytest.raises(DamagedBlob, match="main/1"):
+        Store.open(store.path, readonly=True).export_safetensors("main@1", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

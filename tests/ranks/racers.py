@@ -1,0 +1,46 @@
+"""One of several processes that save the same steps at the same moment; run as a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import ckstore
+from ckstore import Store
+
+
+def state_of(rank: int, step: int) -> dict[str, object]:
+    """Return the state of a rank."""
+    return {"w": np.full((50, rank + 1), step * 100 + rank), "same": np.arange(200_000), "rank": rank}
+
+
+def main() -> None:
+    """Do what each line on the standard input says, and answer with a line."""
+    store: Store | None = None
+    for line in sys.stdin:
+        given = json.loads(line)
+        if store is None or str(store.path) != given["store"]:
+            store = Store.open(given["store"])
+        answer: dict[str, object]
+        try:
+            rank, step = given["rank"], given["step"]
+            options = {"rank": rank, "world_size": given["world_size"], "timeout": given["timeout"]}
+            options["attempt"] = given["attempt"]
+            if given.get("files"):
+                info = store.commit(Path(given["files"]), step=step, run=given.get("run", "main"), **options)
+            else:
+                state = state_of(rank, step)
+                if given.get("bad"):
+                    state["bad"] = object()
+                info = store.save(state, step=step, run=given.get("run", "main"), **options)
+            answer = {"id": info.id}
+        except ckstore.CkstoreError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Ranks save together without a process group: real processes, late, dead, duplicate and disagreeing ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, NoSuchRef, RankMismatch, Store
+from tests.ranks.racers import state_of
+
+ROOT = Path(__file__).parents[2]
+LONG = os.environ.get("CKSTORE_CRASH") == "full"
+ROUNDS = 200 if LONG else 6
+RANKS = 8 if LONG else 3
+PATIENT_S = 120
+
+
+class Racers:
+    """Processes that live through all rounds; one that was killed is started again."""
+
+    def __init__(self, count: int) -> None:
+        self.processes = [self._start() for _ in range(count)]
+
+    @staticmethod
+    def _start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "ranks" / "racers.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def say(self, number: int, **given: Any) -> None:
+        process = self.processes[number]
+        if process.poll() is not None:
+            self._close(process)
+            process = self.processes[number] = self._start()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(given) + "\n")
+        process.stdin.flush()
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Return what a process answers; an empty one if it died."""
+        stdout = self.processes[number].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        return json.loads(line) if line else {}
+
+    def kill(self, number: int) -> None:
+        self.processes[number].send_signal(signal.SIGKILL)
+        self.processes[number].wait()
+
+    @staticmethod
+    def _close(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+
+    def close(self) -> None:
+        for process in self.processes:
+            self._close(process)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def racers() -> Iterator[Racers]:
+    made = Racers(RANKS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def together(racers: Racers, store: Store, step: int, *, attempt: str, count: int = RANKS, **given: Any) -> list[Any]:
+    for rank in range(count):
+        common = {"store": str(store.path), "step": step, "rank": rank, "world_size": count, "attempt": attempt}
+        racers.say(rank, **{"timeout": PATIENT_S, **common, **given})
+    return [racers.answer(rank) for rank in range(count)]
+
+
+def wait_for_part(store: Store, rank: int) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not any((store.path / "staging").glob(f"*/part-{rank}.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def left_over(store: Store) -> list[str]:
+    """What is in staging once an opener has swept it."""
+    opened = Store.open(store.path)
+    opened.gc()
+    return sorted(path.name for path in (store.path / "staging").iterdir())
+
+
+def check_states(store: Store, step: int, count: int = RANKS) -> None:
+    loaded = store.load(step)
+    assert sorted(loaded) == list(range(count))
+    for rank in range(count):
+        wanted: Any = state_of(rank, step)
+        for state in (loaded[rank], store.load(step, rank=rank)):
+            assert np.array_equal(state["w"], wanted["w"])
+            assert state["rank"] == rank
+
+
+def test_ranks_save_one_checkpoint_that_gives_each_its_state(racers: Racers, store: Store) -> None:
+    answers = together(racers, store, 10, attempt="a")
+
+    (info,) = store.checkpoints()
+    assert answers == [{"id": info.id}] * RANKS
+    check_states(store, 10)
+    assert store.load(10, rank=1, select="rank") == {"rank": 1}
+    with pytest.raises(NoSuchRef, match="rank"):
+        store.load(10, rank=RANKS)
+    assert store.verify().ok
+    assert left_over(store) == []
+
+
+def test_what_all_ranks_have_is_stored_once(racers: Racers, store: Store) -> None:
+    together(racers, store, 1, attempt="a")
+    first = store.info(1)
+    together(racers, store, 2, attempt="a")
+
+    assert first.new_bytes < first.logical_bytes / 2
+    assert store.info(2).new_bytes < first.new_bytes
+
+
+def test_a_rank_that_does_not_come_is_named_and_nothing_is_visible(racers: Racers, store: Store) -> None:
+    for rank in range(RANKS - 1):
+        given = {"store": str(store.path), "step": 3, "rank": rank, "world_size": RANKS, "attempt": "a"}
+        racers.say(rank, timeout=2.0, **given)
+    answers = [racers.answer(rank) for rank in range(RANKS - 1)]
+
+    assert {answer["error"] for answer in answers} == {"MissingRanks"}
+    assert f"rank {RANKS - 1} did not come" in answers[0]["message"]
+    assert store.checkpoints() == []
+    assert left_over(store) == []
+    together(racers, store, 3, attempt="a")
+    check_states(store, 3)
+
+
+def test_a_rank_that_cannot_store_its_state_fails_all_at_once(racers: Racers, store: Store) -> None:
+    for rank in range(RANKS):
+        given = {"store": str(store.path), "step": 4, "rank": rank, "world_size": RANKS, "attempt": "a"}
+        racers.say(rank, timeout=PATIENT_S, bad=rank == 1, **given)
+    answers = [racers.answer(rank) for rank in range(RANKS)]
+
+    assert [answer["error"] for answer in answers] == ["RankFailed", "CannotStore", *["RankFailed"] * (RANKS - 2)]
+    assert "rank 1: bad" in answers[0]["message"] or "bad" in answers[0]["message"]
+    assert store.checkpoints() == []
+    assert left_over(store) == []
+
+
+def test_two_processes_with_one_rank_are_told_and_the_first_goes_on(racers: Racers, store: Store) -> None:
+    common = {"store": str(store.path), "step": 5, "world_size": 2, "attempt": "a"}
+    racers.say(0, rank=0, timeout=PATIENT_S, **common)
+    wait_for_part(store, 0)
+    racers.say(1, rank=0, timeout=PATIENT_S, **common)
+    duplicate = racers.answer(1)
+    racers.say(1, rank=1, timeout=PATIENT_S, **common)
+
+    assert duplicate["error"] == "RankMismatch"
+    assert str(racers.processes[0].pid) in duplicate["message"]
+    assert racers.answer(1) == racers.answer(0) == {"id": store.info(5).id}
+    racers.say(0, rank=0, timeout=PATIENT_S, **common)
+    assert racers.answer(0)["error"] == "RankMismatch"
+
+
+def test_ranks_that_mean_different_steps_are_told_who_means_what(racers: Racers, store: Store) -> None:
+    common = {"store": str(store.path), "world_size": 2, "attempt": "a"}
+    racers.say(0, rank=0, step=6, timeout=PATIENT_S, **common)
+    wait_for_part(store, 0)
+    racers.say(1, rank=1, step=7, timeout=0.1, **common)
+    answer = racers.answer(1)
+    racers.kill(0)
+
+    assert answer["error"] == "RankMismatch"
+    assert f"rank 0 ({os.uname().nodename}, process {racers.processes[0].pid}) saves main@6 of 2" in answer["message"]
+    assert store.checkpoints() == []
+    assert left_over(store) == []
+
+
+def test_a_try_never_meets_what_another_left(racers: Racers, store: Store) -> None:
+    common = {"store": str(store.path), "step": 8, "world_size": 2}
+    racers.say(0, rank=0, attempt="first", timeout=2.0, **common)
+    racers.say(1, rank=1, attempt="second", timeout=2.0, **common)
+
+    assert [racers.answer(i)["error"] for i in (0, 1)] == ["MissingRanks", "MissingRanks"]
+    assert store.checkpoints() == []
+
+
+def test_directories_of_files_make_one_checkpoint(racers: Racers, store: Store, tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        folder = tmp_path / f"offloaded-{rank}"
+        (folder / "tensors").mkdir(parents=True)
+        (folder / "tensors" / f"rank{rank}.bin").write_bytes(bytes([rank]) * 5000)
+        (folder / "config.json").write_text("{}")
+        given = {"store": str(store.path), "step": 9, "rank": rank, "world_size": RANKS, "attempt": "a"}
+        racers.say(rank, timeout=PATIENT_S, files=str(folder), **given)
+    answers = [racers.answer(rank) for rank in range(RANKS)]
+
+    assert answers == [{"id": store.info(9).id}] * RANKS
+    store.checkout(9, tmp_path / "out")
+    found = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert found == ["config.json", *(f"tensors/rank{rank}.bin" for rank in range(RANKS))]
+    assert (tmp_path / "out" / "tensors" / "rank1.bin").read_bytes() == b"\1" * 5000
+    with pytest.raises(BadInput):
+        store.load(9, rank=0)
+
+
+def test_files_that_differ_under_one_name_are_refused(racers: Racers, store: Store, tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = tmp_path / f"offloaded-{rank}"
+        folder.mkdir()
+        (folder / "config.json").write_text(str(rank))
+        given = {"store": str(store.path), "step": 9, "rank": rank, "world_size": 2, "attempt": "a"}
+        racers.say(rank, timeout=PATIENT_S, files=str(folder), **given)
+    answers = [racers.answer(rank) for rank in range(2)]
+
+    assert {answer["error"] for answer in answers} == {"RankMismatch"}
+    assert "config.json" in answers[0]["message"]
+    assert store.checkpoints() == []
+
+
+def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, world_size in ((2, 2), (0, None), (None, 2), (0, 0)):
+        with pytest.raises(BadInput):
+            store.save({}, 1, attempt="a", rank=rank, world_size=world_size)
+    for wrong_timeout in (0, -1, True):
+        with pytest.raises(BadInput, match="timeout"):
+            store.save({}, 1, attempt="a", rank=0, world_size=1, timeout=wrong_timeout)
+    with pytest.raises(BadInput, match="step"):
+        store.save({}, attempt="a", rank=0, world_size=1)
+    with pytest.raises(BadInput, match="name for this try"):
+        store.save({}, 1, rank=0, world_size=1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    assert store.save({"a": 1}, 1, rank=0, world_size=1).step == 1
+    with pytest.raises(RankMismatch, match="already"):
+        store.save({"a": 1}, 1, rank=0, world_size=1)
+
+
+@pytest.mark.crash
+def test_rounds_with_a_late_a_dead_or_a_duplicate_rank(racers: Racers, store: Store) -> None:
+    """Each step is complete, or absent with the missing rank named; no round trips over what an earlier one left."""
+    seed = int(os.environ.get("CKSTORE_CRASH_SEED", "27"))
+    draw = random.Random(seed)
+    for step in range(100, 100 + ROUNDS):
+        what = draw.choice(["all", "late", "dead", "duplicate"])
+        victim = draw.randrange(RANKS)
+        common = {"store": str(store.path), "step": step, "world_size": RANKS, "attempt": f"round-{step}"}
+        timeout_s = 8.0 if what == "dead" else PATIENT_S
+        others = [rank for rank in range(RANKS) if rank != victim]
+        for rank in others if what == "late" else range(RANKS):
+            racers.say(rank, rank=rank, timeout=timeout_s, **common)
+        if what == "late":
+            time.sleep(draw.random() / 10)
+            racers.say(victim, rank=victim, timeout=timeout_s, **common)
+        if what == "dead":
+            time.sleep(draw.random() / 20)
+            racers.kill(victim)
+        answers = {rank: racers.answer(rank) for rank in range(RANKS)}
+        if what == "duplicate":
+            racers.say(victim, rank=victim, timeout=timeout_s, **common)
+            assert racers.answer(victim)["error"] == "RankMismatch"
+        told = [answers[rank] for rank in others]
+        there = step in {info.step for info in store.checkpoints()}
+        if there:
+            check_states(store, step)
+            assert all("id" in answer for answer in told), (seed, step, what, told)
+        else:
+            assert what == "dead", (seed, step, what, told)
+            assert all(answer["error"] in ("MissingRanks", "RankFailed") for answer in told), (seed, step, told)
+            assert any(f"rank {victim}" in answer["message"] for answer in told), (seed, step, told)
+    assert store.verify().ok
+    assert left_over(store) == []
