@@ -80,7 +80,8 @@ def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) 
             files.sync_directory(parent)
     except OSError as second:
         msg = f"{target} was being replaced when the system failed: {error}; the old checkpoint is in {old}: {second}"
-        raise UnknownOutcome(msg, hint="open the store again: that completes it") from error
+        hint = "open the store again, which completes it: the step may or may not be the new one"
+        raise UnknownOutcome(msg, hint=hint) from error
 
 
 def gaps(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]:
