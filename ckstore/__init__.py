@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import RetentionReport, Skipped
     from ckstore.model.reports.usage import CheckpointUsage, Usage, Use
     from ckstore.model.reports.verify_report import Damage, Repair, StoreFinding, Unrepaired, VerifyReport
-    from ckstore.model.saver.status import SaveEvent
+    from ckstore.model.saver.status import SaveEvent, SaverStatus
     from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
@@ -126,6 +126,7 @@ __all__ = [
     "SaveAbandoned",
     "SaveEvent",
     "SaveFailed",
+    "SaverStatus",
     "Select",
     "Skipped",
     "StateChanged",
@@ -163,7 +164,7 @@ _HOMES = {
     "ckstore.model.reports.retention_report": "RetentionReport Skipped",
     "ckstore.model.reports.usage": "CheckpointUsage Usage Use",
     "ckstore.model.reports.verify_report": "Damage Repair StoreFinding Unrepaired VerifyReport",
-    "ckstore.model.saver.status": "SaveEvent",
+    "ckstore.model.saver.status": "SaveEvent SaverStatus",
     "ckstore.model.settings.retention": "Best PlanEntry RetentionPlan RetentionPolicy",
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",

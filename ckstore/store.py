@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import RetentionReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
+    from ckstore.model.saver.status import SaverStatus
     from ckstore.model.settings.retention import RetentionPlan, RetentionPolicy
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
@@ -989,6 +990,17 @@ class Store:
         from ckstore.fs.holders import deleted_but_open
 
         return deleted_but_open(self.path.stat().st_dev)
+
+    @act_in_memory
+    def savers(self) -> tuple[SaverStatus, ...]:
+        """Return the processes that save to this store in the background, of all handles and users seen from here.
+
+        Raises:
+            CkstoreError: The processes of this host cannot be listed.
+        """
+        from ckstore.saver.client.savers import savers_of
+
+        return savers_of(str(self.path))
 
     @act
     def doctor(self) -> DoctorReport:

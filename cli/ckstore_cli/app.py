@@ -44,6 +44,7 @@ COMMANDS = {
     "verify": "store",
     "reindex": "store",
     "doctor": "store",
+    "savers": "store",
     "demo": "store",
 }
 """The commands in the order of the help, and the room of each: `ckstore_cli.commands.<room>.<name>.<name>`."""

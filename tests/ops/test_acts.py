@@ -63,6 +63,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "plan_gc": lambda store: store.plan_gc(),
     "gc": lambda store: store.gc(),
     "leaks": lambda store: store.leaks(),
+    "savers": lambda store: store.savers(),
     "doctor": lambda store: store.doctor(),
     "tag": lambda store: store.tag("best", 1),
     "untag": lambda store: store.untag("best"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists
 from ckstore.saver.client.client import Client
+from ckstore_cli.app import app
+from tests.cli.test_command_line_page import keys, section
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store
@@ -214,6 +218,26 @@ def test_the_memory_of_a_saver_is_known_and_can_be_made_before(store: Store) -> 
     assert pid is not None
     assert store.save_async(state).result(DEADLINE_S).step == 0
     assert _client(store).pid() == pid
+
+
+def test_the_savers_of_a_store_can_be_listed(store: Store, strike: Any) -> None:
+    folder = strike("syncing", "wait", 1)
+    pending = store.save_async(state_of(0), step=3, run="gpt")
+    wait_for((folder / "struck-0").exists, "it is syncing")
+
+    (found,) = Store(store.path, readonly=True).savers()
+    shown = CliRunner().invoke(app, ["savers", "--store", str(store.path)])
+    documents = CliRunner().invoke(app, ["savers", "--json", "--store", str(store.path)])
+
+    assert (found.pid, found.trainer, found.state) == (_client(store).pid(), os.getpid(), "syncing")
+    assert (found.run, found.step, found.done_bytes) == ("gpt", 3, found.total_bytes)
+    assert shown.exit_code == 0
+    assert "gpt@3" in shown.stdout
+    document = json.loads(documents.stdout)
+    assert document["pid"] == found.pid
+    assert list(document) == keys(section("`ckstore savers`"))
+    (folder / "go-0").touch()
+    pending.result(DEADLINE_S)
 
 
 def test_a_closed_handle_lets_its_saver_end_and_can_save_again(store: Store) -> None:

@@ -1,0 +1,63 @@
+"""``ckstore savers``: the processes that save in the background."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ckstore.model.sizes import size_text
+from ckstore_cli._format import columns, printable
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+
+
+@click.command()
+@store_option
+@json_option
+@pass_frame
+def savers(frame: Frame) -> None:
+    """List the processes that save to the store in the background.
+
+    It shows what each of them is doing. As root it sees all of them, otherwise
+    only your own.
+
+    \b
+    Example:
+      ckstore savers
+      ckstore savers --json
+
+    \b
+    Exit status:
+      0  done, also where there are none
+      2  wrong usage
+      4  there is no such store
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        found = store.savers()
+    for one in found:
+        out.document(
+            {
+                "pid": one.pid,
+                "trainer": one.trainer,
+                "state": one.state,
+                "run": one.run,
+                "step": one.step,
+                "done_bytes": one.done_bytes,
+                "total_bytes": one.total_bytes,
+                "since": one.since,
+            }
+        )
+    if not found:
+        out.note("no process saves to this store in the background")
+        return
+    rows = [("pid", "trainer", "state", "save", "done", "for")]
+    for one in found:
+        save = f"{one.run}@{'next' if one.step is None else one.step}" if one.run else "-"
+        done = f"{size_text(one.done_bytes)} of {size_text(one.total_bytes)}" if one.run else "-"
+        age = f"{max(0.0, time.time() - one.since):.0f} s"
+        rows.append((str(one.pid), str(one.trainer), one.state, printable(save), done, age))
+    head, *lines = columns(rows, ">><<>>")
+    out.line(out.style(head, "dim"))
+    for line in lines:
+        out.line(line)
