@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRef, RankMismatch, Store
+from ckstore import BadInput, NoSuchRef, RankMismatch, StepExists, Store
+from ckstore_cli.app import app
 from tests.ranks.racers import state_of
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +256,29 @@ def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pyte
     assert store.save({"a": 1}, 1, rank=0, world_size=1).step == 1
     with pytest.raises(RankMismatch, match="already"):
         store.save({"a": 1}, 1, rank=0, world_size=1)
+
+
+def test_a_rank_that_saves_on_its_own_what_another_saved_is_told_what_to_do(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save({"rank": 0}, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+    with pytest.raises(StepExists) as caught:
+        store.save({"rank": 1}, 1)
+    assert "rank 1 of 4" in caught.value.hint
+    assert "rank=" in caught.value.hint
+
+
+def test_the_command_commits_as_a_rank(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.bin").write_bytes(b"a")
+    options = ["--step", "3", "--rank", "0", "--world-size", "1", "--attempt", "a", "--store", str(store.path)]
+    done = CliRunner().invoke(app, ["commit", str(tmp_path / "out"), *options])
+
+    assert done.exit_code == 0, done.output
+    assert store.info(3).name == "main@3"
 
 
 @pytest.mark.crash

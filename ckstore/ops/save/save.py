@@ -15,6 +15,8 @@ the rename on the save does not fail any more; what is left undone then is done 
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -114,7 +116,25 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     context.check_writable()
     with python_gc_paused():
         captured = capture(state)
-    return save_captured(context, captured, request)
+    try:
+        return save_captured(context, captured, request)
+    except StepExists as error:
+        error.hint = _hint_for_ranks() or error.hint
+        raise
+
+
+def _hint_for_ranks() -> str:
+    """Return what to do if this is one of several ranks that save on their own; empty if it is not."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        rank, world_size = str(group.get_rank()), str(group.get_world_size())
+    if not (rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1):
+        return ""
+    return (
+        f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only; "
+        "if each has its own, give rank= and world_size="
+    )
 
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:

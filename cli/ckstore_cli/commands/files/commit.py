@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
+@click.option("--rank", type=click.IntRange(min=0), help="This is one of several processes that commit together.")
+@click.option("--world-size", type=click.IntRange(min=1), help="How many they are.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait for the other ranks.",
+)
+@click.option("--attempt", metavar="NAME", help="Names this start of the job. Default: of torchrun or Slurm.")
 @store_option
 @json_option
 @pass_frame
@@ -53,6 +63,10 @@ def commit(
     force: bool,
     times: bool,
     allow_incomplete: bool,
+    rank: int | None,
+    world_size: int | None,
+    timeout: float,
+    attempt: str | None,
 ) -> None:
     """Store the files at PATHS: a checkpoint directory of any trainer, or anything else.
 
@@ -69,7 +83,8 @@ def commit(
     \b
     Exit status:
       0  done: the files now survive a power cut
-      1  the step exists, a file changed or cannot be stored, or only a tag was not written
+      1  the step exists, a file changed or cannot be stored, a rank is missing,
+         or only a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
       5  the step is to be replaced, and a tag or a pin names it
@@ -88,6 +103,10 @@ def commit(
             force=force,
             times=times,
             allow_incomplete=allow_incomplete,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            attempt=attempt,
             progress=shown.at,
         )
     for warning in info.warnings:
