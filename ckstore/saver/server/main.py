@@ -5,6 +5,7 @@ An end of file is the trainer's death, or its end: orders that lie in the socket
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -55,6 +56,7 @@ def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
         message, descriptors = got
         if not isinstance(message, Order) or not _serve_one(context, message, descriptors, reporter):
             break
+        gc.collect()  # what looks at the snapshot goes, and with it the mapping: the trainer may have replaced it
     reporter.at(0, "closing")
 
 
