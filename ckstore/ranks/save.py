@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CkstoreError, MissingRanks, RankFailed, RankMismatch
+from ckstore.fs import peek
 from ckstore.model.manifest.manifest import Ranks
 from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
 from ckstore.objects.checkpoints import look
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.ops.context import Context
@@ -261,13 +263,26 @@ def _publish(
         del notes
         with ExitStack() as opened:
             paths = [context.layout.staging / parts[rank]["staging"] for rank in sorted(parts)]
-            manifests = link_parts(context, staging, paths, opened)
+            try:
+                manifests = link_parts(context, staging, paths, opened)
+            except FileNotFoundError as error:
+                raise _gone(parts, paths) or error from error
             joined = _states(manifests) if not any(part.files for part in manifests) else _files(manifests)
             hosts = tuple(str(part.description.metadata["host"]) for part in manifests)
             ranks = Ranks(who.world_size, who.attempt, hosts)
             return staged_of(context, staging, request, manifests, replace(joined, ranks=ranks))
 
     return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage)
+
+
+def _gone(parts: Mapping[int, Mapping[str, Any]], paths: Sequence[Inside]) -> RankFailed | None:
+    """Return the error for ranks that ended after they had staged their parts, which were swept as dead."""
+    gone = [rank for rank, path in zip(sorted(parts), paths, strict=True) if not peek.is_directory(path)]
+    if not gone:
+        return None
+    said = ", ".join(f"rank {rank} ({parts[rank].get('host')}, process {parts[rank].get('pid')})" for rank in gone)
+    msg = f"{said} ended before all ranks had come, and what it had staged is gone; nothing was published"
+    return RankFailed(msg, hint="save again when all ranks run")
 
 
 def _states(parts: Sequence[Manifest]) -> Joined:

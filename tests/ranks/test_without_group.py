@@ -170,6 +170,23 @@ def test_a_rank_that_cannot_store_its_state_fails_all_at_once(racers: Racers, st
     assert left_over(store) == []
 
 
+def test_a_rank_that_died_with_its_part_staged_is_named(racers: Racers, store: Store) -> None:
+    common = {"store": str(store.path), "step": 6, "world_size": 3, "attempt": "a", "timeout": PATIENT_S}
+    for rank in (0, 1):
+        racers.say(rank, rank=rank, **common)
+        wait_for_part(store, rank)
+    racers.kill(1)
+    killed = racers.processes[1].pid
+    Store.open(store.path).gc()  # takes its part away
+    racers.say(2, rank=2, **common)
+    answers = [racers.answer(0), racers.answer(2)]
+
+    assert {answer["error"] for answer in answers} == {"RankFailed"}
+    assert all(f"rank 1 ({os.uname().nodename}, process {killed})" in answer["message"] for answer in answers)
+    assert store.checkpoints() == []
+    assert left_over(store) == []
+
+
 def test_two_processes_with_one_rank_are_told_and_the_first_goes_on(racers: Racers, store: Store) -> None:
     common = {"store": str(store.path), "step": 5, "world_size": 2, "attempt": "a"}
     racers.say(0, rank=0, timeout=PATIENT_S, **common)
