@@ -187,8 +187,8 @@ class MissingRanks(RankError):
         missing: Their numbers.
     """
 
-    def __init__(self, message: str, *, hint: str = "", missing: tuple[int, ...] = ()) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, hint: str = "", command_hint: str = "", missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message, hint=hint, command_hint=command_hint)
         self.missing = missing
 
 

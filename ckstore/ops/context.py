@@ -118,9 +118,13 @@ def info_of(
     """
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
-    damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
-    info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable, damaged=damaged)
-    return annotated(context, info)
+    info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
+    try:
+        damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
+    except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
+        context.problems[f"mark of {info.name}"] = f"whether {info.name} is marked as damaged is not known: {error}"
+        damaged = False
+    return annotated(context, replace(info, damaged=damaged))
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

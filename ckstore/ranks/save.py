@@ -54,7 +54,11 @@ def attempt_here(attempt: str | None) -> str:
     if environment.get("TORCHELASTIC_RUN_ID") and port:  # torchrun without --rdzv-id names every run "none"
         return f"{environment.get('MASTER_ADDR', '')}:{port}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     msg = "the ranks need a name for this try that all of them have, so that it never meets leftovers of another"
-    raise BadInput(msg, hint="give attempt=, the same on all ranks and new for each start of the job")
+    raise BadInput(
+        msg,
+        hint="give attempt=, the same on all ranks and new for each start of the job",
+        command_hint="give --attempt, the same on all ranks and new for each start of the job",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,9 @@ class AsRank:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise BadInput(f"timeout must be a number of seconds above 0, got {timeout_s!r}")
         if request.step is None:
-            raise BadInput("ranks that save together give the step", hint="step=, the same on all ranks")
+            msg = "ranks that save together give the step"
+            hint, command_hint = "step=, the same on all ranks", "--step, the same on all ranks"
+            raise BadInput(msg, hint=hint, command_hint=command_hint)
         attempt = attempt_here(self.attempt)
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
@@ -139,7 +145,8 @@ def _refuse_duplicate(context: Context, who: Who) -> None:
     found = look(context.layout, who.run, who.step).published
     if found is not None and found.manifest.ranks is not None and found.manifest.ranks.attempt == who.attempt:
         msg = f"{who.run}@{who.step} was saved by all {found.manifest.ranks.world_size} ranks of this try already"
-        raise RankMismatch(msg, hint=f"{who} came a second time, or too late; a new try needs another attempt=")
+        came = f"{who} came a second time, or too late; a new try needs another"
+        raise RankMismatch(msg, hint=f"{came} attempt=", command_hint=f"{came} --attempt")
 
 
 def _staged(context: Context, who: Who, captured: Callable[[], Captured], request: Request) -> Staging:
@@ -251,7 +258,9 @@ def _ended(context: Context, who: Who, outcome: dict[str, Any]) -> CheckpointInf
         raise RankFailed(f"saving {name} failed on all {who.world_size} ranks, because of {said}", causes=causes)
     missing = tuple(outcome["missing"])
     msg = f"{name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
-    raise MissingRanks(msg, hint="save again when all ranks run; timeout= says how long to wait", missing=missing)
+    again = "save again when all ranks run"
+    hint, command_hint = f"{again}; timeout= says how long to wait", f"{again}; --timeout says how long to wait"
+    raise MissingRanks(msg, hint=hint, command_hint=command_hint, missing=missing)
 
 
 def _publish(

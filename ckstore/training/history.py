@@ -195,7 +195,11 @@ def _check_deletable(store: Store, sources: list[Source]) -> None:
             raise BadInput(msg, hint="remove it yourself, or import without deleting")
     if store.config.retention is not None:
         msg = "the store has a retention policy, which would drop what is imported while its source is deleted"
-        raise BadInput(msg, hint="ckstore config retention --off, import, then set it again")
+        raise BadInput(
+            msg,
+            hint="set store.config.retention to None, import, then set it again",
+            command_hint="ckstore config retention --off, import, then set it again",
+        )
 
 
 def _listing(entries: list[Entry]) -> str:

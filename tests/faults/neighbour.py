@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckstore.fs import links
+from ckstore.fs.links import exchange  # bound here: some acts take it away from the store
 from tests.faults.states import CHUNK_BYTES
 
 HERE = "here"
@@ -89,7 +89,7 @@ class Neighbour:
             if self.back and not self._done:
                 self._done = True
                 with suppress(OSError):  # it was renamed meanwhile
-                    links.exchange(Path(self.swapped), self._swap / "it")
+                    exchange(Path(self.swapped), self._swap / "it")
             return
         victim = self._victim(Path(path))
         if victim is None:
@@ -98,7 +98,7 @@ class Neighbour:
         shutil.copytree(victim, bait, symlinks=True)
         self._before = seen(self._outside)
         (self._swap / "it").symlink_to(bait)
-        links.exchange(victim, self._swap / "it")
+        exchange(victim, self._swap / "it")
         self.swapped = str(victim)
 
     def _victim(self, path: Path) -> Path | None:

@@ -62,10 +62,19 @@ def test_a_call_that_fails_gives_an_error_of_ckstore(
 def test_no_method_that_reads_is_left_out() -> None:
     changing = {
         *("save", "commit", "delete", "gc", "reindex", "tag", "untag", "pin", "unpin", "annotate", "apply"),
-        "set_retention",
+        *("set_retention", "save_async"),
     }
+    background = {
+        "wait",
+        "flush",
+        "prewarm",
+        "staging_bytes",
+        "should_stop",
+        "stop_on_signals",
+        "savers",
+    }  # tests/saver
     quick = {"warnings", "settings", "config", "close", "init", "open_or_init"}
-    methods = {name for name in vars(Store) if not name.startswith("_")} - changing - quick
+    methods = {name for name in vars(Store) if not name.startswith("_")} - changing - quick - background
     inside = {name for name in vars(OpenCheckpoint) if not name.startswith("_")}
     tried = {name.partition(" ")[0] for name in ACTS} | {"latest", "export_safetensors"}
 

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<!ckstore log )(?<![\w-])--[a-z]")
 ARGUMENT = re.compile(r"\b[a-z_]+=(?!\S*VALUE)|\bsave\(\)|\bstore\.\w+")
 NO_COMMAND_ENTERS = (
+    "ckstore/integrations/",
     "ckstore/model/settings/retention.py",
     "ckstore/ops/acts.py",
     "ckstore/ops/index/catalog_place.py",
@@ -17,7 +18,9 @@ NO_COMMAND_ENTERS = (
     "ckstore/ops/read/load_into.py",
     "ckstore/ops/read/storage_read.py",
     "ckstore/ops/save/packing.py",
+    "ckstore/saver/client/",
     "ckstore/tensors/",
+    "ckstore/training/restore.py",
     "ckstore/store.py",
 )
 """What only a program calls."""
