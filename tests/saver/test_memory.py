@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from ckstore import Store
+from ckstore.errors import SaveAbandoned, SaveFailed
+from ckstore.saver.client import process as module
+from ckstore.saver.client.process import SaverProcess
 from tests.saver.conftest import DEADLINE_S, wait_for
 
 
@@ -17,3 +24,22 @@ def test_a_saver_keeps_no_snapshot(store: Store) -> None:
 
     maps = Path(f"/proc/{store._client().pid()}/maps")
     wait_for(lambda: "ckstore-snapshot" not in maps.read_text(), "the saver has no snapshot mapped")
+
+
+def test_no_more_savers_are_started_while_the_disk_holds_those_that_were_killed(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike("starting", "stop", times=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(SaverProcess, "kill", lambda process: None)  # as if a frozen disk held it
+        for n in range(4):
+            with pytest.raises(SaveAbandoned):
+                store.save_async({"n": n}, n, stall_timeout_s=0.1).result(DEADLINE_S)
+        with pytest.raises(SaveFailed, match=r"4 savers of .* have not ended"):
+            store.save_async({"n": 4}, 4)
+    monkeypatch.setattr(module, "ENTRY", "ckstore.saver.server.main")
+    for process in store._client()._given_up:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: all(process.ended(0) for process in store._client()._given_up), "they have ended")
+
+    assert store.save_async({"n": 5}, 5).result(DEADLINE_S).step == 5

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("ckstore.saver")
 _LOOK_S = 0.5
 _TRIES = 2
+_MOST_GIVEN_UP = 4
+"""A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Client:
         self._number = 0
         self._told_parents: dict[str, str] = {}
         self._terms = Terms()
+        self._given_up: list[SaverProcess] = []
 
     # ---- asked for by the trainer
 
@@ -272,6 +275,10 @@ class Client:
             self._start()
 
     def _start(self) -> None:
+        self._given_up = [process for process in self._given_up if not process.ended(0.0)]
+        if len(self._given_up) >= _MOST_GIVEN_UP:
+            msg = f"{len(self._given_up)} savers of {self.path} that were killed have not ended: the disk holds them"
+            raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
         self._process = process = SaverProcess()
         self._closing = False
         process.send(Open(self.path, self.catalog_path, self._terms.nice))
@@ -405,6 +412,7 @@ class Client:
         """The saver is stuck: kill it, and give up what it has. It publishes nothing after this, for it has to ask."""
         process.kill()
         process.let_go()
+        self._given_up.append(process)
         self._process = None
         self._closing = False
         why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
