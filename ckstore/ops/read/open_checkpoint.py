@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
+from ckstore.fs.inside import Inside
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
@@ -25,9 +27,9 @@ from ckstore.tensors.restore import make_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from types import TracebackType
 
+    from ckstore.fs.inside import Where
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
@@ -55,6 +57,9 @@ class LeafSummary:
 class OpenCheckpoint:
     """A checkpoint that is open for reading; a context manager. It is not taken apart while it is open.
 
+    A child that is forked opens it again when it first reads from it, and so does a process that unpickles it: each has
+    it open on its own, and closes it on its own.
+
     Attributes:
         info: What the store says about it.
     """
@@ -62,6 +67,8 @@ class OpenCheckpoint:
     def __init__(self, directory: CheckpointDirectory, info: CheckpointInfo) -> None:
         self.info = info
         self._directory = directory
+        self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
+        self._closed = False
         self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
 
     def keys(self) -> list[str]:
@@ -86,7 +93,7 @@ class OpenCheckpoint:
             DamagedBlob: Its bytes are damaged or missing.
         """
         leaf = self._leaf(name)
-        memories = read_memories(self._directory, [leaf.storage], verify=True)
+        memories = read_memories(self._here(), [leaf.storage], verify=True)
         return make_leaf(leaf, memories[leaf.storage])
 
     def slice(self, name: str) -> LeafSlice:
@@ -95,7 +102,7 @@ class OpenCheckpoint:
         Raises:
             NoSuchRef: There is no such name.
         """
-        return LeafSlice(self._directory, self._leaf(name))
+        return LeafSlice(self, self._leaf(name))
 
     def leaves(self) -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
@@ -113,11 +120,42 @@ class OpenCheckpoint:
             NoSuchRef: `select` fits nothing.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        return load_open(self._directory, device=device, select=select, mmap=mmap, verify=verify)
+        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify)
 
     def close(self) -> None:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""
+        self._closed = True
         self._directory.close()
+
+    def _here(self) -> CheckpointDirectory:
+        """Return its directory, which this process has open; a child that was forked since opens it again.
+
+        Raises:
+            NoSuchRef: It was removed or replaced meanwhile.
+        """
+        held = self._directory
+        if held.lock.fd >= 0 or self._closed:
+            return held
+        again = _again(held.path, self.info)
+        again.on_damage = held.on_damage
+        first = self._reopened.setdefault(held, again)  # of several threads one wins
+        if first is not again:
+            again.close()
+        self._directory = first
+        return first
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle it as where it is and what it was opened as.
+
+        Raises:
+            BadInput: It was closed.
+        """
+        if self._closed:
+            msg = f"{self.info.name} was closed"
+            raise BadInput(msg, hint="pickle it inside its with block")
+        where = self._directory.path
+        top, parts = (where.top, where.parts) if isinstance(where, Inside) else (str(where), ())
+        return _open_again, (Path(top), parts, self.info)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +166,7 @@ class OpenCheckpoint:
         self.close()
 
     def _act_places(self) -> tuple[object, ...]:
-        return (self._directory,)
+        return (self,)
 
     def _leaf(self, name: str) -> LeafRecord:
         if name in self._leaves:
@@ -151,10 +189,11 @@ class LeafSlice:
         shape, dtype: Of the whole.
     """
 
-    def __init__(self, directory: CheckpointDirectory, leaf: LeafRecord) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, leaf: LeafRecord) -> None:
         self.shape = leaf.shape
         self.dtype = leaf.dtype
-        self._directory = directory
+        self._checkpoint = checkpoint
+        self._here = checkpoint._here  # noqa: SLF001 - of this module
         self._leaf = leaf
 
     @act
@@ -174,10 +213,10 @@ class LeafSlice:
         return rows[(slice(None), *rest)] if rest else rows
 
     def _act_places(self) -> tuple[object, ...]:
-        return (self._directory,)
+        return (self._checkpoint,)
 
     def _whole(self) -> Any:
-        memories = read_memories(self._directory, [self._leaf.storage], verify=True)
+        memories = read_memories(self._here(), [self._leaf.storage], verify=True)
         return make_leaf(self._leaf, memories[self._leaf.storage])
 
     def _rows(self, start: int, stop: int) -> Any:
@@ -190,10 +229,11 @@ class LeafSlice:
         for n in leaf.shape[1:]:
             row_bytes *= n
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
-        check_room(self._directory, last - first)
+        directory = self._here()
+        check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
         # Whole pieces are read, so that they can be checked.
-        RegionReader(self._directory, leaf.storage, leaf.name).bytes(first, last, memory.view)
+        RegionReader(directory, leaf.storage, leaf.name).bytes(first, last, memory.view)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
 
 
@@ -224,6 +264,25 @@ def open_path(path: Path) -> OpenCheckpoint:
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
     return OpenCheckpoint(directory, replace(_info_of_open(directory), durable=examine(path).durable))
+
+
+@act
+def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo) -> OpenCheckpoint:
+    """Open a checkpoint that was pickled, at the place `parts` in `top`."""
+    return OpenCheckpoint(_again(Inside(str(top), parts) if parts else top, info), info)
+
+
+def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
+    try:
+        directory = CheckpointDirectory.at(path)
+    except FileNotFoundError as error:
+        msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
+        raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
+    if directory.manifest_id != info.id:
+        directory.close()
+        msg = f"{path} was replaced since {info.name} was opened there"
+        raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it")
+    return directory
 
 
 def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
