@@ -93,3 +93,11 @@ def cut(text: str, width: int | None) -> str:
     if width is None or len(text) <= width:
         return text
     return text[: max(width - 1, 0)] + "…"
+
+
+def cut_in_middle(text: str, width: int) -> str:
+    """Return `text`, shortened to `width` columns with ``…`` in its middle: names that begin alike end differently."""
+    if len(text) <= width:
+        return text
+    kept = max(width - 1, 0)
+    return f"{text[: kept // 2]}…{text[len(text) - (kept - kept // 2) :]}"

@@ -134,3 +134,15 @@ def test_a_cut_text_says_that_it_was_cut(text: str, width: int | None) -> None:
     assert shown == text or (shown[:-1] == text[: len(shown) - 1] and shown[-1] == "…")
     assert width is None or len(shown) <= width
     assert (shown == text) == (width is None or len(text) <= width)
+
+
+@given(text=st.text("abcdef"), width=st.integers(1, 10))
+def test_a_text_that_is_cut_in_its_middle_keeps_both_ends(text: str, width: int) -> None:
+    shown = _format.cut_in_middle(text, width)
+
+    begin, found, end = shown.partition("…")
+    assert len(shown) == min(width, len(text))
+    assert (shown == text) == (len(text) <= width)
+    assert text.startswith(begin)
+    assert text.endswith(end)
+    assert not found or 0 <= len(end) - len(begin) <= 1

@@ -69,6 +69,20 @@ def test_diff_with_values_says_how_far_apart_they_are(run: Run, path: Path) -> N
     assert " 0.5 " in run("diff", "1", "2", "--values", "--store", path).stdout
 
 
+def test_diff_in_a_terminal_leaves_out_the_middle_of_long_names(tmp_path: Path) -> None:
+    names = [f"model.decoder.layers.{'x' * 40}.self_attn.{one}.weight" for one in ("q_proj", "k_proj")]
+    with Store.init(tmp_path / "s") as store:
+        for step in (1, 2):
+            store.save({name: np.full(4, step) for name in names}, step=step)
+
+    _, shown = on_terminal("diff", "1", "2", "--store", tmp_path / "s", columns=80, env={"NO_COLOR": "1"})
+
+    rows = [line for line in shown.splitlines() if line.startswith("changed")]
+    assert [len(row) for row in rows] == [80, 80]
+    assert all("  model.dec" in row and "…" in row for row in rows)
+    assert {row[-13:] for row in rows} == {"q_proj.weight", "k_proj.weight"}
+
+
 def test_diff_of_the_same_says_so(run: Run, path: Path) -> None:
     assert run("diff", "1", "main@1", "--store", path).stdout == "main@1 and main@1 hold the same\n"
 

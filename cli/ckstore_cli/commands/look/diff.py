@@ -10,7 +10,7 @@ import click
 from ckstore.model.names import plain as plain_name
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import plain
-from ckstore_cli._format import columns, cut, number_text, printable
+from ckstore_cli._format import columns, cut, cut_in_middle, number_text, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
@@ -60,7 +60,10 @@ def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:
             [("", "TYPE", "SIZE", "CHANGED", *names, "NAME"), *rows], "<<>>" + ">" * len(names) + "<"
         )
         yield out.style(head, "dim")
-        yield from (cut(line, out.width) for line in lines)
+        start = len(head) - len("NAME")
+        for line in lines:
+            name = line[start:] if out.width is None else cut_in_middle(line[start:], max(out.width - start, 1))
+            yield cut(line[:start] + name, out.width)
     for change in found.plain:
         yield cut(_plain_line(change), out.width)
     if rows or found.plain:
