@@ -246,6 +246,8 @@ def compared(facts: Facts, twin: Facts, of: Flip) -> list[str]:
             said = [replace(one, metrics={}, notes=()) for one in said]
         if of.kind == "refs" and known is not None and not info.tags:  # so is a tag
             said = [replace(one, tags=()) for one in said]
+        if of.kind in ("blobs", "marks") and known is not None:  # one that was found out is marked
+            said = [replace(one, damaged=False) for one in said]
         if said[0] != said[1]:
             broken.append(f"listed other facts of step {step}")
     for what in ("planned", "dropped"):
