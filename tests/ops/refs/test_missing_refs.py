@@ -19,6 +19,7 @@ STATE = {"w": np.arange(1000, dtype=np.float32)}
 METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "save": lambda store, ref, _: store.save({"x": 1}, parent=ref),
     "commit": lambda store, ref, _: store.commit(__file__, parent=ref),
+    "save_async": lambda store, ref, _: store.save_async({"x": 1}, parent=ref).result(60),
     "load": lambda store, ref, _: store.load(ref),
     "load_into": lambda store, ref, _: store.load_into({"w": STATE["w"].copy()}, ref),
     "open_checkpoint": lambda store, ref, _: store.open_checkpoint(ref),
@@ -36,7 +37,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "checkout": lambda store, ref, folder: store.checkout(ref, folder / "out"),
     "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
 }
-OTHERWISE = {"unpin": "the name of a pin is not a ref"}
+OTHERWISE = {"unpin": "the name of a pin is not a ref", "follow": "it takes a ref as one of the run that it follows"}
 
 MISSING = ["9", "main@9", "nope", "main@nope", "abcdef0123", "other@1", "other@latest", "other@latest-valid"]
 

@@ -83,8 +83,7 @@ def commit(
     \b
     Exit status:
       0  done: the files now survive a power cut
-      1  the step exists, a file changed or cannot be stored, a rank is missing,
-         or only a tag was not written
+      1  the step exists, a file changed, a rank is missing, a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
       5  the step is to be replaced, and a tag or a pin names it
