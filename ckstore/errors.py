@@ -33,7 +33,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+_REFUSED_SHOWN = 100
 
 
 class CkstoreWarning(UserWarning):
@@ -103,7 +106,8 @@ class CannotStore(BadInput):
     """A value in the state that the format does not hold.
 
     Attributes:
-        path: Where it is in the state, ``optimizer.param_groups[0].foo``.
+        path: Where it is in the state, ``optimizer.param_groups[0].foo``; of several, the first.
+        refused: Path -> why and what to do, of every value that cannot be stored.
     """
 
     exit_status = 1
@@ -111,6 +115,21 @@ class CannotStore(BadInput):
     def __init__(self, path: str, why: str, *, hint: str = "", command_hint: str = "") -> None:
         super().__init__(f"{path or 'the state itself'}: {why}", hint=hint, command_hint=command_hint)
         self.path = path
+        self.refused = {path: str(self).partition(": ")[2]}
+
+    @classmethod
+    def of(cls, found: Sequence[CannotStore]) -> CannotStore:
+        """Return one error for all that was found, in the order of the state."""
+        if len(found) == 1:
+            return found[0]
+        shown = [f"  {error}" for error in found[:_REFUSED_SHOWN]]
+        more = len(found) - len(shown)
+        lines = [f"{len(found)} values cannot be stored:", *shown, *([f"  and {more} more"] if more else [])]
+        all_of = cls.__new__(cls)
+        BadInput.__init__(all_of, "\n".join(lines))
+        all_of.path = found[0].path
+        all_of.refused = {path: why for error in found for path, why in error.refused.items()}
+        return all_of
 
 
 class DoesNotFit(BadInput):

@@ -6,16 +6,20 @@ torch and NumPy are not imported here: a value can only be theirs if another mod
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
+from ckstore.model.manifest.keys import encode_key, join
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int
+from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_bytearray
 from ckstore.model.names import join_index, join_key
-from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_tensor
+from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
+from ckstore.tensors.numbers import pack_numbers
+from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
 from ckstore.tensors.refusals import refuse_key, refuse_value
 from ckstore.tensors.stateful import is_stateful, state_of
 
@@ -23,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ckstore.tensors.torch_leaves import Admission, Admitted
+    from ckstore.tensors.torch_parts import Parts
 
 __all__ = ["Captured", "capture"]
 
+_CONTAINERS = frozenset((dict, list, tuple, OrderedDict, Counter, defaultdict, deque))
 BYTES_INLINE_MAX = 256
 STR_INLINE_MAX = 4096
 """Longer values are leaves: bytes by their count, strings by their characters."""
@@ -51,15 +57,28 @@ def capture(state: object) -> Captured:
     read. Objects with `state_dict` and `load_state_dict` are taken as their `state_dict()`.
 
     Raises:
-        CannotStore: A value is of a type that the format does not hold, contains itself, or is
-            nested too deep; the error has its path and says what to do.
+        CannotStore: Values are of a type that the format does not hold, contain themselves, or are
+            nested too deep; the error has the paths of all, and says what to do.
     """
     walk = _Walk()
     node = walk.node(state, "", 1)
+    if walk.refused:
+        raise CannotStore.of(walk.refused)
     walk.place_tensors()
     leaves = tuple(walk.leaves[index] for index in range(walk.leaf_count))
     sources = tuple(walk.sources[index] for index in range(walk.storage_count))
     return Captured(node, leaves, sources, name_chars=walk.name_chars)
+
+
+def _factory_of(value: Any, path: str) -> str | None:
+    factory: Any = value.default_factory
+    if factory is None:
+        return None
+    name = FACTORY_NAMES.get(factory) if isinstance(factory, type) else None
+    if name is None:
+        why = f"a defaultdict that makes its values with {factory!r:.60} cannot be stored"
+        raise CannotStore(path, why, hint="store dict(value), or let it make list, dict, set, int, float or str")
+    return name
 
 
 class _Walk:
@@ -74,6 +93,7 @@ class _Walk:
         self.leaf_count = 0
         self.storage_count = 0
         self.name_chars = 0
+        self.refused: list[CannotStore] = []
         self._open: set[int] = set()
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
@@ -104,9 +124,18 @@ class _Walk:
             return self._str(value, path)
         if kind is bytes:
             return self._bytes(value, path)
-        if kind is dict or kind is list or kind is tuple or kind is OrderedDict or kind is Counter:
-            return self._container(value, path, depth)
-        return self._foreign(value, path, depth)
+        try:
+            if kind is list or kind in _CONTAINERS:
+                return self._container(value, path, depth)
+            encode = PLAIN.get(kind)
+            if encode is not None:
+                return encode(value)
+            return self._foreign(value, path, depth)
+        except NotStored as error:
+            self.refused.append(CannotStore(path, f"{error} cannot be stored", hint=error.hint))
+        except CannotStore as error:  # go on: all that cannot be stored is said at once
+            self.refused.append(error)
+        return None
 
     def _str(self, value: str, path: str) -> Node:
         if len(value) <= STR_INLINE_MAX and fits_json(value):
@@ -122,37 +151,46 @@ class _Walk:
         if depth > MAX_DEPTH or id(value) in self._open:
             why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
             raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
+        if type(value) is list and (packed := pack_numbers(value)) is not None:
+            dtype, data = packed
+            leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
+            return self._alone(leaf, BytesSource(path, data))
         self._open.add(id(value))
         self.name_chars += len(path) * len(value)
         if isinstance(value, dict):
             node = self._dict(value, path, depth)
         else:
-            items = [
+            items: Node = [
                 scalar(item)
                 if (scalar := _SCALARS.get(type(item))) is not None
                 else self.node(item, join_index(path, index), depth + 1)
                 for index, item in enumerate(value)
             ]
-            node = ["tuple" if isinstance(value, tuple) else "list", items]
+            if type(value) is deque:
+                node = ["deque", items, value.maxlen]
+            else:
+                node = ["tuple" if isinstance(value, tuple) else "list", items]
         self._open.discard(id(value))
         return node
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
         for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
-            if type(key) is str:
-                if not fits_json(key):
-                    why = f"the key {key!a:.60} has two surrogates that JSON would join, and cannot be stored"
-                    raise CannotStore(path, why, hint="write the character instead of the pair")
-                name, own = join_key(path, key), key
-            elif type(key) is int:
-                name, own = join_index(path, key), encode_int(key)
+            if type(key) is int:
+                own: Node = encode_int(key)
             else:
-                refuse_key(key, path)
-            pairs.append([own, self.node(item, name, depth + 1)])
-        if type(value) is not OrderedDict:
-            return ["dict" if type(value) is dict else "counter", pairs]
-        return ["odict", pairs, self._attributes(value, path, depth)]
+                try:
+                    own = encode_key(key)
+                except ValueError as error:
+                    self.refused.append(refuse_key(key, path, str(error)))
+                    continue
+            pairs.append([own, self.node(item, join(path, key), depth + 1)])
+        kind = type(value)
+        if kind is OrderedDict:
+            return ["odict", pairs, self._attributes(value, path, depth)]
+        if kind is defaultdict:
+            return ["defaultdict", pairs, _factory_of(value, path)]
+        return ["dict" if kind is dict else "counter", pairs]
 
     def _attributes(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         attributes = getattr(value, "__dict__", None)
@@ -168,13 +206,19 @@ class _Walk:
 
     def _foreign(self, value: Any, path: str, depth: int) -> Node:
         if type(value) in self._tensor_kinds or is_tensor(value):
-            return self._tensor(value, path)
+            return self._tensor(value, path, depth)
         if is_array(value):
             return self._array(value, path)
         if is_numpy_scalar(value):
             from ckstore.tensors import numpy_leaves
 
             return numpy_leaves.encode_scalar(value, path)
+        if is_named_tuple(value):
+            return self._container(value, path, depth)
+        if (found := torch_value(value)) is not None:
+            return found
+        if type(value) is bytearray:
+            return self._bytearray(value, path)
         if is_stateful(value):
             if id(value) in self._open:
                 why = "contains itself and cannot be stored"
@@ -185,7 +229,18 @@ class _Walk:
             return node
         return refuse_value(value, path)
 
-    def _tensor(self, value: Any, path: str) -> Node:
+    def _bytearray(self, value: bytearray, path: str) -> Node:
+        if len(value) <= BYTES_INLINE_MAX:
+            return encode_bytearray(value)
+        return self._text("bytearray", path, bytes(value))
+
+    def _tensor(self, value: Any, path: str, depth: int) -> Node:
+        if type(value) not in self._tensor_kinds or not is_plain_layout(value):
+            from ckstore.tensors import torch_parts
+
+            apart = torch_parts.take_apart(value, path)
+            if apart is not None:
+                return self._parts(apart, path, depth)
         if self._admission is None:
             from ckstore.tensors import torch_leaves
 
@@ -200,6 +255,20 @@ class _Walk:
         index = self._next_leaf()
         self._tensors[storage].append((index, admitted))
         return ["leaf", index]
+
+    def _parts(self, apart: Parts, path: str, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise CannotStore(
+                path, f"nested deeper than {MAX_DEPTH} and cannot be stored", hint="store a flatter state"
+            )
+        self.name_chars += len(path) * len(apart.tensors)
+        pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in apart.tensors.items()]
+        before = self.leaf_count
+        extra = self.node(apart.extra, path, depth + 1)
+        if self.leaf_count > before:
+            why = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
+            raise CannotStore(path, why, hint="store the plain tensors that it is made of")
+        return ["parts", pairs, apart.kind, extra]
 
     def _array(self, value: Any, path: str) -> Node:
         from ckstore.tensors import numpy_leaves

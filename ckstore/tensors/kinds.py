@@ -6,6 +6,7 @@ A value can only be theirs if another module has imported them already.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def is_tensor(value: object) -> bool:
@@ -14,6 +15,11 @@ def is_tensor(value: object) -> bool:
     # thread imports torch it may have no tensors yet.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
+
+
+def is_plain_layout(tensor: Any) -> bool:
+    """Whether a tensor is strided: not sparse, nor of another layout."""
+    return tensor.layout is sys.modules["torch"].strided
 
 
 def is_array(value: object) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import CannotStore
+from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.dtypes import numpy_itemsize
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, may_overlap, row_major
@@ -107,6 +108,8 @@ def encode_scalar(value: object, path: str) -> Node:
         CannotStore: The format does not hold its type.
     """
     scalar: Any = value
+    if type(scalar) is np.str_ and fits_json(str(scalar)):
+        return ["numpy.str_", str(scalar)]
     if isinstance(scalar, (str, bytes)):
         plain = "str" if isinstance(scalar, str) else "bytes"
         why = f"numpy.{type(scalar).__name__} cannot be stored"

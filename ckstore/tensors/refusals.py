@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import enum
 import fractions
 import math
 import pathlib
 import random
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -30,12 +29,12 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (complex, "store complex(value)"),
     (str, "store str(value)"),
     ((bytes, bytearray, memoryview), "store bytes(value)"),
-    ((set, frozenset), "store sorted(value), a list"),
+    ((set, frozenset), "store set(value)"),
+    (deque, "store collections.deque(value)"),
     (range, "store list(value)"),
     (pathlib.PurePath, "store str(value)"),
     ((dt.date, dt.time), "store value.isoformat()"),
-    (dt.timedelta, "store value.total_seconds()"),
-    ((decimal.Decimal, fractions.Fraction), "store str(value)"),
+    (fractions.Fraction, "store str(value)"),
     (random.Random, "store value.getstate()"),
     (
         (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type),
@@ -44,9 +43,7 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
 _TORCH_HINTS = {
-    "torch.Size": "store tuple(value)",
     "torch.dtype": "store str(value)",
-    "torch.device": "store str(value)",
     "torch.layout": "store str(value)",
     "torch._C.Generator": "store value.get_state()",
     "torch.Generator": "store value.get_state()",
@@ -83,14 +80,11 @@ def refuse_value(value: object, path: str) -> NoReturn:
     raise CannotStore(path, f"{type_name(type(value))} cannot be stored", hint=_hint(value))
 
 
-def refuse_key(key: object, path: str) -> NoReturn:
-    """Raise the error for a key that is neither a string nor an integer.
-
-    Raises:
-        CannotStore: Always.
-    """
-    why = f"a key of type {type_name(type(key))}, {key!r:.60}, cannot be stored"
-    raise CannotStore(path, why, hint="keys are str or int; store a list of (key, value) pairs instead")
+def refuse_key(key: object, path: str, reason: str) -> CannotStore:
+    """Return the error for a key that the format does not hold."""
+    why = f"a key of type {type_name(type(key))}, {key!a:.60}, which {reason}, cannot be stored"
+    hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
+    return CannotStore(path, why, hint=hint)
 
 
 def type_name(kind: type) -> str:
@@ -103,8 +97,6 @@ def _hint(value: object) -> str:
     name = type_name(type(value))
     if name in _TORCH_HINTS:
         return _TORCH_HINTS[name]
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return "store value._asdict(), or tuple(value)"
     for kinds, hint in _HINTS:
         if isinstance(value, kinds):
             return hint

@@ -5,14 +5,21 @@ Takes manifests that `model/manifest/parse` has checked. torch and NumPy are imp
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckstore.model.manifest.nodes import decode_key, decode_scalar, text_of_leaf
-from ckstore.model.names import join_index, join_key
+from ckstore.errors import BadInput
+from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.keys import decode_key, join
+from ckstore.model.manifest.nodes import text_of_leaf
+from ckstore.model.manifest.python_values import FACTORIES
+from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.numbers import unpack_numbers
+from ckstore.tensors.plain_values import value_of
+from ckstore.tensors.walks import DICTS, SEQUENCES
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
@@ -55,7 +62,7 @@ def build_with(
     """Return the value that `state` stands for, with the leaves that `leaf` gives by their number."""
     value = _Building(leaf, leaves, keep).value(state, "")
     if value is _ABSENT:
-        return {} if isinstance(state, list) and state[0] in ("dict", "odict", "counter") else None
+        return {} if isinstance(state, list) and state[0] in DICTS else None
     return value
 
 
@@ -135,6 +142,10 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
         from ckstore.tensors import numpy_leaves
 
         return numpy_leaves.make_array(leaf, numpy_leaves.flat_array(memory))
+    if leaf.kind == "numbers":
+        return unpack_numbers(leaf.dtype, memory.view[: leaf.shape[0] * (itemsize(leaf.kind, leaf.dtype) or 0)])
+    if leaf.kind == "bytearray":
+        return bytearray(memory.view)
     data = bytes(memory.view)
     return data if leaf.kind == "bytes" else text_of_leaf(leaf, data)
 
@@ -149,25 +160,23 @@ class _Building:
 
     def value(self, node: Node, path: str) -> Any:
         tag = node[0] if isinstance(node, list) else None
-        if tag in ("list", "tuple"):
-            return self._sequence(node, path)
-        if tag == "dict":
-            return self._dict({}, node[1], path)
-        if tag == "counter":
-            return self._dict(Counter(), node[1], path)
-        if tag == "odict":
-            return self._ordered(node, path)
+        if isinstance(tag, str) and (walk := self._CONTAINERS.get(tag)) is not None:
+            return walk(self, node, path)
         if self._keep is not None:
             name = self._leaves[node[1]].name if tag == "leaf" else path
             if not self._keep(name):
                 return _ABSENT
         if tag == "leaf":
             return self._leaf(node[1])
-        if tag == "numpy":
-            from ckstore.tensors import numpy_leaves
+        return value_of(node)
 
-            return numpy_leaves.decode_scalar(node[1], node[2])
-        return decode_scalar(node)
+    def _mapping(self, node: Node, path: str) -> Any:
+        out: dict[Any, Any] = {}
+        if node[0] == "counter":
+            out = Counter()
+        elif node[0] == "defaultdict":
+            out = defaultdict(None if node[2] is None else FACTORIES[node[2]])
+        return self._dict(out, node[1], path)
 
     def _sequence(self, node: Node, path: str) -> Any:
         if self._keep is None:
@@ -177,6 +186,8 @@ class _Building:
             if all(item is _ABSENT for item in items):
                 return _ABSENT
             items = [None if item is _ABSENT else item for item in items]
+        if node[0] == "deque":
+            return deque(items, node[2])
         return tuple(items) if node[0] == "tuple" else items
 
     def _dict(self, out: dict[Any, Any], pairs: Iterable[Any], path: str) -> Any:
@@ -185,11 +196,23 @@ class _Building:
             if self._keep is None:
                 out[key] = self.value(node, "")
                 continue
-            name = join_key(path, key) if isinstance(key, str) else join_index(path, key)
-            value = self.value(node, name)
+            value = self.value(node, join(path, key))
             if value is not _ABSENT:
                 out[key] = value
         return _ABSENT if self._keep is not None and not out else out
+
+    def _parts(self, node: Node, path: str) -> Any:
+        parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
+        absent = [own for own, part in parts.items() if part is _ABSENT]
+        if parts and len(absent) == len(parts):
+            return _ABSENT
+        if absent:
+            msg = f"{path or 'the state itself'} is one tensor, of the parts {', '.join(parts)}"
+            raise BadInput(msg, hint="select all of them, or none")
+        from ckstore.tensors import torch_parts
+
+        extra = _Building(self._leaf, self._leaves, None).value(node[3], "")
+        return torch_parts.put_together(node[2], parts, extra, path)
 
     def _ordered(self, node: Node, path: str) -> Any:
         out = self._dict(OrderedDict(), node[1], path)
@@ -198,3 +221,10 @@ class _Building:
             attributes: Any = _Building(self._leaf, self._leaves, None).value(node[2], "")
             vars(out).update(attributes)
         return out
+
+    _CONTAINERS: ClassVar[dict[str, Callable[[_Building, Node, str], Any]]] = {
+        **dict.fromkeys(SEQUENCES, _sequence),
+        **dict.fromkeys(DICTS, _mapping),
+        "odict": _ordered,
+        "parts": _parts,
+    }

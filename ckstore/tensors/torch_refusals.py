@@ -17,10 +17,13 @@ _BY_CLASS = {
     "MaskedTensor": "store value.get_data() and value.get_mask()",
 }
 _BY_LAYOUT = {
-    torch.sparse_coo: "store value.to_dense(), or value.coalesce().indices() and .values()",
-    torch.sparse_csr: "store value.to_dense(), or value.crow_indices(), .col_indices() and .values()",
     torch.sparse_csc: "store value.to_dense(), or value.ccol_indices(), .row_indices() and .values()",
 }
+
+
+def is_named_refused(kind: type) -> bool:
+    """Whether tensors of a class are refused, although torch can take them apart."""
+    return kind.__name__ in _BY_CLASS
 
 
 def refuse_tensor(tensor: torch.Tensor, path: str) -> NoReturn:
@@ -37,6 +40,8 @@ def _reason(tensor: torch.Tensor) -> tuple[str, str]:
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         hint = _BY_CLASS.get(kind.__name__, "store the plain tensors that it is made of")
+        if kind.__name__ not in _BY_CLASS and hasattr(kind, "__tensor_flatten__"):
+            hint = f"tell torch of its class: torch.serialization.add_safe_globals([{kind.__name__}])"
         return f"{kind.__module__}.{kind.__qualname__}, a subclass of torch.Tensor,", hint
     if tensor.is_nested:
         return "a nested tensor", _BY_CLASS["NestedTensor"]

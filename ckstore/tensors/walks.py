@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.model.manifest.nodes import decode_key
-from ckstore.model.names import join_index, join_key
+from ckstore.model.names import join_index
+
+DICTS = ("dict", "odict", "counter", "defaultdict")
+SEQUENCES = ("list", "tuple", "deque")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,19 +21,19 @@ def leaf_numbers(node: Node) -> Iterator[int]:
         return
     if node[0] == "leaf":
         yield node[1]
-    elif node[0] in ("list", "tuple"):
+    elif node[0] in SEQUENCES:
         for item in node[1]:
             yield from leaf_numbers(item)
-    elif node[0] in ("dict", "odict", "counter"):
+    elif node[0] in (*DICTS, "parts"):
         for _, item in node[1]:
             yield from leaf_numbers(item)
 
 
 def name_below(path: str, key: object) -> str:
     """Return the name of what is at `key` of a dict, also of a key that cannot be stored."""
-    if isinstance(key, str):
-        return join_key(path, key)
-    return join_index(path, key) if isinstance(key, int) else f"{path}[{key!r}]"
+    if key is None or isinstance(key, str | int | float | tuple):
+        return join(path, key)
+    return f"{path}[{key!r}]"
 
 
 def value_names(node: Node, path: str, leaves: Sequence[LeafRecord]) -> Iterator[str]:
@@ -38,10 +41,10 @@ def value_names(node: Node, path: str, leaves: Sequence[LeafRecord]) -> Iterator
     tag = node[0] if isinstance(node, list) else None
     if tag == "leaf":
         yield leaves[node[1]].name
-    elif tag in ("list", "tuple") and node[1]:
+    elif tag in SEQUENCES and node[1]:
         for i, item in enumerate(node[1]):
             yield from value_names(item, join_index(path, i), leaves)
-    elif tag in ("dict", "odict", "counter") and node[1]:
+    elif tag in (*DICTS, "parts") and node[1]:
         for own, item in node[1]:
             yield from value_names(item, name_below(path, decode_key(own)), leaves)
     else:

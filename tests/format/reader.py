@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import struct
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -94,6 +94,26 @@ class NumpyScalar:
     data: bytes
 
 
+@dataclass(frozen=True)
+class Plain:
+    """A value of Python, torch or NumPy that this reader leaves as the page has it."""
+
+    kind: str
+    held: list[Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A tensor that is made of other tensors."""
+
+    kind: str
+    tensors: dict[Any, Any]
+    extra: Any
+
+
+PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.dtype", "torch.device", "numpy.str_"}
+
+
 @dataclass
 class OrderedDict:
     """An ordered dict and the attributes set on it."""
@@ -120,6 +140,9 @@ def itemsize(kind: str, dtype: str) -> int:
     if kind == "torch":
         check(dtype in TORCH_ITEMSIZE, f"no torch dtype: {dtype}")
         return TORCH_ITEMSIZE[dtype]
+    if kind == "numbers":
+        check(dtype in ("int64", "float64", "bool"), f"no numbers: {dtype}")
+        return 1 if dtype == "bool" else 8
     match = _NUMPY.match(dtype)
     check(match, f"no NumPy dtype: {dtype}")
     size = int(match[2]) * (4 if match[1] == "U" else 1) if match else 0
@@ -219,6 +242,12 @@ class Checkpoint:
             return self.storage(leaf["storage"])
         if leaf["kind"] == "str":
             return self.storage(leaf["storage"]).decode("utf-8", "surrogatepass")
+        if leaf["kind"] == "bytearray":
+            return bytearray(self.storage(leaf["storage"]))
+        if leaf["kind"] == "numbers":
+            (count,) = leaf["shape"]
+            code = {"int64": "q", "float64": "d", "bool": "?"}[leaf["dtype"]]
+            return list(struct.unpack_from(f"<{count}{code}", self.storage(leaf["storage"])))
         size, shape = itemsize(leaf["kind"], leaf["dtype"]), tuple(leaf["shape"])
         strides = leaf.get("strides")
         if 0 in shape:
@@ -289,15 +318,28 @@ class Checkpoint:
             check(self.manifest["leaves"][node[1]]["name"] == name, f"leaf {node[1]} is not at {name!r}")
             named.append(node[1])
             return self.leaf(node[1])
+        if tag in ("set", "frozenset"):
+            return set(map(key_of, node[1])) if tag == "set" else frozenset(map(key_of, node[1]))
+        if tag == "bytearray":
+            return bytearray(base64.b64decode(node[1], validate=True))
+        if tag == "decimal":
+            return Decimal(node[1])
+        if tag in PLAIN:
+            return Plain(tag, node[1:])
         check(depth < 100, "nested more than 100 deep")
-        if tag in ("list", "tuple"):
+        if tag in ("list", "tuple", "deque"):
             values = [self._value(n, f"{name}[{i}]", depth + 1, named) for i, n in enumerate(node[1])]
+            if tag == "deque":
+                return deque(values, node[2])
             return values if tag == "list" else tuple(values)
-        check(tag in ("dict", "odict", "counter"), f"no node: {tag}")
+        check(tag in ("dict", "odict", "counter", "defaultdict", "parts"), f"no node: {tag}")
         items = []
         for k, child in node[1]:
-            key = great_integer(k[1]) if isinstance(k, list) else k
-            items.append((key, self._value(child, join(name, k), depth + 1, named)))
+            items.append((key_of(k), self._value(child, join(name, key_of(k)), depth + 1, named)))
+        if tag == "parts":
+            return Parts(node[2], dict(items), self._value(node[3], name, depth + 1, []))
+        if tag == "defaultdict":
+            return Plain(tag, [dict(items), node[2]])
         if tag == "dict":
             return dict(items)
         if tag == "counter":
@@ -328,10 +370,33 @@ def great_integer(text: str) -> int:
     return int(Decimal(text))
 
 
+def key_of(node: Any) -> Any:
+    """Return a key (section "Nodes")."""
+    if not isinstance(node, list):
+        return node
+    if node[0] == "int":
+        return great_integer(node[1])
+    if node[0] == "float":
+        return _float(node[1])
+    check(node[0] == "tuple", f"no key: {node}")
+    return tuple(map(key_of, node[1]))
+
+
+def key_text(key: Any) -> str:
+    """Return a key that is no string as a name has it (section "Names")."""
+    if isinstance(key, tuple):
+        inner = ", ".join(json.dumps(part) if isinstance(part, str) else key_text(part) for part in key)
+        return f"({inner},)" if len(key) == 1 else f"({inner})"
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(Decimal(key))
+    return repr(key)
+
+
 def join(name: str, key: Any) -> str:
-    """Return the name of the value at `key`, as JSON has it (section "Names")."""
+    """Return the name of the value at `key` (section "Names")."""
     if not isinstance(key, str):
-        return f"{name}[{key[1] if isinstance(key, list) else key}]"
+        escaped = re.sub(r"[\\\[\]]", lambda match: "\\" + match[0], key_text(key))
+        return f"{name}[{escaped}]"
     escaped = re.sub(r"[\\.\[\]]", lambda match: "\\" + match[0], key) or "\\0"
     return f"{name}.{escaped}" if name else escaped
 

@@ -4,10 +4,13 @@ The reader knows nothing of ckstore, so here its values are compared with the st
 """
 
 import collections
+import datetime as dt
+import decimal
 import itertools
 import json
 import math
 import os
+import pathlib
 import shutil
 import stat
 import struct
@@ -73,6 +76,8 @@ def found(value: Any) -> Any:
 def plain(value: Any, inner: Any) -> Any:
     kind = type(value).__name__
     match value:
+        case collections.deque():
+            return kind, [inner(item) for item in value], value.maxlen
         case float():
             return kind, bits(value)
         case complex():
@@ -82,7 +87,16 @@ def plain(value: Any, inner: Any) -> Any:
         case dict():
             return kind, [(inner(k), inner(v)) for k, v in value.items()]
         case _:
-            assert value is None or type(value) in (bool, int, str, bytes), kind
+            assert value is None or type(value) in (
+                bool,
+                int,
+                str,
+                bytes,
+                bytearray,
+                set,
+                frozenset,
+                decimal.Decimal,
+            ), kind
             return kind, value
 
 
@@ -121,6 +135,10 @@ def every_kind_of_node() -> dict[Any, Any]:
         "counter": collections.Counter({30: 2, 10: 1}),
         "odict": collections.OrderedDict([("b", 1), ("a", torch.ones(2))]),
         3: {-7: "negative", 2**60: "great", 0: [torch.zeros(1)]},
+        "sets": [{1, "a", (2, "b")}, frozenset([None, 0.5]), set()],
+        "more": [bytearray(b"a"), bytearray(b"a" * 1000), decimal.Decimal("1.10"), collections.deque([1], 3)],
+        "keys": {None: 1, True: [torch.ones(1)], 2.5: torch.ones(2), (0, "a[b]", (1,)): torch.ones(3)},
+        "numbers": [list(range(-9, 2000)), [0.1, -0.0] * 700, [True, False] * 700, [2**63] * 1100],
         "a.b": torch.ones(1),
         "a": {"b": torch.zeros(1)},
         "": {"[0]": torch.full((1,), 2.0), "\\": torch.full((1,), 3.0)},
@@ -195,6 +213,37 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> ckstore.Store:
     return ckstore.Store.init(tmp_path / "store", chunk_bytes=MIB)
+
+
+def test_values_that_the_reader_leaves_are_as_the_page_has_them(store: ckstore.Store) -> None:
+    state = [
+        dt.date(2026, 1, 2),
+        dt.datetime(2026, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+        dt.timedelta(-1, 2, 3),
+        pathlib.PurePosixPath("a/b"),
+        torch.Size([1, 2]),
+        torch.bfloat16,
+        torch.device("cuda:0"),
+        np.str_("a"),
+        collections.defaultdict[Any, Any](list, {1: 2}),
+    ]
+    store.save([*state, torch.eye(2).to_sparse()], step=1)
+
+    *held, sparse = reader.Store(store.path).latest().state()
+
+    assert [(value.kind, value.held) for value in held] == [
+        ("date", ["2026-01-02"]),
+        ("datetime", ["2026-01-02T03:00:00.000000", 0, "+01:00"]),
+        ("timedelta", [-1, 2, 3]),
+        ("path", ["PurePosixPath", "a/b"]),
+        ("torch.Size", [[1, 2]]),
+        ("torch.dtype", ["bfloat16"]),
+        ("torch.device", ["cuda:0"]),
+        ("numpy.str_", ["a"]),
+        ("defaultdict", [{1: 2}, "list"]),
+    ]
+    assert (sparse.kind, sorted(sparse.tensors)) == ("sparse_coo", ["indices", "values"])
+    assert sparse.extra == (reader.Plain("torch.Size", [[2, 2]]), True)
 
 
 # ------------------------------------------------------------------ states come back

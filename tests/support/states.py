@@ -7,9 +7,12 @@ memory, conjugated, empty; arrays; numbers with odd bits; strings with surrogate
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import math
 import struct
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,8 @@ from hypothesis import strategies as st
 
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-from ckstore.model.names import join_index, join_key
+from ckstore.model.manifest.keys import join
+from ckstore.model.names import join_index
 
 TORCH_DTYPES = [getattr(torch, name) for name in TORCH_ITEMSIZE if hasattr(torch, name)]
 NUMPY_DTYPES = [
@@ -26,6 +30,7 @@ NUMPY_DTYPES = [
     *("<f2", "<f4", ">f4", "<f8", "<c8", "<c16", ">c16", "<M8[ns]", "<M8", "<m8[25s]", "|S3"),
 ]
 _POOL_BYTES = 256
+DAY = dt.timedelta(hours=23)
 
 characters = st.characters(exclude_categories=())
 """Any code point, lone surrogates too."""
@@ -140,13 +145,36 @@ def scalars() -> st.SearchStrategy[Any]:
         st.text(characters, min_size=1, max_size=2).map(lambda text: text * 4096),
         st.binary(max_size=4),
         st.binary(min_size=1, max_size=1).map(lambda data: data * 257),
+        plain_values(),
     )
 
 
-def keys() -> st.SearchStrategy[str | int]:
+def plain_values() -> st.SearchStrategy[Any]:
+    """Draw a value of the standard library, or a plain one of torch or NumPy."""
+    zones = st.none() | st.just(dt.UTC) | st.timedeltas(-DAY, DAY).map(dt.timezone)
+    return st.one_of(
+        st.sets(keys(), max_size=3),
+        st.frozensets(keys(), max_size=3),
+        st.binary(max_size=4).map(bytearray),
+        st.decimals() | st.decimals(allow_nan=False, places=3),
+        st.datetimes(timezones=zones),
+        st.dates(),
+        st.timedeltas(),
+        st.sampled_from([Path("a/b"), PurePosixPath("/"), PureWindowsPath("c:/a")]),
+        st.sampled_from([torch.Size([2, 0]), torch.Size([]), torch.float32, torch.device("cuda", 1), np.str_("é")]),
+    )
+
+
+def keys() -> st.SearchStrategy[Any]:
     """Draw a key of a dict."""
+    simple = _simple_keys()
+    return simple | st.tuples(simple) | st.tuples(simple, st.tuples(simple))
+
+
+def _simple_keys() -> st.SearchStrategy[Any]:
     texts = st.text("ab.[]\\0", max_size=3) | st.text(characters, max_size=3).filter(fits_json)
-    return texts | st.integers(-3, 3) | st.integers()
+    numbers = st.integers(-3, 3) | st.integers() | st.booleans() | st.floats(allow_nan=False)
+    return texts | numbers | st.none()
 
 
 def plain_states() -> st.SearchStrategy[Any]:
@@ -167,6 +195,8 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         dicts,
         dicts.map(Counter),
+        st.builds(defaultdict, st.sampled_from([None, list, int]), dicts),
+        st.builds(deque, st.lists(children, max_size=3), st.none() | st.integers(3, 9)),
         st.lists(children, max_size=4),
         st.lists(children, max_size=4).map(tuple),
         st.builds(_ordered, dicts, st.none() | st.dictionaries(st.text("_ab", min_size=1), st.integers(), max_size=2)),
@@ -200,13 +230,15 @@ def _same(a: Any, b: Any, path: str, in_a: list[torch.Tensor], in_b: list[torch.
         _same_array(a, b, path)
     elif isinstance(a, dict):
         assert type(b) is type(a), path
-        assert [(type(key), key) for key in b] == [(type(key), key) for key in a], path
+        assert [(type(key), repr(key)) for key in b] == [(type(key), repr(key)) for key in a], path
+        assert getattr(b, "default_factory", None) is getattr(a, "default_factory", None), path
         if type(a) is OrderedDict:
             _same(vars(a), vars(b), f"{path} (attributes)", in_a, in_b)
         for key in a:
-            _same(a[key], b[key], join_key(path, key) if type(key) is str else join_index(path, key), in_a, in_b)
-    elif isinstance(a, list | tuple):
+            _same(a[key], b[key], join(path, key), in_a, in_b)
+    elif isinstance(a, list | tuple | deque):
         assert type(b) is type(a), path
+        assert getattr(b, "maxlen", None) == getattr(a, "maxlen", None), path
         assert len(b) == len(a), path
         for i, item in enumerate(a):
             _same(item, b[i], join_index(path, i), in_a, in_b)
@@ -252,6 +284,12 @@ def _bits_of_value(value: Any) -> Any:
         return struct.pack(">d", value)
     if isinstance(value, complex):
         return struct.pack(">dd", value.real, value.imag)
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, dt.datetime):
+        return value.isoformat(), value.fold, repr(value.tzinfo)
     return value
 
 

@@ -13,6 +13,9 @@ _TORCH_BY_SIZE = {
 }
 TORCH_ITEMSIZE = {name: size for size, names in _TORCH_BY_SIZE.items() for name in names.split()}
 
+NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}
+"""What a long list of numbers is kept as."""
+
 _NUMPY_SIZED = {"b": {1}, "i": {1, 2, 4, 8}, "u": {1, 2, 4, 8}, "f": {2, 4, 8}, "c": {8, 16}}
 _NUMPY_PATTERN = re.compile(
     r"([<>|])([biufcMmSU])([1-9][0-9]{0,9})(\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
@@ -43,4 +46,6 @@ def itemsize(kind: str, dtype: str) -> int | None:
     """Return the bytes of one item, or None if leaves of `kind` cannot have that dtype."""
     if kind == "torch":
         return TORCH_ITEMSIZE.get(dtype)
+    if kind == "numbers":
+        return NUMBERS_ITEMSIZE.get(dtype)
     return numpy_itemsize(dtype) if kind == "numpy" else None

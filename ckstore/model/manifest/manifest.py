@@ -33,7 +33,7 @@ MAX_ELEMENTS = 2**63
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
-LeafKind = Literal["torch", "numpy", "bytes", "str"]
+LeafKind = Literal["torch", "numpy", "numbers", "bytes", "bytearray", "str"]
 Node = Any
 """A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
 
@@ -79,7 +79,7 @@ class LeafRecord(NamedTuple):
 
     Attributes:
         name: Path in the state, ``model.layers[0].weight``.
-        kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
+        kind: ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray`` or ``str``.
         dtype: ``float32`` or, for NumPy, ``<f4``; empty for bytes and str.
         shape: Sizes, outermost first; empty for a scalar, bytes and str.
         storage: Index into the manifest's `storages`.
@@ -216,7 +216,7 @@ def leaf_text(leaf: LeafRecord) -> str:
 
     Put together by hand: a state has tens of thousands of leaves, and no dict is needed for one.
     """
-    array = leaf.kind in ("torch", "numpy")
+    array = leaf.kind in ("torch", "numpy", "numbers")
     dtype = f'"dtype":{quoted(leaf.dtype)},' if array else ""
     offset = f',"offset":{leaf.offset}' if leaf.offset else ""
     shape = f',"shape":{_numbers(leaf.shape)}' if array else ""

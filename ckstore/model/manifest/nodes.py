@@ -7,7 +7,9 @@ Decoding takes nodes that `model/manifest/sections` has checked.
 from __future__ import annotations
 
 import base64
+import binascii
 import math
+import re
 import struct
 from typing import TYPE_CHECKING
 
@@ -19,21 +21,15 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
 _DOUBLE = struct.Struct(">d")
+_BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
+_EXPONENT = 0x7FF
 
 
 def encode_int(value: int) -> Node:
-    """Return the node of an integer of any size; it is also the node of an integer key."""
+    """Return the node of an integer of any size."""
     if -SAFE_INT <= value <= SAFE_INT:
         return value
     return ["int", decimal_of_int(value)]
-
-
-def decode_key(node: Node) -> str | int:
-    """Return the key of a dict that `node` stands for: a string, an integer or ``["int", …]``."""
-    if isinstance(node, list):
-        return int_of_decimal(node[1])
-    key: str | int = node
-    return key
 
 
 def encode_float(value: float) -> Node:
@@ -59,9 +55,9 @@ def decode_scalar(node: Node) -> object:
     if tag == "int":
         return int_of_decimal(node[1])
     if tag == "float":
-        return _float(node[1])
+        return decode_float(node[1])
     if tag == "complex":
-        return complex(_float(node[1]), _float(node[2]))
+        return complex(decode_float(node[1]), decode_float(node[2]))
     if tag == "bytes":
         return bytes_of_text(node[1])
     raise ValueError(f"wanted the node of a plain value, found {tag!r}")
@@ -90,11 +86,29 @@ def bytes_of_text(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
+def is_float(x: object) -> bool:
+    """Whether `x` is a number, or the bits of a float that is not finite."""
+    if type(x) is str:
+        return _BITS_PATTERN.match(x) is not None and int(x[:4], 16) >> 4 & _EXPONENT == _EXPONENT
+    return type(x) is float or type(x) is int
+
+
+def bytes_in(text: object) -> bytes | None:
+    """Return the bytes of strict base64; None if it is none."""
+    if type(text) is not str:
+        return None
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except ValueError:  # binascii.Error and UnicodeEncodeError are both
+        return None
+
+
 def _number(value: float) -> float | str:
     return value if math.isfinite(value) else _DOUBLE.pack(value).hex()
 
 
-def _float(x: float | str) -> float:
+def decode_float(x: float | str) -> float:
+    """Return the float that `x` of ``["float", x]`` stands for."""
     if isinstance(x, str):
         value: float = _DOUBLE.unpack(bytes.fromhex(x))[0]
         return value

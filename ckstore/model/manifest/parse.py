@@ -366,7 +366,7 @@ class _Reader:
             )
         if type(offset) is not int or offset < 0:
             refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
-        if kind in ("bytes", "str"):
+        if kind in ("bytes", "bytearray", "str"):
             if offset:
                 refuse(self.where, f"offset of leaf {shown(name)}", f"none for kind {kind}", offset)
             return LeafRecord(name, kind, "", (), storage)
@@ -384,6 +384,8 @@ class _Reader:
         shape = self.sizes_of(item.get("shape"), name, kind, item_bytes)
         if strides is not None:
             strides = self.strides_of(strides, name, kind, len(shape))
+        if kind == "numbers" and (len(shape) != 1 or strides is not None or offset):
+            refuse(self.where, f"layout of leaf {shown(name)}", "one row from the start of its storage", item)
         low, high = _span_bytes(shape, strides, item_bytes)
         if offset + low < 0 or (high and offset + high > storage_bytes):
             wanted = f"elements within the {storage_bytes} bytes of its storage"

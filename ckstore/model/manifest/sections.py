@@ -6,23 +6,27 @@ Source: docs/format/v1.md, "Nodes", "Names" and "Files".
 
 from __future__ import annotations
 
-import binascii
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import is_big_decimal, refuse, shown
 from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.keys import decode_key, identity_of, join
 from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
+from ckstore.model.manifest.nodes import bytes_in, is_float
 from ckstore.model.manifest.paths import check_path, parent_of
-from ckstore.model.names import join_index, join_key
+from ckstore.model.manifest.python_values import FACTORIES, is_python_value
 
-_BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
-_EXPONENT = 0x7FF
 _INDEX_CHARS = 3
+_KIND_MOST = 500
 _ATTRIBUTES = object()
 """Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
+
+_STATE = object()
+"""Stands for the key of the state itself."""
 
 _Children = Iterable[tuple[Any, Any]]
 
@@ -40,7 +44,7 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
         BadInput: It is not, or it does not, or containers are nested more than `MAX_DEPTH` deep.
     """
     walk = _Walk(leaves, where, names_most)
-    walk.down([(None, state)])
+    walk.down([(_STATE, state)])
     if not all(walk.named):
         name = leaves[walk.named.index(False)].name
         refuse(where, "state", f"one node that names the leaf {shown(name)}", "none", words=True)
@@ -60,7 +64,7 @@ class _Place:
         self.depth: int = parent.depth + 1 if parent else 0
         self.leafless: bool = key is _ATTRIBUTES or (parent is not None and parent.leafless)
         self._name: str | None = None if parent else ""
-        own_chars = len(key) if type(key) is str else 0 if key is _ATTRIBUTES else _INDEX_CHARS
+        own_chars = len(key) if type(key) is str else len(join("", decode_key(key))) if _is_tuple(key) else _INDEX_CHARS
         self.name_chars: int = parent.name_chars + own_chars if parent else 0
 
     @property
@@ -70,14 +74,10 @@ class _Place:
         return self._name
 
     def child(self, key: Any) -> str:
-        """Return the name of the value at `key`: a string, an integer or ``["int", decimal]``."""
-        if type(key) is str:
-            return join_key(self.name, key)
-        if type(key) is int:
-            return join_index(self.name, key)
-        if type(key) is list:
-            return f"{self.name}[{key[1]}]"
-        return self.name + (" (attributes)" if key is _ATTRIBUTES else "")
+        """Return the name of the value at `key`, a node; the state itself has no name."""
+        if key is _ATTRIBUTES:
+            return f"{self.name} (attributes)"
+        return "" if key is _STATE else join(self.name, decode_key(key))
 
 
 class _Walk:
@@ -90,8 +90,8 @@ class _Walk:
         self.named = [False] * len(leaves)
 
     def down(self, top: _Children) -> None:
-        """Check the nodes of `top`, the state with the key None, and all below."""
-        stack: list[tuple[_Place, Iterator[tuple[Any, Any]]]] = [(_Place(None, None), iter(top))]
+        """Check the nodes of `top`, the state with the key `_STATE`, and all below."""
+        stack: list[tuple[_Place, Iterator[tuple[Any, Any]]]] = [(_Place(None, _STATE), iter(top))]
         while stack:
             place, items = stack[-1]
             for key, node in items:
@@ -121,14 +121,19 @@ class _Walk:
             return None
         if tag in ("list", "tuple") and size == 2 and type(node[1]) is list:
             return enumerate(node[1])
-        if (tag in ("dict", "counter") and size == 2) or (tag == "odict" and size == 3):
+        if tag == "deque" and size == 3 and type(node[1]) is list and _is_maxlen(node[2], len(node[1])):
+            return enumerate(node[1])
+        if (tag in ("dict", "counter") and size == 2) or (tag in ("odict", "defaultdict") and size == 3):
             return self.pairs(node, place, key)
+        if tag == "parts" and size == 4:
+            return self.parts(node, place, key)
         if (
-            (tag == "float" and size == 2 and _is_float(node[1]))
+            (tag == "float" and size == 2 and is_float(node[1]))
             or (tag == "int" and size == 2 and is_big_decimal(node[1]))
-            or (tag == "complex" and size == 3 and _is_float(node[1]) and _is_float(node[2]))
-            or (tag == "bytes" and size == 2 and _bytes_in(node[1]) is not None)
+            or (tag == "complex" and size == 3 and is_float(node[1]) and is_float(node[2]))
+            or (tag == "bytes" and size == 2 and bytes_in(node[1]) is not None)
             or (tag == "numpy" and size == 3 and _is_numpy_scalar(node[1], node[2]))
+            or is_python_value(node)
         ):
             return None
         self.refuse(place, key, "a node", node)
@@ -137,7 +142,7 @@ class _Walk:
         if type(index) is not int or not 0 <= index < len(self.leaves):
             self.refuse(place, key, f"an index below {len(self.leaves)}", index)
         name = place.child(key)
-        if place.leafless:
+        if place.leafless or key is _ATTRIBUTES:
             self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
         if self.leaves[index].name != name:
             self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
@@ -147,19 +152,21 @@ class _Walk:
         pairs = node[1]
         if type(pairs) is not list:
             self.refuse(place, key, "an array of [key, node]", pairs)
-        seen: set[str | int | tuple[str]] = set()
+        seen: set[Any] = set()
         for pair in pairs:
             if type(pair) is not list or len(pair) != 2:
                 self.refuse(place, key, "an array of [key, node]", pair)
             own = pair[0]
             if type(own) is str or type(own) is int:
                 seen.add(own)
-            elif type(own) is list and len(own) == 2 and own[0] == "int" and is_big_decimal(own[1]):
-                seen.add((own[1],))
+            elif (identity := identity_of(own)) is not None:
+                seen.add(own if type(own) is str else identity)
             else:
-                self.refuse(place, key, 'a string, an integer or ["int", …] as key', own)
+                self.refuse(place, key, "a string, an integer or another key", own)
         if len(seen) != len(pairs):
             self.refuse(place, key, "each key once", f"{len(seen)} of {len(pairs)}", words=True)
+        if node[0] == "defaultdict" and (type(node[2]) is not str or node[2] not in FACTORIES) and node[2] is not None:
+            self.refuse(place, key, f"null or one of {', '.join(FACTORIES)}", node[2])
         if node[0] != "odict":
             return pairs
         attributes = node[2]
@@ -167,28 +174,29 @@ class _Walk:
             self.refuse(place, key, "attributes that are null or a dict", attributes)
         return [*pairs, (_ATTRIBUTES, attributes)]
 
+    def parts(self, node: list[Any], place: _Place, key: Any) -> _Children:
+        """Check the parts of a tensor; what tells how they are put together holds no leaf."""
+        if type(node[2]) is not str or not 1 <= len(node[2]) <= _KIND_MOST:
+            self.refuse(place, key, f"a kind of 1 to {_KIND_MOST} characters", node[2])
+        pairs = list(self.pairs(["dict", node[1]], place, key))
+        if any(type(own) is not str for own, _ in pairs):
+            self.refuse(place, key, "names of parts that are strings", node[1])
+        return [*pairs, (_ATTRIBUTES, node[3])]
+
     def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
         refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)
 
 
-def _is_float(x: Any) -> bool:
-    """Whether `x` is a number, or the bits of a float that is not finite."""
-    if type(x) is str:
-        return _BITS_PATTERN.match(x) is not None and int(x[:4], 16) >> 4 & _EXPONENT == _EXPONENT
-    return type(x) is float or type(x) is int
+def _is_tuple(key: Any) -> bool:
+    return type(key) is list and key[0] == "tuple"
 
 
-def _bytes_in(text: Any) -> bytes | None:
-    if type(text) is not str:
-        return None
-    try:
-        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
-    except ValueError:  # binascii.Error and UnicodeEncodeError are both
-        return None
+def _is_maxlen(most: Any, count: int) -> bool:
+    return most is None or (type(most) is int and count <= most <= SAFE_INT)
 
 
 def _is_numpy_scalar(dtype: Any, text: Any) -> bool:
-    data = _bytes_in(text)
+    data = bytes_in(text)
     return data is not None and type(dtype) is str and len(data) == numpy_itemsize(dtype)
 
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.model.canonical import fits_json
+from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.model.manifest.nodes import bytes_of_text, decode_key, text_of_bytes, text_of_leaf
-from ckstore.model.names import join_index, join_key
+from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes, text_of_leaf
+from ckstore.model.names import join_index
 
 _FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
-_SEQUENCES = ("list", "tuple")
-_DICTS = ("dict", "odict", "counter")
+_SEQUENCES = ("list", "tuple", "deque")
+_DICTS = ("dict", "odict", "counter", "defaultdict", "parts")
 _NAN_BITS = "7ff8000000000000"
 _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan"}
 
@@ -69,7 +70,7 @@ class _Walk:
                 wanted |= self.node(item, join_index(path, i))
         elif tag in _DICTS and node[1]:
             for own, item in node[1]:
-                wanted |= self.node(item, _join(path, decode_key(own)))
+                wanted |= self.node(item, join(path, decode_key(own)))
         else:
             wanted = self._keep is None or self._keep(path)
             if wanted:
@@ -85,14 +86,10 @@ class _Walk:
             if key == "_metadata" and _only_versions(item):
                 self._found.torch_versions.append(path)
             else:
-                _Walk(inner, self._leaves, None).node(item, _join(path, key))
+                _Walk(inner, self._leaves, None).node(item, join(path, key))
         # Attributes of attributes are told like the others: only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
-
-
-def _join(path: str, key: str | int) -> str:
-    return join_key(path, key) if isinstance(key, str) else join_index(path, key)
 
 
 def _only_versions(node: Node) -> bool:
@@ -120,7 +117,9 @@ def json_of_node(node: Node) -> Any:
         return {"numpy": node[1], "data": node[2], **_readable(node[1], bytes_of_text(node[2]))}
     if tag in _SEQUENCES:
         return []
-    return {} if tag in _DICTS else {str(tag): node[1]}
+    if tag in _DICTS:
+        return {}
+    return {str(tag): node[1] if len(node) == 2 else node[1:]}
 
 
 def json_of_text(text: str) -> Any:
@@ -132,8 +131,8 @@ def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
     """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
     if leaf.kind == "str":
         return json_of_text(text_of_leaf(leaf, data))
-    if leaf.kind == "bytes":
-        return {"bytes": text_of_bytes(data)}
+    if leaf.kind in ("bytes", "bytearray"):
+        return {leaf.kind: text_of_bytes(data)}
     return {leaf.kind: leaf.dtype, "shape": list(leaf.shape), "data": text_of_bytes(data)}
 
 

@@ -14,16 +14,21 @@ from typing import Literal
 
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileChange, file_changes
+from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
-from ckstore.model.manifest.nodes import bytes_of_text, decode_key, decode_scalar
+from ckstore.model.manifest.nodes import bytes_of_text
+from ckstore.model.manifest.python_values import decode_value
 from ckstore.model.manifest.tiles import Block
-from ckstore.model.names import join_index, join_key
+from ckstore.model.names import join_index
 
+_SHOWN_AS_TEXT = ("datetime", "numpy.str_", "torch.Size", "torch.device", "torch.dtype")
+"""Values that need a library, or time zones that this machine may not know."""
 PlainKind = Literal["added", "removed", "changed"]
 _Piece = tuple[int | Block, int, str]
 _FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
-_CONTAINERS = ("list", "tuple", "dict", "odict", "counter")
+_SEQUENCES = ("list", "tuple", "deque")
+_CONTAINERS = (*_SEQUENCES, "dict", "odict", "counter", "defaultdict", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +226,15 @@ def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
     if tag == "leaf":
         return
     yield path, node
-    if tag in ("list", "tuple"):
+    if tag in _SEQUENCES:
         for i, item in enumerate(node[1]):
             yield from _plain(item, join_index(path, i))
     elif tag in _CONTAINERS:
         for own, item in node[1]:
-            key = decode_key(own)
-            yield from _plain(item, join_key(path, key) if isinstance(key, str) else join_index(path, key))
-        if tag == "odict" and node[2] is not None:
-            yield from _plain(node[2], f"{path} (attributes)")
+            yield from _plain(item, join(path, decode_key(own)))
+        attributes = node[2] if tag == "odict" else node[3] if tag == "parts" else None
+        if attributes is not None:
+            yield from _plain(attributes, f"{path} (attributes)")
 
 
 def _is_container(node: Node) -> bool:
@@ -243,7 +248,9 @@ def _is_full(node: Node) -> bool:
 
 def _key(node: Node) -> object:
     """Return what two equal values have in common: the type of a container, the bits of a value."""
-    return ("container", node[0]) if _is_container(node) else (type(node), repr(node))
+    if not _is_container(node):
+        return type(node), repr(node)
+    return "container", node[0], node[2] if node[0] in ("deque", "defaultdict", "parts") else None
 
 
 def _shown(node: Node) -> object:
@@ -251,7 +258,9 @@ def _shown(node: Node) -> object:
         return str(node[0])
     if isinstance(node, list) and node[0] == "numpy":
         return _number(node[1], bytes_of_text(node[2]))
-    return decode_scalar(node)
+    if isinstance(node, list) and node[0] in _SHOWN_AS_TEXT:
+        return f"{node[0]} {' '.join(str(part) for part in node[1:] if part is not None)}"
+    return decode_value(node)
 
 
 def _number(dtype: str, data: bytes) -> object:

@@ -13,6 +13,7 @@ from ckstore.ops.read.load import Select, as_filter, check_selection, continue_f
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.unchanged import Unchanged, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
+from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.differences import Differences, Terms, spelled
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
@@ -141,7 +142,12 @@ def _load_into_open(
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
     terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign)
-    plan = plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages)
+
+    def early(index: int) -> object:
+        leaf = manifest.leaves[index]
+        return make_leaf(leaf, read_memories(directory, [leaf.storage], verify=request.verify)[leaf.storage])
+
+    plan = plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
     _check_fits(plan, directory, request)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])

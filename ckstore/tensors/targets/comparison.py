@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.manifest.keys import decode_key
 from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed
-from ckstore.tensors.walks import leaf_numbers, name_below, value_names
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
@@ -23,22 +23,41 @@ Leaf = Callable[[int], object]
 Make = Callable[[Leaf], object]
 Found = dict[Any, tuple[str, Any]]
 """What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
-DICTS = ("dict", "odict", "counter")
-_CONTAINERS = {**dict.fromkeys(DICTS, "a dict"), "list": "a list", "tuple": "a tuple"}
+_CONTAINERS = {
+    **dict.fromkeys(DICTS, "a dict"),
+    "list": "a list",
+    "tuple": "a tuple",
+    "deque": "a deque",
+    "parts": "a tensor of several parts",
+}
 
 
 class Comparison:
     """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
 
     def __init__(
-        self, leaves: Sequence[LeafRecord], terms: Terms, storages: Sequence[StorageRecord] | None = None
+        self,
+        leaves: Sequence[LeafRecord],
+        terms: Terms,
+        storages: Sequence[StorageRecord] | None = None,
+        read: Leaf | None = None,
     ) -> None:
         self.leaves = leaves
         self.terms = terms
         self.storages = storages
+        self._read = read
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []
         self.differences = Differences()
+
+    def early(self, index: int) -> object:
+        """Return the value of a leaf that the plan depends on: of a long list of numbers; None for all others."""
+        numbers = self.leaves[index].kind == "numbers"
+        return self._read(index) if numbers and self._read is not None else None
+
+    def is_numbers(self, node: Node) -> bool:
+        """Whether a node is a long list of numbers."""
+        return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind == "numbers"
 
     def wants(self, node: Node, path: str) -> bool:
         """Whether what is at and below a node is selected.
@@ -123,8 +142,10 @@ class Comparison:
         if node[0] != "leaf":
             return _CONTAINERS.get(node[0], str(node[0]))
         leaf = self.leaves[node[1]]
-        if leaf.kind in {"bytes", "str"}:
+        if leaf.kind in {"bytes", "bytearray", "str"}:
             return leaf.kind
+        if leaf.kind == "numbers":
+            return f"a list of {leaf.shape[0]} numbers"
         array = "a NumPy array of " if leaf.kind == "numpy" else ""
         return f"{array}shape {list(leaf.shape)} {leaf.dtype}"
 

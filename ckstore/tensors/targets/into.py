@@ -15,10 +15,10 @@ from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful, state_of
-from ckstore.tensors.targets.comparison import DICTS, Comparison, Leaf, Make
+from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
 from ckstore.tensors.targets.differences import Terms
 from ckstore.tensors.targets.live import holds_live, tensors_in
-from ckstore.tensors.walks import leaf_numbers, name_below
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,12 +89,13 @@ class IntoPlan:
             step(leaf)
 
 
-def plan_into(
+def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
     state: Node,
     leaves: Sequence[LeafRecord],
     terms: Terms | None = None,
     storages: Sequence[StorageRecord] | None = None,
+    read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
     """Plan to read a state into `target`.
 
@@ -111,12 +112,13 @@ def plan_into(
         leaves: All leaves of the manifest.
         terms: What the caller allows.
         storages: All storages, by which the values of tied tensors are told apart; None: they are not.
+        read: Gives the value of a leaf at once, for the few that the plan depends on.
 
     Raises:
         BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
             is loaded as a whole is selected.
     """
-    comparison = Comparison(leaves, terms or Terms(), storages)
+    comparison = Comparison(leaves, terms or Terms(), storages, read)
     make = _Walk(comparison).visit(target, state, "")
     if make is not None:
         found = type_name(type(target))
@@ -147,7 +149,7 @@ class _Walk:
         elif type(target) is list or type(target) is tuple:
             if tag in ("list", "tuple") and holds_live(target, path):
                 return self._items(target, node, path)
-            if tag == "list" and type(target) is list:
+            if type(target) is list and (tag == "list" or self.comparison.is_numbers(node)):
                 return self._new_items(target, node) if self.comparison.wants(node, path) else None
         if not self.comparison.wants(node, path):
             return None
@@ -180,7 +182,7 @@ class _Walk:
         takes_all = not target
         for key, item in list(target.items()):
             name = name_below(path, key)
-            if type(key) not in (str, int) or key not in found:
+            if key not in found:
                 self.comparison.miss(name)
                 continue
             self._set_later(target, key, self.visit(item, found[key][1], name))

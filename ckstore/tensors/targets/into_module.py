@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.manifest.keys import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import DICTS, Comparison, Found, Leaf
+from ckstore.tensors.targets.comparison import Comparison, Found, Leaf
 from ckstore.tensors.targets.module_trial import adapts, try_names
 from ckstore.tensors.targets.renames import renamed, suggest
+from ckstore.tensors.walks import DICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.manifest.keys import decode_key
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import DICTS, Comparison, Leaf
+from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
-from ckstore.tensors.walks import leaf_numbers, name_below
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Node
@@ -44,7 +44,7 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
         make = comparison.new(node)  # the hooks may change what is compared below, so that it is for them to judge
         comparison.steps.append(lambda leaf: hand_over(optimizer, make(leaf), path))
         return
-    groups: Any = build_with(parts["param_groups"], lambda _: None, comparison.leaves)
+    groups: Any = build_with(parts["param_groups"], comparison.early, comparison.leaves)
     if not _fits_groups(comparison, optimizer, groups, path):
         return
     work = _Optimizer(comparison, optimizer, path, groups)

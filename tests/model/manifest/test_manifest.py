@@ -315,6 +315,9 @@ def _set(*path: Any) -> Change:
     return change
 
 
+_deep_key: Any = 1
+for _ in range(9):
+    _deep_key = ["tuple", [_deep_key]]
 _deep: Json = ["list", []]
 for _ in range(MAX_DEPTH - 1):
     _deep = ["list", [_deep]]
@@ -369,7 +372,7 @@ for _ in range(MAX_DEPTH - 1):
         (_set("state", ["int", "0" + "9" * 20]), "a node"),
         (_set("state", ["bytes", "A"]), "a node"),
         (_set("state", ["numpy", "<f4", "AAAA"]), "a node"),
-        (_set("state", ["set", []]), "a node"),
+        (_set("state", ["set", {}]), "a node"),
         *[
             (_set("state", node), "wanted a node, found ")
             for node in list[Json]([
@@ -396,7 +399,34 @@ for _ in range(MAX_DEPTH - 1):
         (_set("state", ["leaf", True]), "an index below 6, found True"),
         (_set("state", 1.5), "state at '': wanted a node, found 1.5"),
         (_set("state", ["dict", [["a", 1], ["a", 2]]]), "each key once"),
-        (_set("state", ["dict", [[True, 1]]]), "a string, an integer or"),
+        (_set("state", ["dict", [[["set", []], 1]]]), "a string, an integer or"),
+        (_set("state", ["dict", [[1, 1], [True, 1]]]), "each key once"),
+        (_set("state", ["dict", [[1, 1], [["float", 1.0], 1]]]), "each key once"),
+        (_set("state", ["dict", [[["float", "7ff8000000000000"], 1]]]), "another key"),
+        (_set("state", ["dict", [[_deep_key, 1]]]), "another key"),
+        (_set("state", ["dict", [[["tuple", [1, ["leaf", 0]]], 1]]]), "another key"),
+        (_set("state", ["defaultdict", [], "open"]), "null or one of"),
+        (_set("state", ["deque", [1, 2], 1]), "a node"),
+        (_set("state", ["deque", [1], 1.5]), "a node"),
+        (_set("state", ["parts", [[1, 1]], "sparse_coo", None]), "names of parts that are strings"),
+        (_set("state", ["parts", [], "", None]), "a kind of 1 to"),
+        (_set("state", ["parts", [], "x", ["leaf", 0]]), "no leaf among the attributes"),
+        *[
+            (_set("state", node), "wanted a node, found ")
+            for node in list[Json]([
+                *(["set", [1, True]], ["set", [["list", []]]], ["frozenset", [None, None]], ["set", [["leaf", 0]]]),
+                *(["bytearray", "A"], ["bytearray", 1], ["decimal", "1,0"], ["decimal", "1E999999999999999999"]),
+                *(["decimal", 1], ["date", "2026-13-01"], ["date", "20260101"], ["timedelta", 0, 86400, 0]),
+                *(["timedelta", 10**12, 0, 0], ["timedelta", 0, 0], ["timedelta", 0, 0, True]),
+                *(["datetime", "2026-01-01", 0, None], ["datetime", "2026-01-01T00:00:00.000000", 2, None]),
+                *(["datetime", "2026-01-01T00:00:00.000000+01:00", 0, None],),
+                *(["datetime", "2026-01-01T00:00:00.000000", 0, "../../etc/passwd"],),
+                *(["datetime", "2026-01-01T00:00:00.000000", 0, "/etc/passwd"],),
+                *(["path", "WindowsPath", "a"], ["path", "PosixPath", "a//b"], ["path", "PosixPath", 1]),
+                *(["torch.dtype", "load"], ["torch.device", "a b"], ["torch.Size", [1.5]], ["torch.Size", 1]),
+                *(["numpy.str_", 1], ["torch.load", "x"]),
+            ])
+        ],
         (_set("state", ["odict", [], ["list", []]]), "attributes that are null or a dict"),
         (_set("state", ["odict", [], ["dict", [["a", ["leaf", 0]]]]]), "no leaf among the attributes"),
     ],

@@ -1,0 +1,89 @@
+"""Plain values that are more than Python's numbers and strings, as nodes; and those of torch and NumPy back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import sys
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import SAFE_INT
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.python_values import (
+    decode_value,
+    encode_date,
+    encode_datetime,
+    encode_decimal,
+    encode_path,
+    encode_set,
+    encode_timedelta,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.model.manifest.manifest import Node
+
+PLAIN: dict[type, Callable[[Any], Node]] = {
+    set: encode_set,
+    frozenset: encode_set,
+    decimal.Decimal: encode_decimal,
+    dt.datetime: encode_datetime,
+    dt.date: encode_date,
+    dt.timedelta: encode_timedelta,
+    PosixPath: encode_path,
+    PurePosixPath: encode_path,
+    PureWindowsPath: encode_path,
+}
+"""By their exact type; `python_values.NotStored` is raised for those that the format does not hold."""
+
+
+def is_named_tuple(value: object) -> bool:
+    """Whether `value` is of a class that collections.namedtuple or typing.NamedTuple made."""
+    fields = getattr(type(value), "_fields", None)
+    return isinstance(value, tuple) and isinstance(fields, tuple) and hasattr(type(value), "_asdict")
+
+
+def torch_value(value: Any) -> Node | None:
+    """Return the node of a dtype, a device or a size of torch; None if it is something else."""
+    torch: Any = sys.modules.get("torch")
+    kind = type(value)
+    if torch is None:
+        return None
+    if kind is torch.Size and all(type(size) is int and abs(size) <= SAFE_INT for size in value):
+        return ["torch.Size", list(value)]
+    if kind is torch.dtype and (name := str(value).removeprefix("torch.")) in TORCH_ITEMSIZE:
+        return ["torch.dtype", name]
+    return ["torch.device", str(value)] if kind is torch.device else None
+
+
+def value_of(node: Node) -> object:
+    """Return the value of a node that is neither a container nor a leaf.
+
+    Raises:
+        BadInput: What is installed here does not know it.
+    """
+    tag = node[0] if isinstance(node, list) else ""
+    if tag == "numpy":
+        from ckstore.tensors import numpy_leaves
+
+        return numpy_leaves.decode_scalar(node[1], node[2])
+    if tag == "numpy.str_":
+        import numpy as np
+
+        return np.str_(node[1])
+    return _of_torch(tag, node[1]) if tag.startswith("torch.") else decode_value(node)
+
+
+def _of_torch(tag: str, held: Any) -> object:
+    import torch
+
+    if tag == "torch.Size":
+        return torch.Size(held)
+    try:
+        return torch.device(held) if tag == "torch.device" else getattr(torch, held)
+    except (AttributeError, RuntimeError) as error:
+        msg = f"{tag} {held} is not known to torch {torch.__version__}"
+        raise BadInput(msg, hint="load it with the torch that saved it, or select the rest") from error
