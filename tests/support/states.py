@@ -12,6 +12,7 @@ import decimal
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -125,12 +126,14 @@ def numpy_scalars(draw: st.DrawFn) -> np.generic:
     return scalar
 
 
+@cache
 def floats() -> st.SearchStrategy[float]:
     """Draw any float, every payload of nan too."""
     bits = st.binary(min_size=8, max_size=8).map(lambda data: float(struct.unpack(">d", data)[0]))
     return st.floats() | bits
 
 
+@cache
 def scalars() -> st.SearchStrategy[Any]:
     """Draw a value of Python's own types that is no container, short or long."""
     return st.one_of(
@@ -145,16 +148,16 @@ def scalars() -> st.SearchStrategy[Any]:
         st.text(characters, min_size=1, max_size=2).map(lambda text: text * 4096),
         st.binary(max_size=4),
         st.binary(min_size=1, max_size=1).map(lambda data: data * 257),
-        plain_values(),
     )
 
 
+@cache
 def plain_values() -> st.SearchStrategy[Any]:
     """Draw a value of the standard library, or a plain one of torch or NumPy."""
     zones = st.none() | st.just(dt.UTC) | st.timedeltas(-DAY, DAY).map(dt.timezone)
     return st.one_of(
-        st.sets(keys(), max_size=3),
-        st.frozensets(keys(), max_size=3),
+        st.sets(every_key(), max_size=3),
+        st.frozensets(every_key(), max_size=3),
         st.binary(max_size=4).map(bytearray),
         st.decimals() | st.decimals(allow_nan=False, places=3),
         st.datetimes(timezones=zones),
@@ -165,16 +168,18 @@ def plain_values() -> st.SearchStrategy[Any]:
     )
 
 
-def keys() -> st.SearchStrategy[Any]:
-    """Draw a key of a dict."""
-    simple = _simple_keys()
+@cache
+def every_key() -> st.SearchStrategy[Any]:
+    """Draw a key of any kind."""
+    simple = keys() | st.booleans() | st.floats(allow_nan=False) | st.none()
     return simple | st.tuples(simple) | st.tuples(simple, st.tuples(simple))
 
 
-def _simple_keys() -> st.SearchStrategy[Any]:
+@cache
+def keys() -> st.SearchStrategy[str | int]:
+    """Draw a key that is a string or an integer."""
     texts = st.text("ab.[]\\0", max_size=3) | st.text(characters, max_size=3).filter(fits_json)
-    numbers = st.integers(-3, 3) | st.integers() | st.booleans() | st.floats(allow_nan=False)
-    return texts | numbers | st.none()
+    return texts | st.integers(-3, 3) | st.integers()
 
 
 def plain_states() -> st.SearchStrategy[Any]:
@@ -195,11 +200,24 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         dicts,
         dicts.map(Counter),
-        st.builds(defaultdict, st.sampled_from([None, list, int]), dicts),
-        st.builds(deque, st.lists(children, max_size=3), st.none() | st.integers(3, 9)),
         st.lists(children, max_size=4),
         st.lists(children, max_size=4).map(tuple),
         st.builds(_ordered, dicts, st.none() | st.dictionaries(st.text("_ab", min_size=1), st.integers(), max_size=2)),
+    )
+
+
+@st.composite
+def every_state(draw: st.DrawFn) -> Any:
+    """Draw a state with the values and containers that `states` leaves out."""
+    inner = states() | plain_values()
+    dicts = st.dictionaries(every_key(), inner, max_size=3)
+    return draw(
+        st.one_of(
+            plain_values(),
+            dicts,
+            st.builds(defaultdict, st.sampled_from([None, list, int]), dicts),
+            st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 9)),
+        )
     )
 
 

@@ -9,12 +9,18 @@ from hypothesis import given
 
 from ckstore.tensors.capture import capture
 from tests.support.captures import Saved, bytes_of
-from tests.support.states import assert_same, plain_states, states
+from tests.support.states import assert_same, every_state, plain_states, states
 
 
 @pytest.mark.property
 @given(state=states())
 def test_a_state_comes_back_the_same(state: Any) -> None:
+    assert_same(state, Saved(state).load())
+
+
+@pytest.mark.property
+@given(state=every_state())
+def test_a_state_of_every_kind_of_value_comes_back_the_same(state: Any) -> None:
     assert_same(state, Saved(state).load())
 
 
