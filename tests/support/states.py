@@ -248,7 +248,7 @@ def _same(a: Any, b: Any, path: str, in_a: list[torch.Tensor], in_b: list[torch.
         _same_array(a, b, path)
     elif isinstance(a, dict):
         assert type(b) is type(a), path
-        assert [(type(key), repr(key)) for key in b] == [(type(key), repr(key)) for key in a], path
+        assert [(type(key), key) for key in b] == [(type(key), key) for key in a], path
         assert getattr(b, "default_factory", None) is getattr(a, "default_factory", None), path
         if type(a) is OrderedDict:
             _same(vars(a), vars(b), f"{path} (attributes)", in_a, in_b)
