@@ -8,7 +8,9 @@ from typing import Any
 
 NUMBERS_FROM_COUNT = 1024
 """Shorter lists are cheaper among the plain values of a manifest."""
-_CODES = {int: ("int64", "q"), float: ("float64", "d")}
+_PART_COUNT = 1024
+"""So many items are looked at and packed while they are in the processor's cache: shuffled ones are far apart."""
+_CODES = {int: ("int64", "q"), float: ("float64", "d"), bool: ("bool", "B")}
 _CODE_OF = {"int64": "q", "float64": "d"}
 
 
@@ -17,19 +19,19 @@ def pack_numbers(values: list[Any]) -> tuple[str, bytes] | None:
 
     Each item keeps all its bits. Integers beyond 64 bits stay what they are.
     """
-    if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in (int, float, bool):
+    if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
         return None
-    kinds = set(map(type, values))
-    if len(kinds) != 1:
-        return None
-    kind = kinds.pop()
-    if kind is bool:
-        return "bool", bytes(values)
+    kind = type(values[0])
     dtype, code = _CODES[kind]
-    try:
-        packed = array(code, values)
-    except (OverflowError, TypeError):
-        return None
+    packed = array(code)
+    for start in range(0, len(values), _PART_COUNT):
+        part = values[start : start + _PART_COUNT]
+        if any(found is not kind for found in set(map(type, part))):
+            return None
+        try:
+            packed.fromlist(part)
+        except OverflowError:
+            return None
     if sys.byteorder == "big":
         packed.byteswap()
     return dtype, packed.tobytes()
