@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.manifest.keys import decode_key
+from ckstore.tensors.walks import DICTS, SEQUENCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
-
-_DICTS = ("dict", "odict", "counter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
 
 def _at(node: Node, path: tuple[str | int, ...]) -> Node:
     for key in path:
-        if node[0] in _DICTS:
+        if node[0] in DICTS:
             node = next(value for own, value in node[1] if decode_key(own) == key or str(decode_key(own)) == key)
         else:
             node = node[1][int(key)]
@@ -58,7 +57,7 @@ def _at(node: Node, path: tuple[str | int, ...]) -> Node:
 
 def _values(node: Node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Node]]:
     tag = node[0] if isinstance(node, list) else None
-    if tag in _DICTS and node[1]:
+    if tag in DICTS and node[1]:
         for own, value in node[1]:
             yield from _values(value, (*path, str(decode_key(own))))
     elif tag == "list" and node[1] and _holds_leaf(node):
@@ -71,6 +70,6 @@ def _values(node: Node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
 def _holds_leaf(node: Node) -> bool:
     if not isinstance(node, list):
         return False
-    if node[0] in _DICTS:
+    if node[0] in (*DICTS, "parts"):
         return any(_holds_leaf(value) for _, value in node[1])
-    return node[0] == "leaf" or (node[0] in ("list", "tuple") and any(map(_holds_leaf, node[1])))
+    return node[0] == "leaf" or (node[0] in SEQUENCES and any(map(_holds_leaf, node[1])))

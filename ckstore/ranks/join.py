@@ -31,7 +31,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.save.save import Staged, with_parent
 from ckstore.ranks.part import pieces_of
-from ckstore.tensors.walks import leaf_numbers
+from ckstore.tensors.walks import DICTS, SEQUENCES, leaf_numbers
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
@@ -200,9 +200,9 @@ class Join:
             self.leaves.append(leaf._replace(name=path + leaf.name.removeprefix(before), storage=len(self.storages)))
             self.storages.append(StorageRecord(record.nbytes, extents))
             return ["leaf", len(self.leaves) - 1]
-        if tag in ("list", "tuple"):
-            return [tag, [self._moved(part, item, before, path, blobs) for item in node[1]]]
-        if tag in ("dict", "counter", "odict"):
+        if tag in SEQUENCES:
+            return [tag, [self._moved(part, item, before, path, blobs) for item in node[1]], *node[2:]]
+        if tag in (*DICTS, "parts"):
             pairs = [[key, self._moved(part, item, before, path, blobs)] for key, item in node[1]]
             return [tag, pairs, *node[2:]]
         return node
@@ -213,9 +213,9 @@ def _renumbered(node: Node, numbers: dict[int, int]) -> Node:
         return node
     if node[0] == "leaf":
         return ["leaf", numbers[node[1]]]
-    if node[0] in ("list", "tuple"):
-        return [node[0], [_renumbered(item, numbers) for item in node[1]]]
-    if node[0] in ("dict", "counter", "odict"):
+    if node[0] in SEQUENCES:
+        return [node[0], [_renumbered(item, numbers) for item in node[1]], *node[2:]]
+    if node[0] in (*DICTS, "parts"):
         return [node[0], [[key, _renumbered(item, numbers)] for key, item in node[1]], *node[2:]]
     return node
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,13 @@ from ckstore import Store
 
 def state_of(rank: int, step: int) -> dict[str, object]:
     """Return the state of a rank."""
-    return {"w": np.full((50, rank + 1), step * 100 + rank), "same": np.arange(200_000), "rank": rank}
+    loader = {
+        "recent": deque([np.full(3, rank), np.full(2, step)], maxlen=4),
+        "by_shard": defaultdict(list, {(rank, None): [np.full(4, rank + step)]}),
+        "order": list(range(2000)),
+    }
+    whole = np.full((50, rank + 1), step * 100 + rank)
+    return {"loader": loader, "w": whole, "same": np.arange(200_000), "rank": rank}
 
 
 def main() -> None:

@@ -120,6 +120,12 @@ def check_states(store: Store, step: int, count: int = RANKS) -> None:
         for state in (loaded[rank], store.load(step, rank=rank)):
             assert np.array_equal(state["w"], wanted["w"])
             assert state["rank"] == rank
+            loader, given = state["loader"], wanted["loader"]
+            assert loader["recent"].maxlen == 4
+            assert [part.tolist() for part in loader["recent"]] == [part.tolist() for part in given["recent"]]
+            assert loader["by_shard"].default_factory is list
+            assert loader["by_shard"][rank, None][0].tolist() == given["by_shard"][rank, None][0].tolist()
+            assert loader["order"] == given["order"]
 
 
 def test_ranks_save_one_checkpoint_that_gives_each_its_state(racers: Racers, store: Store) -> None:
