@@ -16,10 +16,16 @@ from ckstore.store import RefLike
 
 STATE = {"w": np.arange(1000, dtype=np.float32)}
 
+
+def in_background(store: Store, ref: RefLike) -> None:
+    with Store.open(store.path) as own:  # its saver ends with it
+        own.save_async({"x": 1}, parent=ref).result(60)
+
+
 METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "save": lambda store, ref, _: store.save({"x": 1}, parent=ref),
     "commit": lambda store, ref, _: store.commit(__file__, parent=ref),
-    "save_async": lambda store, ref, _: store.save_async({"x": 1}, parent=ref).result(60),
+    "save_async": lambda store, ref, _: in_background(store, ref),
     "load": lambda store, ref, _: store.load(ref),
     "load_into": lambda store, ref, _: store.load_into({"w": STATE["w"].copy()}, ref),
     "open_checkpoint": lambda store, ref, _: store.open_checkpoint(ref),
