@@ -76,7 +76,6 @@ class Store:
         self.path = _resolved(path)
         self.run = None if run is None else check_run(run)
         self._catalog_path = None if catalog_path is None else expanded(catalog_path)
-        self._catalog_path = None if catalog_path is None else expanded(catalog_path)
         self._context, self._notes = _open(
             self.path,
             run=self.run,
@@ -314,7 +313,7 @@ class Store:
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
         from ckstore.ops.save.order import order_of
-        from ckstore.saver.client.client import Terms
+        from ckstore.saver.client.terms import Terms
 
         terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
         terms.check()
@@ -379,7 +378,7 @@ class Store:
             InsufficientSpace: There is no memory for the copy.
             SaveFailed: No saver can be started.
         """
-        from ckstore.saver.client.client import Terms
+        from ckstore.saver.client.terms import Terms
 
         terms = Terms(nice=nice)
         terms.check()

@@ -1,4 +1,4 @@
-"""Who looks on at a save: a background saver tells its trainer how far it is.."""
+"""What a save tells an observer as it goes on; a background saver passes it to its trainer."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STATUS_NAME = "ckstore-saver-status"
-STATUS_BYTES = 8192
+STATUS_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)

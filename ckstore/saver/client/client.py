@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreError, InUse, SaveAbandoned, SaveFailed, StateChanged, UnknownOutcome
+from ckstore.errors import CkstoreError, InUse, SaveAbandoned, SaveFailed, StateChanged, UnknownOutcome
 from ckstore.model.saver.messages import (
     Answer,
     Close,
@@ -32,7 +32,8 @@ from ckstore.model.saver.messages import (
 from ckstore.python_gc import python_gc_paused
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.process import SaverProcess
-from ckstore.saver.client.snapshot import Snapshot, places_of
+from ckstore.saver.client.snapshot import Snapshot, SnapshotPool, places_of
+from ckstore.saver.client.terms import Terms
 from ckstore.saver.client.watch import StallWatch
 from ckstore.tensors.capture import capture
 
@@ -47,41 +48,6 @@ _LOOK_S = 0.5
 _TRIES = 2
 _MOST_GIVEN_UP = 4
 """A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a save goes about the others, and for how long anything is waited for.
-
-    Attributes:
-        max_in_flight: So many snapshots there are at a time.
-        when_busy: ``wait``, ``skip`` or ``error``: what to do when there are so many.
-        timeout_s: How long ``wait`` waits.
-        stall_timeout_s: A saver that does nothing for so long is given up.
-        nice: Added to the niceness of a saver that is started now.
-    """
-
-    max_in_flight: int = 1
-    when_busy: str = "wait"
-    timeout_s: float = 600.0
-    stall_timeout_s: float = 120.0
-    nice: int = 0
-
-    def check(self) -> None:
-        """Raise if something cannot be meant.
-
-        Raises:
-            BadInput: Says what.
-        """
-        if self.max_in_flight < 1:
-            raise BadInput(f"max_in_flight must be at least 1, got {self.max_in_flight}")
-        if self.when_busy not in ("wait", "skip", "error"):
-            raise BadInput(f"when_busy must be 'wait', 'skip' or 'error', got {self.when_busy!r}")
-        if not (self.timeout_s >= 0 and self.stall_timeout_s > 0):
-            msg = f"timeout_s and stall_timeout_s are seconds, got {self.timeout_s!r} and {self.stall_timeout_s!r}"
-            raise BadInput(msg)
-        if not 0 <= self.nice <= 19:
-            raise BadInput(f"nice must be 0 to 19, got {self.nice}")
 
 
 @dataclass(slots=True)
@@ -113,14 +79,14 @@ class Client:
         _clients.add(self)
 
     def _forget(self) -> None:
-        """Begin again, as in a forked child, which has neither the thread nor the saver."""
+        """Begin anew, without a thread and a saver."""
         self._submitting = threading.RLock()
         self._changed = threading.Condition()
         self._process: SaverProcess | None = None
         self._closing = False
         self._saves: list[_Save] = []
         self._ended: list[PendingSave] = []
-        self._free: list[Snapshot] = []
+        self._pool = SnapshotPool()
         self._number = 0
         self._told_parents: dict[str, str] = {}
         self._terms = Terms()
@@ -142,7 +108,7 @@ class Client:
             if not self._make_way(terms):
                 return PendingSave(order.run, order.step, 0, skipped=True)
             places, nbytes = places_of(captured.sources)
-            snapshot = self._snapshot(nbytes)
+            snapshot = self._pool.take(nbytes)
             try:
                 snapshot.fill(captured.sources, places)
                 _check_unchanged(captured)
@@ -163,7 +129,7 @@ class Client:
                     self._saves.append(_Save(order, snapshot, pending))
                     self._send_waiting()
             except BaseException:
-                self._keep(snapshot)
+                self._pool.give(snapshot, terms.max_in_flight)
                 raise
             return pending
 
@@ -176,7 +142,7 @@ class Client:
         """Start the saver, and make the memory for a snapshot of this state."""
         with self._submitting:
             if state is not None:
-                self._keep(self._snapshot(self.staging_bytes(state)))
+                self._pool.give(self._pool.take(self.staging_bytes(state)), self._terms.max_in_flight)
             with self._changed:
                 self._terms = terms
                 self._start_if_needed()
@@ -210,14 +176,21 @@ class Client:
             process = self._process
             if process is not None and not self._closing:
                 self._closing = process.send(Close())
-            free, self._free = self._free, []
-        for snapshot in free:
-            snapshot.close()
+        self._pool.close()
 
     def pid(self) -> int | None:
         """Return the process of the saver, if there is one."""
         process = self._process
         return None if process is None else process.pid
+
+    def let_go_in_child(self) -> None:
+        """In a forked child: leave the saver and the memory of snapshots to the parent."""
+        if self._process is not None:
+            self._process.let_go()
+        self._pool.let_go()
+        for save in self._saves:
+            save.snapshot.let_go()
+        self._forget()
 
     # ---- memory
 
@@ -240,26 +213,6 @@ class Client:
             waited = f" after {terms.timeout_s} s" if terms.when_busy == "wait" else ""
             msg = f"{len(self._saves)} saves are still under way{waited}: {busy.name} is {busy.state}"
             raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
-
-    def _snapshot(self, nbytes: int) -> Snapshot:
-        with self._changed:
-            fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
-            if fitting:
-                best = min(fitting, key=lambda snapshot: snapshot.nbytes)
-                self._free.remove(best)
-                return best
-            small, self._free = self._free, []
-        for snapshot in small:
-            snapshot.close()
-        return Snapshot(nbytes)
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        with self._changed:
-            self._free.append(snapshot)
-            over = self._free[: -self._terms.max_in_flight]
-            del self._free[: len(over)]
-        for one in over:
-            one.close()
 
     def _news(self, last_parents: Mapping[str, str]) -> dict[str, str]:
         return {run: parent for run, parent in last_parents.items() if self._told_parents.get(run) != parent}
@@ -364,7 +317,7 @@ class Client:
     def _end(self, save: _Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         self._saves.remove(save)
         if keep:
-            self._keep(save.snapshot)
+            self._pool.give(save.snapshot, self._terms.max_in_flight)
         else:
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
@@ -450,10 +403,7 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 def _forget_in_child() -> None:
     for client in tuple(_clients):
-        process = client._process  # noqa: SLF001 - of this module
-        if process is not None:
-            process.let_go()
-        client._forget()  # noqa: SLF001
+        client.let_go_in_child()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

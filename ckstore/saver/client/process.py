@@ -41,6 +41,7 @@ class SaverProcess:
 
     def __init__(self) -> None:
         reap()
+        self._failure = ""
         self._sock, theirs = wire.pair()
         self._said = os.memfd_create("ckstore-saver-stderr", os.MFD_CLOEXEC)
         try:
@@ -57,10 +58,17 @@ class SaverProcess:
         self.pid = self._child.pid
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send without waiting; False if it takes no more. A saver that is gone is seen by `receive`."""
+        """Send without waiting; False if it takes no more.
+
+        A saver that is gone is seen by `receive`; so is one that could not be told, which is killed: `why` says so.
+        """
         try:
             return wire.send(self._sock, message, descriptors, wait=False)
-        except OSError:
+        except ConnectionError:
+            return True
+        except OSError as error:
+            self._failure = f" since it could not be sent its orders: {error}"
+            self.kill()
             return True
 
     def receive(self, timeout_s: float) -> tuple[Message | None] | None:
@@ -106,7 +114,7 @@ class SaverProcess:
         else:
             how = f"exited with status {status}"
         said = self._last_lines()
-        return f"the saver process {self.pid} {how}" + (f"; it said last: {said}" if said else "")
+        return f"the saver process {self.pid} {how}{self._failure}" + (f"; it said last: {said}" if said else "")
 
     def _last_lines(self) -> str:
         if self._said < 0:

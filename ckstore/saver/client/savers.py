@@ -1,26 +1,44 @@
-"""The savers of a store, found through /proc: by the page of memory that each of them has open."""
+"""The savers of a store, found through /proc: by the page of memory that each of them has open.
+
+What another user's process says there is only believed as far as it has the form of a status.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+from ckstore.errors import CkstoreError
+from ckstore.model.names import is_run
+from ckstore.model.saver.messages import SaverState
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME, SaverStatus
 from ckstore.saver.client.process import MARK
 
 _PROC = Path("/proc")
 _TRIES = 3
+_CMDLINE_BYTES = 256 * 1024
 
 
 def savers_of(store: str) -> tuple[SaverStatus, ...]:
-    """Return the savers of the store at this path that this user may look at, by process."""
-    found = [_status(folder) for folder in _PROC.iterdir() if folder.name.isdigit() and _is_saver(folder)]
+    """Return the savers of the store at this path that this user may look at, by process.
+
+    Raises:
+        CkstoreError: The processes of this host cannot be listed.
+    """
+    try:
+        processes = [folder for folder in _PROC.iterdir() if folder.name.isdigit()]
+    except OSError as error:
+        msg = f"the processes of this host cannot be listed: {error}"
+        raise CkstoreError(msg, hint="is /proc mounted?") from error
+    found = [_status(folder) for folder in processes if _is_saver(folder)]
     return tuple(sorted((one for one in found if one is not None and one.store == store), key=lambda one: one.pid))
 
 
 def _is_saver(folder: Path) -> bool:
     try:
-        return MARK.encode() in (folder / "cmdline").read_bytes().split(b"\0")
+        return MARK.encode() in _start_of(folder / "cmdline", _CMDLINE_BYTES).split(b"\0")
     except OSError:  # it has ended
         return False
 
@@ -29,11 +47,28 @@ def _status(folder: Path) -> SaverStatus | None:
     try:
         pages = [fd for fd in (folder / "fd").iterdir() if f"/memfd:{STATUS_NAME} " in f"{fd.readlink()} "]
         for _ in range(_TRIES if pages else 0):
-            text = pages[0].read_bytes()[:STATUS_BYTES]
-            try:
-                return SaverStatus(pid=int(folder.name), **json.loads(text))
-            except ValueError:  # read in the middle of a change
-                continue
+            status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
+            if status is not None:  # else it was read in the middle of a change
+                return status
     except OSError:  # it has ended, or is another user's
         pass
     return None
+
+
+def _start_of(path: Path, most_bytes: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return os.read(fd, most_bytes)
+    finally:
+        os.close(fd)
+
+
+def _parsed(pid: int, text: bytes) -> SaverStatus | None:
+    try:
+        said: dict[str, Any] = json.loads(text)
+        status = SaverStatus(pid=pid, **said)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    fits = all(isinstance(getattr(status, name), kind) for name, kind in get_type_hints(SaverStatus).items())
+    known = status.state in get_args(SaverState) and (not status.run or is_run(status.run))
+    return status if fits and known else None

@@ -88,8 +88,58 @@ class Snapshot:
         """Give the memory back; a saver that has it keeps it."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
-            self._map.close()
             os.close(fd)
+            self._map.close()
+
+    def let_go(self) -> None:
+        """Close the descriptor; the memory goes with the last that looks at it, as a thread that a fork left behind."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class SnapshotPool:
+    """Snapshots that are kept for the next save, so that their pages need not be made again."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._free: list[Snapshot] = []
+
+    def take(self, nbytes: int) -> Snapshot:
+        """Return the smallest that has so many bytes, or a new one; the memory of those that are too small goes first.
+
+        Raises:
+            InsufficientSpace: There is no memory for it.
+        """
+        with self._mutex:
+            fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
+            if fitting:
+                best = min(fitting, key=lambda snapshot: snapshot.nbytes)
+                self._free.remove(best)
+                return best
+        self.close()
+        return Snapshot(nbytes)
+
+    def give(self, snapshot: Snapshot, most: int) -> None:
+        """Keep a snapshot; of those that were kept before, so many that there are at most `most`."""
+        with self._mutex:
+            self._free.append(snapshot)
+            over = self._free[:-most]
+            del self._free[: len(over)]
+        for one in over:
+            one.close()
+
+    def close(self) -> None:
+        """Give the memory of all of them back."""
+        with self._mutex:
+            free, self._free = self._free, []
+        for snapshot in free:
+            snapshot.close()
+
+    def let_go(self) -> None:
+        """In a forked child, where the lock may be held by a thread that is not there: close the descriptors."""
+        for snapshot in self._free:
+            snapshot.let_go()
 
 
 def _copies(sources: Sequence[ByteSource], places: Sequence[Place], whole: memoryview) -> list[Callable[[], None]]:
