@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.fs.tree import Entry
-from ckstore.ops.save.gather import gather, signs_of_incompleteness, step_in_name
+from ckstore.model.names import DEFAULT_RUN
+from ckstore.model.times import text_of_time
+from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, gather, signs_of_incompleteness, step_in_name
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.store import Store
 
-_FILES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 _DELETING = ".ckstore-deleting-"
 _STATE_MOST_BYTES = 256 * 2**20
@@ -92,18 +93,23 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
         step = step_in_name([path])
         if path.is_symlink():
             skipped[name] = "a symlink"
-        elif step is None or not (path.is_dir() or name.endswith(_FILES)):
+        elif step is None or not (path.is_dir() or name.endswith(CHECKPOINT_SUFFIXES)):
             skipped[name] = "no step in its name"
         else:
             source = _look(path, step)
             other = found.get(step)
-            if other is not None and (other.time, other.path.name) > (source.time, name):
+            if other is not None and _preference(other) > _preference(source):
                 source, other = other, source
             if other is not None:
-                skipped[other.path.name] = f"{source.path.name} has the same step and is newer"
+                better = "newer" if bool(other.incomplete) == bool(source.incomplete) else "complete"
+                skipped[other.path.name] = f"{source.path.name} has the same step and is {better}"
             found[step] = source
     latest = _named_latest(base)
     return sorted(found.values(), key=lambda source: (source.path.name in latest, source.step)), skipped
+
+
+def _preference(source: Source) -> tuple[bool, str, str]:
+    return not source.incomplete, source.time, source.path.name
 
 
 def _look(path: Path, step: int) -> Source:
@@ -115,7 +121,7 @@ def _look(path: Path, step: int) -> Source:
     return Source(
         path,
         step,
-        datetime.fromtimestamp(newest_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        text_of_time(datetime.fromtimestamp(newest_ns / 1e9, UTC)),
         sum(entry.nbytes for entry in entries if entry.kind == "file"),
         "; ".join(signs),
     )
@@ -208,9 +214,14 @@ def _listing(entries: list[Entry]) -> str:
     return hashlib.sha256("\n".join(sorted(rows)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def run_of(store: Store, run: str | None) -> str:
+    """Return the run that a save goes to: that given, that of the handle, else ``main``."""
+    return run or store.run or DEFAULT_RUN
+
+
 def _present(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo | None:
     try:
-        info = store.info(f"{run or store.run or 'main'}@{source.step}")
+        info = store.info(f"{run_of(store, run)}@{source.step}")
     except NoSuchRef:
         return None
     recorded: Any = info.metadata.get(IMPORTED)
@@ -229,12 +240,19 @@ def _metrics(source: Source) -> dict[str, float]:
         if path.stat().st_size > _STATE_MOST_BYTES:
             return {}
         history = json.loads(path.read_bytes())["log_history"]
-        entries = [entry for entry in history if entry.get("step") == source.step]
+        return numbers_at(history, source.step)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
         return {}
-    found = {name: value for entry in entries for name, value in entry.items() if name != "step"}
+
+
+def numbers_at(log: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
+    """Return the numbers that the log of a Trainer has for a step, but for the step itself."""
     return {
-        name: value for name, value in found.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
+        name: value
+        for entry in log
+        if entry.get("step") == step
+        for name, value in entry.items()
+        if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 
 

@@ -20,14 +20,15 @@ def description(loader: Any) -> dict[str, Any]:
     dataset = getattr(loader, "dataset", None)
     if dataset is not None:
         found["dataset"] = type(dataset).__name__
-        found["dataset_length"] = _length(dataset)
+        found["dataset_length"] = length_of(dataset)
     sampler = getattr(loader, "sampler", None)
     if sampler is not None:
         found["sampler"] = type(sampler).__name__
     return found
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(dataset: Any) -> int | None:
+    """Return how many samples a data set has; None: it does not say, as a stream."""
     try:
         return len(dataset)
     except TypeError:  # a stream

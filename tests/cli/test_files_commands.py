@@ -31,6 +31,22 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
+def test_a_history_comes_in_and_one_that_is_incomplete_is_left_alone(run: Run, store: Path, files: Path) -> None:
+    half = files.with_name("checkpoint-600")
+    half.mkdir()
+    (half / "checkpoint-is-incomplete.txt").touch()
+
+    done = run("import-history", files.parent, "--store", store)
+    again = run("import-history", files.parent, "--json", "--store", store)
+
+    assert done.exit_code == 1
+    assert "left alone checkpoint-600: incomplete: " in done.stdout
+    assert "\nimported 1 checkpoint: " in done.stdout
+    assert "checkpoint-600: incomplete, not imported" in done.stderr
+    document = json.loads(again.stdout)
+    assert (document["imported"], document["present"]) == ([], ["main@500"])
+
+
 def test_files_go_in_and_come_back(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
     done = run(
         "commit", files, "--metric", "loss=2.5", "--metric", "n=3", "-m", "mine", "--tag", "best", "--store", store

@@ -86,6 +86,18 @@ def test_names_of_the_usual_trainers_are_understood_and_a_latest_file_names_the_
         find_checkpoints(tmp_path / "none")
 
 
+def test_of_two_with_one_step_a_complete_one_is_taken_although_the_other_is_newer(folder: Path, store: Store) -> None:
+    half = folder / "step-500"
+    half.mkdir()
+    (half / "checkpoint-is-incomplete.txt").touch()
+
+    report = import_history(store, folder, delete_sources=True)
+
+    assert [info.step for info in report.imported] == [500, 1000, 1500]
+    assert report.skipped["step-500"] == "checkpoint-500 has the same step and is complete"
+    assert sorted(os.listdir(folder)) == ["runs", "step-500"]
+
+
 def test_sources_are_deleted_only_when_their_copy_is_verified(folder: Path, store: Store) -> None:
     report = import_history(store, folder, delete_sources=True)
 

@@ -17,7 +17,7 @@ _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([
 _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
 """As Lightning writes it: ``epoch=1-step=400``, ``epoch=1-val_loss=0.32-step=400-v1``."""
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
-_CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")
+CHECKPOINT_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
 _INDEX_MOST_BYTES = 64 * 2**20
@@ -93,7 +93,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
         entry.path: step
         for entry in entries
         if "/" not in entry.path
-        and (entry.kind == "directory" or entry.path.endswith(_CHECKPOINT_SUFFIXES))
+        and (entry.kind == "directory" or entry.path.endswith(CHECKPOINT_SUFFIXES))
         and (step := _step_of(entry.path)) is not None
     }
     if len(steps) < 2:

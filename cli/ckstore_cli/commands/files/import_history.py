@@ -12,6 +12,7 @@ from ckstore_cli._format import printable, share_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
+from ckstore_cli._retention import checkpoints
 
 
 @click.command("import-history")
@@ -47,12 +48,7 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
 
     out = frame.output()
     with frame.writing() as store, Progress("importing", quiet=out.as_json) as shown:
-
-        def progress(done_bytes: int, all_bytes: int) -> None:
-            shown.total_bytes = all_bytes
-            shown.advance(done_bytes - shown.done_bytes)
-
-        report = do(store, folder, run, delete_sources=delete_sources, progress=progress)
+        report = do(store, folder, run, delete_sources=delete_sources, progress=shown.at)
     out.document(
         {
             "imported": [info.name for info in report.imported],
@@ -65,11 +61,12 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     )
     for name, why in report.skipped.items():
         out.line(f"left alone {printable(name)}: {printable(why)}")
-    there = f", {len(report.present)} were there" if report.present else ""
-    gone = f", {len(report.deleted)} sources deleted" if report.deleted else ""
+    there = f", {len(report.present)} already there" if report.present else ""
+    plural = "" if len(report.deleted) == 1 else "s"
+    gone = f", {len(report.deleted)} source{plural} deleted" if report.deleted else ""
     share = f" ({share_text(report.new_bytes, report.source_bytes)})" if report.source_bytes else ""
     sizes = f"{size_text(report.source_bytes)}, {size_text(report.new_bytes)} new{share}"
-    out.line(f"imported {len(report.imported)} checkpoints{there}{gone}: {sizes}")
+    out.line(f"imported {checkpoints(len(report.imported))}{there}{gone}: {sizes}")
     incomplete = [name for name, why in report.skipped.items() if why.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"
