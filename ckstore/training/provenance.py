@@ -55,7 +55,10 @@ def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def git_revision(directory: str) -> dict[str, Any] | None:
-    """Return the commit and whether files differ from it; None: no git, or no repository. It takes no lock of git."""
+    """Return the commit and whether files differ from it; None: no repository, or no git that answers.
+
+    It takes no lock of git.
+    """
     revision = _git(directory, "rev-parse", "HEAD")
     if revision is None:
         return None
@@ -70,6 +73,7 @@ def _git(directory: str, *arguments: str) -> str | None:
             check=False,
             capture_output=True,
             text=True,
+            errors="replace",  # a name of a file need not be text
             timeout=_GIT_TIMEOUT_S,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )

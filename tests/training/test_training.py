@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -164,15 +165,18 @@ def test_provenance_is_recorded_on_request(tmp_path: Path, store: Store) -> None
     require(shutil.which("git") is not None, "needs git")
     code = tmp_path / "code"
     code.mkdir()
+    no_text = Path(os.fsdecode(os.fsencode(code) + b"/\xff.py"))
+    no_text.write_text("1")
     file = code / "train.py"
     file.write_text("1")
     git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
+    for arguments in (["init", "-q"], ["config", "core.quotePath", "false"], ["add", "."], ["commit", "-q", "-m", "m"]):
         subprocess.run([*git, *arguments], check=True, timeout=60)
     (code / ".git" / "index.lock").touch()  # another process is at work there
 
     clean = provenance({"lr": 0.1}, directory=code)
     file.write_text("2")
+    no_text.write_text("2")
     changed = provenance(directory=code)
     info = store.save({}, metadata=clean)
 
