@@ -188,7 +188,15 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "refs,status", [(["100", "7"], 4), (["100", "201..299"], 4), (["100", "c@.."], 2), (["100", "c@1.."], 4), ([], 2)]
+    "refs,status",
+    [
+        (["100", "7"], 4),
+        (["100", "201..299"], 4),
+        (["100", "c@.."], 2),
+        (["100", "c@1.."], 4),
+        (["100", "9" * 5000 + ".."], 2),
+        ([], 2),
+    ],
 )
 def test_rm_deletes_nothing_unless_each_ref_names_something(refs: list[str], status: int, run: Run, path: Path) -> None:
     assert run("rm", *refs, "--store", path).exit_code == status

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.store import Store
 
-_RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]*)\.\.(?P<last>[0-9]*)")
+_RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-9]{0,16})")
 
 
 @click.command()
