@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CkstoreWarning
-from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, keep_newest, rng_ranks
+from ckstore.integrations.directories import (
+    checkout_to_resume,
+    commit_directory,
+    inexact,
+    is_there,
+    keep_newest,
+    rng_ranks,
+)
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
@@ -56,6 +64,7 @@ class Installed:
         self._accelerator = accelerator
         self._store = store
         self._run = run
+        self._resumed = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
@@ -76,7 +85,7 @@ class Installed:
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
         if self._names_itself:
-            from_rank_zero(lambda: shutil.rmtree(directory, ignore_errors=True))  # of before a rollback, or a kill
+            from_rank_zero(lambda: self._make_way(directory, wanted))
         result = self._save(output_dir, safe_serialization, **options)
         wait_for_all()
         self.last = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
@@ -88,17 +97,17 @@ class Installed:
             self._load(input_dir, *arguments, **options)
             return
         ref = str(input_dir).removeprefix(_PREFIX)
-        rank, _ = rank_and_world()
 
         def act() -> tuple[str, int, tuple[str, ...]]:
             base = self._accelerator.project_dir or os.getcwd()
             info, path = checkout_to_resume(self._store, self._run, ref, base)
-            return str(path), info.step, inexact(self._store, info, self._conditions(), rank)
+            return str(path), info.step, inexact(self._store, info, self._conditions())
 
         path, step, self.resumed_inexactly = from_rank_zero(act)
-        for sentence in self.resumed_inexactly if rank == 0 else ():
+        for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
         self._load(path, *arguments, **options)
+        self._resumed = True
         if self._names_itself:
             self._accelerator.project_configuration.iteration = step + 1
 
@@ -114,6 +123,20 @@ class Installed:
         if output_dir is None:
             raise BadInput("save_state: no directory is given", hint="or set automatic_checkpoint_naming")
         return Path(output_dir)
+
+    def _make_way(self, directory: Path, step: int) -> None:
+        """Remove the directory of a step that is saved again after a rollback or a kill; accelerate refuses it.
+
+        If the store knows nothing of it, it may be of another training, and is moved aside with a `CkstoreWarning`.
+        """
+        if not directory.exists():
+            return
+        if self._resumed or is_there(self._store, self._run, step):
+            shutil.rmtree(directory)
+            return
+        aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
+        directory.rename(aside)
+        warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
 
     def _commit(self, directory: Path, step: int, metrics: Mapping[str, float]) -> CheckpointInfo | None:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))

@@ -9,12 +9,14 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreWarning, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.training.conditions import Conditions, differences
+from ckstore.training.history import run_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -41,16 +43,41 @@ def commit_directory(
     One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
     """
     metadata = {CONDITIONS: conditions.to_json()}
+    return unless_protected(
+        lambda: store.commit(directory, step, run, metrics=metrics, metadata=metadata, if_exists="replace"),
+        store,
+        run,
+        step,
+        os.fspath(directory),
+    )
+
+
+def unless_protected(
+    save: Callable[[], CheckpointInfo], store: Store, run: str | None, step: int, what: str
+) -> CheckpointInfo | None:
+    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
+
+    Args:
+        save: Saves at that step, replacing what is there.
+        store: The store.
+        run: The run in it; None: that of the handle, else ``main``.
+        step: The step.
+        what: What is not saved then, for the warning.
+
+    Raises:
+        InUse: Another process is using the run, and there is no checkpoint at that step.
+    """
     try:
-        return store.commit(directory, step, run, metrics=metrics, metadata=metadata, if_exists="replace")
+        return save()
     except InUse as error:
-        if not _is_there(store, run, step):
+        if not is_there(store, run, step):
             raise
-        warnings.warn(f"{os.fspath(directory)} is not in the store: {error}", CkstoreWarning, stacklevel=2)
+        warnings.warn(f"{what} is not in the store: {error}", CkstoreWarning, stacklevel=2)
         return None
 
 
-def _is_there(store: Store, run: str | None, step: int) -> bool:
+def is_there(store: Store, run: str | None, step: int) -> bool:
+    """Whether the run has a checkpoint at that step."""
     try:
         store.info(ref_of(store, run, step))
     except NoSuchRef:
@@ -62,7 +89,7 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
     """Return a ref in a run: that given, that of the handle, else ``main``, which is where commits go."""
     if not isinstance(ref, (str, int)) or (isinstance(ref, str) and "@" in ref):
         return ref
-    return f"{run or store.run or 'main'}@{ref}"
+    return f"{run_of(store, run)}@{ref}"
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
@@ -114,14 +141,11 @@ def rng_ranks(names: list[str]) -> tuple[int, ...]:
     return tuple(sorted(int(match[1] or match[2] or 0) for match in found))
 
 
-def inexact(store: Store, info: CheckpointInfo, now: Conditions, rank: int = 0) -> tuple[str, ...]:
-    """Say what will not continue exactly from committed files; one sentence each."""
-    names = [file.path for file in store.files(info)]
-    recorded: Any = info.metadata.get(CONDITIONS)
-    if recorded is None:
+def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
+    """Say what will not continue exactly from committed files, as far as rank 0 can see; one sentence each."""
+    try:
+        recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
+    except BadInput:  # none, or metadata of the user with the same name
         return (f"{info.name} does not say under which conditions it was saved",)
-    before = Conditions.from_json(recorded)
-    here = Conditions(
-        before.world_size, rng_ranks(names), before.rng_kinds, before.dataloader, before.dataloader_resumes
-    )
-    return tuple(differences(here, now, rank))
+    there = rng_ranks([file.path for file in store.files(info)])
+    return tuple(differences(replace(recorded, rng_ranks=there), now, 0))

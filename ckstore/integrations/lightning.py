@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from lightning.fabric.plugins import CheckpointIO
 
 from ckstore.errors import BadInput, CkstoreWarning, InUse, NoSuchRef
-from ckstore.integrations.directories import ref_of
+from ckstore.fs import files
+from ckstore.integrations.directories import ref_of, unless_protected
+from ckstore.objects.documents import atomic_file
+from ckstore.training.history import run_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -44,21 +47,31 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True) -> None:
         self.store = store
-        self.run = run or store.run or "main"
+        self.run = run_of(store, run)
         self.delete = delete
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save a state durably, then write the marker."""
+        """Save a state durably, then write the marker; a checkpoint of that step is replaced.
+
+        One that a tag or a pin names is not: a `CkstoreWarning` says so, and no marker is written.
+        """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
         state = {**checkpoint}
         if isinstance(state.get("hyper_parameters"), Mapping):
             state["hyper_parameters"] = dict(state["hyper_parameters"])
-        info = self.store.save(
-            state, int(checkpoint["global_step"]), self._run_of(path), metrics=_metrics(state), if_exists="replace"
+        step, run = int(checkpoint["global_step"]), self._run_of(path)
+        info = unless_protected(
+            lambda: self.store.save(state, step, run, metrics=_metrics(state), if_exists="replace"),
+            self.store,
+            run,
+            step,
+            os.fspath(path),
         )
+        if info is None:
+            return
         before = _marker_or_none(Path(path))
         _write_marker(Path(path), self.store, info)
         if before is not None and before["id"] != info.id:
@@ -67,7 +80,12 @@ class CkstoreCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names; nothing is unpickled, whatever `weights_only`."""
+        """Load the state that a marker or ``ckstore:REF`` names; nothing is unpickled, whatever `weights_only`.
+
+        Raises:
+            NoSuchRef: There is no such checkpoint, or the marker is of another store.
+            BadInput: There is no marker at `path`.
+        """
         found: dict[str, Any]
         device = "cpu" if map_location is None else map_location
         name = os.fspath(path)
@@ -77,7 +95,10 @@ class CkstoreCheckpointIO(CheckpointIO):
         marker = read_marker(path)
         try:
             found = self.store.load(marker["id"], device)
-        except NoSuchRef:
+        except NoSuchRef as error:
+            if marker["store"] != str(self.store.path):
+                msg = f"{name} names {marker['run']}@{marker['step']} of {marker['store']}, not of {self.store.path}"
+                raise NoSuchRef(msg, hint="give CkstoreCheckpointIO that store") from error
             ref = f"{marker['run']}@{marker['step']}"
             info = self.store.info(ref)
             warnings.warn(f"{name}: {ref} was saved again since; that is loaded", CkstoreWarning, stacklevel=2)
@@ -119,9 +140,8 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
 def _write_marker(path: Path, store: Store, info: CheckpointInfo) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id}
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(json.dumps(marker), encoding="utf-8")
-    beside.replace(path)
+    with files.opened_directory(path.parent) as folder:
+        atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
 
 
 def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from ckstore.integrations.directories import (
     rng_ranks,
 )
 from ckstore.training.conditions import Conditions
+from ckstore.training.history import numbers_at, run_of
+from ckstore.training.loader import length_of
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
 
 if TYPE_CHECKING:
@@ -83,9 +85,14 @@ class CkstoreTrainerMixin:
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
-        if match and not os.path.isdir(best):
-            store = self._store()
-            from_rank_zero(lambda: str(store.checkout(ref_of(store, self.ckstore_run, int(match[1])), best)))
+        if match:
+            store, ref = self._store(), ref_of(self._store(), self.ckstore_run, int(match[1]))
+
+            def act() -> None:  # rank 0 looks, too: the others would see the directory that it makes
+                if not os.path.isdir(best):
+                    store.checkout(ref, best)
+
+            from_rank_zero(act)
         super()._load_best_model()  # type: ignore[misc]
 
     def _store(self) -> Store:
@@ -155,30 +162,17 @@ def committed(
 
 def metrics_of(state: Any) -> dict[str, float]:
     """Return the numbers that were logged at the step that is saved: the loss, and those of an evaluation."""
-    found: dict[str, float] = {}
-    for entry in state.log_history:
-        if entry.get("step") == state.global_step:
-            found |= {name: value for name, value in entry.items() if _is_number(value) and name != "step"}
-    return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numbers_at(state.log_history, state.global_step)
 
 
 def conditions(args: Any, dataset: Any) -> Conditions:
     """Return what the run depends on besides its state."""
-    length = None
-    try:
-        length = None if dataset is None else len(dataset)
-    except TypeError:  # a stream
-        length = None
     loader = {
         "batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "drop_last": bool(args.dataloader_drop_last),
         "seed": args.seed if args.data_seed is None else args.data_seed,
-        **({} if dataset is None else {"dataset": type(dataset).__name__, "dataset_length": length}),
+        **({} if dataset is None else {"dataset": type(dataset).__name__, "dataset_length": length_of(dataset)}),
     }
     return Conditions(world_size=args.world_size, dataloader=loader, dataloader_resumes=not args.ignore_data_skip)
 
@@ -217,14 +211,13 @@ def directory_to_resume(
         try:
             info, path = checkout_to_resume(store, run, ref, output_dir)
         except NoSuchRef:
-            if or_none and not store.checkpoints(run or store.run or "main"):
+            if or_none and not store.checkpoints(run_of(store, run)):
                 return None, ()
             raise
-        told = () if now is None else inexact(store, info, now, rank)
+        told = () if now is None else inexact(store, info, now)
         return str(path), told
 
-    rank, _ = rank_and_world()
     directory, told = from_rank_zero(act)
-    for sentence in told if rank == 0 else ():
+    for sentence in told if rank_and_world()[0] == 0 else ():
         warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
     return directory, told

@@ -100,6 +100,19 @@ def test_a_directory_without_a_number_needs_a_step(tmp_path: Path, store: Store)
     accelerator.load_state(str(tmp_path / "state"))
 
 
+def test_a_directory_of_which_the_store_knows_nothing_is_not_deleted(tmp_path: Path, store: Store) -> None:
+    old = tmp_path / "out" / "checkpoints" / "checkpoint_0" / "model.safetensors"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"of months")
+
+    with pytest.warns(CkstoreWarning, match="checkpoint_0 is not in the store, and was moved to"):
+        train(store, tmp_path / "out")
+
+    (aside,) = (tmp_path / "out").glob(".ckstore-replaced-*/checkpoint_0/model.safetensors")
+    assert aside.read_bytes() == b"of months"
+    assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
+
+
 @pytest.mark.crash
 def test_two_processes_commit_once_and_go_on(tmp_path: Path, store: Store) -> None:
     if not CRASH_FULL:

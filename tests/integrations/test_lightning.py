@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckstore import BadInput, CkstoreWarning, Store
+from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
 from tests.support.requirements import require
@@ -87,3 +87,27 @@ def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Pa
         io.load_checkpoint(new)
     with pytest.raises(BadInput, match="storage_options"):
         io.save_checkpoint({"global_step": 1}, new, storage_options={})
+
+
+def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_store_is_refused(
+    tmp_path: Path, store: Store
+) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    io = CkstoreCheckpointIO(store)
+    path = tmp_path / "ckpt" / "epoch=0-step=6.ckpt"
+    io.save_checkpoint({"global_step": 6, "way": "first"}, path)
+    store.tag("good", 6)
+    (path.parent / f".{path.name}.tmp").write_text("of a process that died")
+
+    with pytest.warns(CkstoreWarning, match=r"step=6\.ckpt is not in the store: main@6 has the tag good"):
+        io.save_checkpoint({"global_step": 6, "way": "second"}, path)
+    assert io.load_checkpoint(path)["way"] == "first"
+    io.save_checkpoint({"global_step": 8, "way": "second"}, path)
+    assert io.load_checkpoint(path)["way"] == "second"
+    assert os.listdir(path.parent) == [path.name]
+
+    other = Store.init(tmp_path / "other")
+    other.save({"way": "another"}, step=8)
+    with pytest.raises(NoSuchRef, match=r"names main@8 of .*store, not of .*other"):
+        CkstoreCheckpointIO(other).load_checkpoint(path)

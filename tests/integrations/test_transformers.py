@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,31 @@ def test_the_callback_is_one_line_and_a_missing_random_state_is_named(tmp_path: 
     assert path is not None
     Trainer(model=tiny_trainer.model(), args=trainer.args, train_dataset=trainer.train_dataset).train(path)
     assert directory_to_resume(store, tmp_path / "out", run="none", or_none=True) == (None, ())
+
+
+def test_every_rank_waits_for_the_best_checkpoint_also_one_that_sees_its_directory_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.integrations import transformers
+
+    class Trainer:
+        loaded = False
+
+        def _load_best_model(self) -> None:
+            self.loaded = True
+
+    asked: list[Any] = []
+    monkeypatch.setattr(transformers, "from_rank_zero", asked.append)
+    trainer = type("Mixed", (transformers.CkstoreTrainerMixin, Trainer), {"ckstore": Store.init(tmp_path / "store")})()
+    best = tmp_path / "out" / "checkpoint-2"
+    best.mkdir(parents=True)
+    trainer.state = SimpleNamespace(best_model_checkpoint=str(best))
+
+    trainer._load_best_model()
+
+    assert len(asked) == 1
+    assert trainer.loaded
+    asked[0]()  # there is nothing to do
 
 
 def test_the_save_on_sigterm_is_committed(tmp_path: Path) -> None:

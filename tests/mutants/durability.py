@@ -195,7 +195,7 @@ DURABILITY = [
     Mutant(
         "fsync of the directory of annotations, pins and settings",
         "small-file-name-not-synced",
-        "replace_file",
+        "replace_by",
         "    files.sync_open_directory(dir_fd)\n",
         "",
         law("annotate"),

@@ -40,6 +40,15 @@ def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
     from ckstore.fs.host import machine  # listing needs this module only to read
 
     fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
+    replace_by(fresh, dir_fd, name, data)
+
+
+def replace_by(fresh: str, dir_fd: int, name: str, data: bytes) -> None:
+    """As `replace_file`, by way of the temporary name `fresh`, which no other process uses meanwhile.
+
+    Raises:
+        OSError: As there.
+    """
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:

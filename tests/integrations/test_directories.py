@@ -1,0 +1,60 @@
+"""What all frameworks that write directories share, without a framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import CkstoreWarning, Store
+from ckstore.integrations.directories import commit_directory, inexact
+from ckstore.training import Conditions
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "out" / "checkpoint-5"
+    made.mkdir(parents=True)
+    (made / "rng_state.pth").write_bytes(b"1")
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def test_a_step_is_replaced_unless_it_has_a_pin(folder: Path, store: Store) -> None:
+    def again(data: bytes) -> Any:
+        (folder / "rng_state.pth").write_bytes(data)
+        return commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
+
+    first, second = again(b"1"), again(b"2")
+    store.pin(5, "mine")
+    with pytest.warns(CkstoreWarning, match="checkpoint-5 is not in the store: main@5 is pinned"):
+        third = again(b"3")
+
+    assert first.id != second.id == store.info(5).id
+    assert third is None
+
+
+@pytest.mark.parametrize("metadata", [{}, {"training": "phase 2"}, {"training": {"world_size": 1}}])
+def test_a_checkpoint_without_conditions_says_so_also_if_the_name_is_used_otherwise(
+    metadata: dict[str, Any], folder: Path, store: Store
+) -> None:
+    info = store.commit(folder, metadata=metadata)
+
+    assert inexact(store, info, Conditions()) == ("main@5 does not say under which conditions it was saved",)
+
+
+def test_random_states_are_looked_for_among_the_files(folder: Path, store: Store) -> None:
+    recorded = {"training": Conditions(rng_ranks=(0,)).to_json()}
+    with_state = store.commit(folder, metadata=recorded)
+    (folder / "rng_state.pth").rename(folder / "other.pth")
+    without = store.commit(folder, 6, metadata=recorded)
+
+    assert inexact(store, with_state, Conditions()) == ()
+    assert inexact(store, without, Conditions()) == (
+        "the checkpoint holds no random states: numbers drawn from here on will differ",
+    )
