@@ -13,10 +13,11 @@ import ckstore
 from ckstore import errors
 from tests.docs.test_reference import INSIDE
 
+NEEDING_FRAMEWORKS = {f"ckstore.integrations.{name}" for name in ("deepspeed", "lightning", "transformers")}
 MODULES = [
     importlib.import_module(module.name)
     for module in pkgutil.walk_packages(ckstore.__path__, "ckstore.")
-    if not module.name.startswith("ckstore.integrations.")  # they import their frameworks
+    if module.name not in NEEDING_FRAMEWORKS
 ]
 """The library but for what imports a framework: its annotations name what is imported under ``TYPE_CHECKING``."""
 NAMES: dict[str, Any] = {name: value for module in MODULES for name, value in vars(module).items()}
