@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.keys import decode_key
-from ckstore.tensors.walks import DICTS, SEQUENCES
+from ckstore.tensors.walks import DICTS, leaf_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,16 +60,8 @@ def _values(node: Node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
     if tag in DICTS and node[1]:
         for own, value in node[1]:
             yield from _values(value, (*path, str(decode_key(own))))
-    elif tag == "list" and node[1] and _holds_leaf(node):
+    elif tag == "list" and node[1] and any(True for _ in leaf_numbers(node)):
         for i, value in enumerate(node[1]):
             yield from _values(value, (*path, i))
     else:
         yield path, node
-
-
-def _holds_leaf(node: Node) -> bool:
-    if not isinstance(node, list):
-        return False
-    if node[0] in (*DICTS, "parts"):
-        return any(_holds_leaf(value) for _, value in node[1])
-    return node[0] == "leaf" or (node[0] in SEQUENCES and any(map(_holds_leaf, node[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore, RankMismatch, SaveFailed
-from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Entry,
@@ -31,11 +32,11 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.save.save import Staged, with_parent
 from ckstore.ranks.part import pieces_of
-from ckstore.tensors.walks import DICTS, SEQUENCES, leaf_numbers
+from ckstore.tensors.walks import with_leaves
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.staging import Staging
@@ -108,8 +109,7 @@ class Join:
         if offsets in tensor.seen or 0 in leaf.shape:
             return
         tensor.seen.add(offsets)
-        item_bytes = itemsize("torch", leaf.dtype) or 1
-        pieces = pieces_of(shape, offsets, leaf.shape, item_bytes, self._chunk_bytes)
+        pieces = pieces_of(shape, offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], self._chunk_bytes)
         extents = part.storages[leaf.storage].extents
         if [piece.nbytes for piece in pieces] != [extent.length for extent in extents]:
             msg = f"{name} of rank {part.description.metadata['rank']} is cut otherwise than this ckstore cuts it"
@@ -120,7 +120,8 @@ class Join:
 
     def whole(self, part: Manifest) -> Node:
         """Take all of a part as it is; return the node of its state."""
-        return self._taken(part, range(len(part.storages)), part.state)
+        place = self._take_storages(part, range(len(part.storages)))
+        return self._take_leaves(part, part.state, place)
 
     def files_of(self, part: Manifest) -> Node:
         """Take the files of a part that are not there yet; return the node of what is known by name in them.
@@ -140,29 +141,30 @@ class Join:
             if (there.kind, there.target) != (file.kind, file.target) or pieces != same:
                 msg = f"{file.path} of rank {rank} is not the file that rank {other} has there"
                 raise RankMismatch(msg, hint="give each rank paths of its own below the directory")
-        storages = [i for file in new for i in file.storages]
-        paths = {file.path for file in new}
-        pairs = [pair for pair in part.state[1] if pair[0] in paths]
-        first = len(self.storages)
-        node = self._taken(part, storages, ["dict", pairs])
-        place = {old: first + i for i, old in enumerate(storages)}
+        place = self._take_storages(part, (i for file in new for i in file.storages))
         for file in new:
             self.files[file.path] = replace(file, storages=tuple(place[i] for i in file.storages))
-        return node
+        paths = {file.path for file in new}
+        pairs = [pair for pair in part.state[1] if pair[0] in paths]
+        return self._take_leaves(part, ["dict", pairs], place)
 
-    def _taken(self, part: Manifest, storages: Sequence[int], state: Node) -> Node:
+    def _take_storages(self, part: Manifest, storages: Iterable[int]) -> dict[int, int]:
+        """Add storages of a part; return their numbers there -> here."""
         blobs = [self.blobs.add(blob) for blob in part.blobs]
-        place = {old: len(self.storages) + i for i, old in enumerate(storages)}
+        place: dict[int, int] = {}
         for old in storages:
-            record = part.storages[old]
-            extents = tuple(extent._replace(blob=blobs[extent.blob]) for extent in record.extents)
-            self.storages.append(StorageRecord(record.nbytes, extents, record.tiling))
-        numbers: dict[int, int] = {}
-        for number in leaf_numbers(state):
+            place[old] = len(self.storages)
+            self.storages.append(_in_whole(part.storages[old], blobs))
+        return place
+
+    def _take_leaves(self, part: Manifest, state: Node, place: dict[int, int]) -> Node:
+        """Add the leaves of a state whose storages were added; return it with their numbers here."""
+
+        def add(number: int) -> int:
             leaf = part.leaves[number]
-            numbers[number] = len(self.leaves)
-            self.leaves.append(leaf._replace(storage=place[leaf.storage]))
-        return _renumbered(state, numbers)
+            return self._add_leaf(leaf._replace(storage=place[leaf.storage]))
+
+        return with_leaves(state, add)
 
     def names(self) -> set[str]:
         """Return what the parts have."""
@@ -173,51 +175,33 @@ class Join:
         kept = sorted(used)
         place = {old: new for new, old in enumerate(kept)}
         self.blobs.records = [self.blobs.records[i] for i in kept]
-        self.storages = [
-            storage._replace(extents=tuple(extent._replace(blob=place[extent.blob]) for extent in storage.extents))
-            for storage in self.storages
-        ]
+        self.storages = [_in_whole(storage, place) for storage in self.storages]
 
     def value(self, name: str, path: str) -> Node:
         """Return the node of a tensor or a value, which gets its place in the state."""
         if name in self._values:
             part, node, before, blobs = self._values[name]
-            return self._moved(part, node, before, path, blobs)
+
+            def add(number: int) -> int:
+                leaf = part.leaves[number]
+                self.storages.append(_in_whole(part.storages[leaf.storage], blobs))
+                moved = leaf._replace(name=path + leaf.name.removeprefix(before), storage=len(self.storages) - 1)
+                return self._add_leaf(moved)
+
+            return with_leaves(node, add)
         tensor = self._tensors[name]
-        self.leaves.append(LeafRecord(path, "torch", tensor.dtype, tensor.shape, len(self.storages)))
         self.storages.append(_whole(name, tensor))
-        return ["leaf", len(self.leaves) - 1]
+        leaf = LeafRecord(path, "torch", tensor.dtype, tensor.shape, len(self.storages) - 1)
+        return ["leaf", self._add_leaf(leaf)]
 
-    def _moved(self, part: Manifest, node: Node, before: str, path: str, blobs: list[int]) -> Node:
-        """Return a node of a part with its leaves in the whole."""
-        if not isinstance(node, list):
-            return node
-        tag = node[0]
-        if tag == "leaf":
-            leaf = part.leaves[node[1]]
-            record = part.storages[leaf.storage]
-            extents = tuple(extent._replace(blob=blobs[extent.blob]) for extent in record.extents)
-            self.leaves.append(leaf._replace(name=path + leaf.name.removeprefix(before), storage=len(self.storages)))
-            self.storages.append(StorageRecord(record.nbytes, extents))
-            return ["leaf", len(self.leaves) - 1]
-        if tag in SEQUENCES:
-            return [tag, [self._moved(part, item, before, path, blobs) for item in node[1]], *node[2:]]
-        if tag in (*DICTS, "parts"):
-            pairs = [[key, self._moved(part, item, before, path, blobs)] for key, item in node[1]]
-            return [tag, pairs, *node[2:]]
-        return node
+    def _add_leaf(self, leaf: LeafRecord) -> int:
+        self.leaves.append(leaf)
+        return len(self.leaves) - 1
 
 
-def _renumbered(node: Node, numbers: dict[int, int]) -> Node:
-    if not isinstance(node, list):
-        return node
-    if node[0] == "leaf":
-        return ["leaf", numbers[node[1]]]
-    if node[0] in SEQUENCES:
-        return [node[0], [_renumbered(item, numbers) for item in node[1]], *node[2:]]
-    if node[0] in (*DICTS, "parts"):
-        return [node[0], [[key, _renumbered(item, numbers)] for key, item in node[1]], *node[2:]]
-    return node
+def _in_whole(storage: StorageRecord, blobs: Sequence[int] | dict[int, int]) -> StorageRecord:
+    """Return a storage whose extents lie in other blobs: number there -> number here."""
+    return storage._replace(extents=tuple(extent._replace(blob=blobs[extent.blob]) for extent in storage.extents))
 
 
 def _whole(name: str, tensor: _Tensor) -> StorageRecord:
@@ -227,11 +211,8 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
         SaveFailed: They are not, or lie over one another.
         CannotStore: Its shards are of several kinds.
     """
-    item_bytes = itemsize("torch", tensor.dtype) or 1
-    shape = in_bytes(tensor.shape, item_bytes)
-    nbytes = 1
-    for size in shape:
-        nbytes *= size
+    shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])
+    nbytes = math.prod(shape)
     if not nbytes:
         return StorageRecord(0, ())
     kinds = {len(piece.offsets) for piece, _ in tensor.pieces}
@@ -323,7 +304,8 @@ def stage_shards_of(context: Context, staging: Staging, request: Request, given:
         join = Join(context.settings.chunk_bytes)
         for part in parts:
             join.add(part)
-        missing = [entry.name for entry in given.entries if entry.name not in join.names()]
+        there = join.names()
+        missing = [entry.name for entry in given.entries if entry.name not in there]
         if missing:
             msg = f"no rank saved {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}; nothing was published"
             raise SaveFailed(msg)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
 from ckstore.model.manifest.describe import encode_metadata
-from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     Description,
     LeafRecord,
@@ -223,8 +223,7 @@ def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[Lea
     source.name = shard.name
     if 0 in leaf.shape:
         return leaf._replace(name=name), []
-    item_bytes = itemsize("torch", leaf.dtype) or 1
-    pieces = pieces_of(shard.shape, shard.offsets, leaf.shape, item_bytes, chunk_bytes)
+    pieces = pieces_of(shard.shape, shard.offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], chunk_bytes)
     sources: list[ByteSource] = []
     at = 0
     for piece in pieces:

@@ -12,7 +12,7 @@ DICTS = ("dict", "odict", "counter", "defaultdict")
 SEQUENCES = ("list", "tuple", "deque")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def leaf_numbers(node: Node) -> Iterator[int]:
@@ -27,6 +27,19 @@ def leaf_numbers(node: Node) -> Iterator[int]:
     elif node[0] in (*DICTS, "parts"):
         for _, item in node[1]:
             yield from leaf_numbers(item)
+
+
+def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
+    """Return a node whose leaves have other numbers: those that `number_of`, called once for each in order, gives."""
+    if not isinstance(node, list):
+        return node
+    if node[0] == "leaf":
+        return ["leaf", number_of(node[1])]
+    if node[0] in SEQUENCES:
+        return [node[0], [with_leaves(item, number_of) for item in node[1]], *node[2:]]
+    if node[0] in (*DICTS, "parts"):
+        return [node[0], [[own, with_leaves(item, number_of)] for own, item in node[1]], *node[2:]]
+    return node
 
 
 def name_below(path: str, key: object) -> str:

@@ -287,8 +287,8 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     }
     if manifest.files:
         plain["files"] = [file_json(file) for file in manifest.files]
-    if manifest.requires:
-        plain["requires"] = list(manifest.requires)
+    if requires := manifest.requires:
+        plain["requires"] = list(requires)
     if manifest.ranks is not None:
         plain["ranks"] = _ranks_json(manifest.ranks)
     members = {name: canonical_text(value) for name, value in plain.items()}

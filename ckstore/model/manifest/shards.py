@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ckstore.model.document import refuse, shown
@@ -27,9 +28,7 @@ def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], what: str, wh
     if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
         refuse(where, f"tiling of {what}", "[shape, blocks]", item)
     shape = _sizes(item[0], f"shape of the tiling of {what}", where)
-    total = 1
-    for size in shape:
-        total *= size
+    total = math.prod(shape)
     if total != nbytes:
         refuse(where, f"shape of the tiling of {what}", f"{nbytes} bytes", total)
     if len(item[1]) != len(extents):
