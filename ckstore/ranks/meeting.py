@@ -19,9 +19,10 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import InUse, RankMismatch, SaveFailed
+from ckstore.errors import BadInput, DamagedBlob, InUse, RankMismatch, SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.digest import ALGORITHMS
+from ckstore.model.document import parse_object
 from ckstore.objects import trash
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ OUTCOME = "outcome.json"
 _JOIN = "join"
 _TRIES = 100
 _MOST_BYTES = 2**20
+_WHY_MOST_CHARS = 2**16
+"""As JSON in ASCII a character has up to 12 bytes: such a document can be read."""
 _POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
 
 
@@ -103,8 +106,8 @@ class Meeting:
         self._say(f"part-{self.who.rank}.json", {**self._me(), "staging": staging})
 
     def say_failed(self, why: str) -> None:
-        """Say that this rank could not stage its part; the others give up."""
-        self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why})
+        """Say that this rank could not stage its part, or publish; the others give up."""
+        self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why[:_WHY_MOST_CHARS]})
 
     def say_outcome(self, outcome: dict[str, Any]) -> None:
         """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
@@ -128,7 +131,11 @@ class Meeting:
         return locks.try_exclusive(self._lock.inside / _JOIN)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None: there is none."""
+        """Return a document; None: there is none.
+
+        Raises:
+            DamagedBlob: It is not one, as after a power cut.
+        """
         return _read(self._lock.inside / name)
 
     def _say(self, name: str, document: dict[str, Any]) -> bool:
@@ -184,7 +191,7 @@ def elsewhere(layout: Layout, who: Who) -> list[str]:
         key, _, digest = left.rpartition(".")
         if digest != attempt_digest(who.attempt) or (key, world_size) == (mine, str(who.world_size)):
             continue
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(OSError, DamagedBlob):  # it has just gone, or was left by a power cut
             for rank, document in documents_in(layout.staging / name, "rank").items():
                 said.append(
                     f"rank {rank} ({document.get('host')}, process {document.get('pid')}) saves {key} of {world_size}"
@@ -197,21 +204,24 @@ def _read(path: Inside) -> dict[str, Any] | None:
         data = files.read_file(path, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
         return None
-    document = json.loads(data)
-    return document if isinstance(document, dict) else None
+    try:
+        return parse_object(data, where=str(path))
+    except BadInput as error:
+        raise DamagedBlob(error.message) from error
 
 
 class Pace:
     """Waits a little longer each time, never beyond a deadline."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.deadline = time.monotonic() + timeout_s
+        self.timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
         self._pause_s = _POLL_FIRST_S
 
     @property
     def is_late(self) -> bool:
         """Whether the deadline has passed."""
-        return time.monotonic() >= self.deadline
+        return time.monotonic() >= self._deadline
 
     def wait(self) -> None:
         """Wait a little."""

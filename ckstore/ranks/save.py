@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.manifest import Manifest, Node
     from ckstore.ops.context import Context
     from ckstore.ops.save.commit import CommitOptions
     from ckstore.ops.save.save import Request, Staged
     from ckstore.tensors.capture import Captured
+
+
+_GRACE_LEAST_S = 30.0
+"""Who is publishing when the deadline passes has as long again, and at least this."""
 
 
 def attempt_here(attempt: str | None) -> str:
@@ -130,9 +134,10 @@ def save_as_rank(
         try:
             staging = _staged(context, who, captured, request)
         except BaseException as error:
-            meeting.say_failed(str(error) or type(error).__name__)
-            if isinstance(error, Exception):
-                _see_it_end(context, meeting, request, pace)
+            with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
+                meeting.say_failed(str(error) or type(error).__name__)
+                if isinstance(error, Exception):
+                    _see_it_end(context, meeting, request, pace)
             raise
         try:
             meeting.say_part(staging.path.name)
@@ -165,7 +170,7 @@ def _wait(context: Context, meeting: Meeting, request: Request, pace: Pace) -> C
     while True:
         outcome = meeting.outcome()
         if outcome is not None:
-            return _ended(context, who, outcome)
+            return _ended(context, meeting, outcome)
         if meeting.is_over():
             msg = f"the place where the ranks meet for {who.run}@{who.step} was moved away; nothing was published"
             raise RankFailed(msg, hint="another process took all of them for dead; save again")
@@ -173,7 +178,7 @@ def _wait(context: Context, meeting: Meeting, request: Request, pace: Pace) -> C
         if info is not None:
             return info
         if pace.is_late and meeting.outcome() is None:
-            grace = grace or Pace(max(30.0, pace.deadline))
+            grace = grace or Pace(max(_GRACE_LEAST_S, pace.timeout_s))
             if grace.is_late:
                 msg = f"another rank is still publishing {who.run}@{who.step} long after the deadline"
                 raise RankFailed(msg, hint="ckstore log says later whether it was published")
@@ -211,7 +216,7 @@ def _decide(context: Context, meeting: Meeting, request: Request, pace: Pace) ->
             meeting.say_outcome({"published": published.manifest_id})  # by a rank that died before it could say so
             return None
         if failed:
-            meeting.say_outcome({"failed": {str(rank): document["why"] for rank, document in failed.items()}})
+            meeting.say_outcome({"failed": sorted(failed)})
             return None
         parts = meeting.documents("part")
         if len(parts) < who.world_size:
@@ -220,8 +225,11 @@ def _decide(context: Context, meeting: Meeting, request: Request, pace: Pace) ->
         try:
             info = _publish(context, meeting, request, parts)
         except CkstoreError as error:
-            kind = "mismatch" if isinstance(error, RankMismatch) else "failed"
-            meeting.say_outcome({kind: {str(who.rank): str(error)}})
+            if isinstance(error, RankMismatch):
+                meeting.say_outcome({"mismatch": str(error)})
+            else:
+                meeting.say_failed(str(error))
+                meeting.say_outcome({"failed": [who.rank]})
             raise
         meeting.say_outcome({"published": info.id})
         return info
@@ -242,19 +250,20 @@ def _given_up(context: Context, meeting: Meeting, parts: Mapping[int, object]) -
             )
     others = elsewhere(context.layout, who)
     if others:
-        return {"mismatch": {"": f"the ranks do not save the same: {'; '.join(others)}"}, "missing": missing}
+        return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}
     return {"missing": missing, "said": "; ".join(said)}
 
 
-def _ended(context: Context, who: Who, outcome: dict[str, Any]) -> CheckpointInfo:
+def _ended(context: Context, meeting: Meeting, outcome: dict[str, Any]) -> CheckpointInfo:
+    who = meeting.who
     name = f"{who.run}@{who.step}"
     if "published" in outcome:
         return find(context, name)
     if "mismatch" in outcome:
-        raise RankMismatch(f"{'; '.join(outcome['mismatch'].values())}; {name} was not published")
+        raise RankMismatch(f"{outcome['mismatch']}; {name} was not published")
     if "failed" in outcome:
-        causes = {int(rank): CkstoreError(why) for rank, why in outcome["failed"].items()}
-        said = "; ".join(f"rank {rank}: {why}" for rank, why in outcome["failed"].items())
+        causes = {rank: CkstoreError(document["why"]) for rank, document in sorted(meeting.documents("failed").items())}
+        said = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items())
         raise RankFailed(f"saving {name} failed on all {who.world_size} ranks, because of {said}", causes=causes)
     missing = tuple(outcome["missing"])
     msg = f"{name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
@@ -276,12 +285,30 @@ def _publish(
                 manifests = link_parts(context, staging, paths, opened)
             except FileNotFoundError as error:
                 raise _gone(parts, paths) or error from error
-            joined = _states(manifests) if not any(part.files for part in manifests) else _files(manifests)
+            join = Join(context.settings.chunk_bytes)
+            state = _beside(join, manifests)
             hosts = tuple(str(part.description.metadata["host"]) for part in manifests)
             ranks = Ranks(who.world_size, who.attempt, hosts)
-            return staged_of(context, staging, request, manifests, replace(joined, ranks=ranks))
+            return staged_of(context, staging, request, manifests, Joined(join, state, ranks))
 
     return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage)
+
+
+def _beside(join: Join, parts: Sequence[Manifest]) -> Node:
+    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same.
+
+    Raises:
+        RankMismatch: It is not, or some ranks save a state and others commit files.
+    """
+    with_files = any(part.files for part in parts)
+    if with_files:
+        with_state = [rank for rank, part in enumerate(parts) if not part.files]
+        if with_state:
+            ranks = ", ".join(map(str, with_state))
+            msg = f"of the ranks some commit files, and others save a state: rank {ranks}"
+            raise RankMismatch(msg, hint="let all ranks do the same")
+    take = join.files_of if with_files else join.whole
+    return ["dict", [pair for part in parts for pair in take(part)[1]]]
 
 
 def _gone(parts: Mapping[int, Mapping[str, Any]], paths: Sequence[Inside]) -> RankFailed | None:
@@ -292,21 +319,3 @@ def _gone(parts: Mapping[int, Mapping[str, Any]], paths: Sequence[Inside]) -> Ra
     said = ", ".join(f"rank {rank} ({parts[rank].get('host')}, process {parts[rank].get('pid')})" for rank in gone)
     msg = f"{said} ended before all ranks had come, and what it had staged is gone; nothing was published"
     return RankFailed(msg, hint="save again when all ranks run")
-
-
-def _states(parts: Sequence[Manifest]) -> Joined:
-    """Return a dict of the states of all ranks."""
-    join = Join(0)
-    pairs = [pair for part in parts for pair in join.whole(part)[1]]
-    return Joined(join, ["dict", pairs], Ranks(len(parts), "", ()))
-
-
-def _files(parts: Sequence[Manifest]) -> Joined:
-    """Return the files of all ranks beside one another; one that several have must be the same.
-
-    Raises:
-        RankMismatch: It is not.
-    """
-    join = Join(0)
-    pairs = [pair for part in parts for pair in join.files_of(part)[1]]
-    return Joined(join, ["dict", pairs], Ranks(len(parts), "", ()))

@@ -9,7 +9,7 @@ import torch
 from ckstore.errors import CannotStore
 
 _BY_CLASS = {
-    "DTensor": "store value.to_local() of each rank, or value.full_tensor()",
+    "DTensor": "save it with ckstore.integrations.dcp, or store value.full_tensor()",
     "FakeTensor": "save outside FakeTensorMode: there is nothing in it",
     "UninitializedParameter": "run a lazy module once before saving, so that it gets its shape",
     "UninitializedBuffer": "run a lazy module once before saving, so that it gets its shape",

@@ -264,6 +264,20 @@ def test_files_that_differ_under_one_name_are_refused(racers: Racers, store: Sto
     assert store.checkpoints() == []
 
 
+def test_a_rank_with_a_state_and_one_with_files_are_told_and_neither_is_lost_in_silence(
+    racers: Racers, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    common = {"store": str(store.path), "step": 9, "world_size": 2, "attempt": "a", "timeout": PATIENT_S}
+    racers.say(0, rank=0, **common)
+    racers.say(1, rank=1, files=str(tmp_path / "config.json"), **common)
+    answers = [racers.answer(rank) for rank in range(2)]
+
+    assert {answer.get("error") for answer in answers} == {"RankMismatch"}
+    assert "rank 0" in answers[0]["message"]
+    assert store.checkpoints() == []
+
+
 def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, world_size in ((2, 2), (0, None), (None, 2), (0, 0)):
         with pytest.raises(BadInput):

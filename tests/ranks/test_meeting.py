@@ -1,0 +1,110 @@
+"""What ranks learn from one another, and how long they wait for it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Store
+from ckstore.ranks import save as ranks_save
+from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.part import Who
+
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def save(store: Store, rank: int, world_size: int, *, state: Any = 1, timeout: float = TIMEOUT_S) -> Any:
+    return store.save({"state": state}, 1, rank=rank, world_size=world_size, attempt="a", timeout=timeout)
+
+
+def test_however_many_ranks_fail_at_length_the_others_learn_all_of_it(store: Store) -> None:
+    ranks = 20
+    key = "\N{EURO SIGN}" * 10_000  # 60 kB in each document, so more than 1 MiB in all
+    errors: dict[int, BaseException] = {}
+
+    def fail(rank: int) -> None:
+        try:
+            save(Store.open(store.path), rank, ranks, state={key: object()})
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=fail, args=(rank,)) for rank in range(1, ranks)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    while len([*(store.path / "staging").glob("*/failed-*.json")]) < ranks - 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(RankFailed) as caught:
+        save(store, 0, ranks)
+    for thread in threads:
+        thread.join()
+
+    assert {type(error) for error in errors.values()} == {CannotStore}
+    assert {rank: str(cause) for rank, cause in caught.value.causes.items()} == {
+        rank: str(error) for rank, error in errors.items()
+    }
+    assert store.checkpoints() == []
+
+
+def test_a_message_that_no_document_may_hold_is_cut(store: Store) -> None:
+    who = Who.here("main", 1, 0, world_size=2, attempt="a")
+    with Meeting.enter(store._context.layout, who) as meeting:
+        meeting.say_failed("\N{GRINNING FACE}" * 2**20)
+
+        assert set(meeting.documents("failed")[0]["why"]) == {"\N{GRINNING FACE}"}
+
+
+def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Meeting, "say_failed", full)
+
+    with pytest.raises(CannotStore, match="state"):
+        save(store, 0, 2, state=object())
+    assert list((store.path / "staging").iterdir()) == []
+
+
+def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_save, "_GRACE_LEAST_S", 0.1)
+    monkeypatch.setattr(Meeting, "deciding", lambda _: None)
+
+    with pytest.raises(RankFailed, match="still publishing"):
+        save(store, 0, 2, timeout=0.1)
+    assert store.checkpoints() == []
+
+
+def test_a_document_that_a_power_cut_left_empty_is_damage(store: Store) -> None:
+    who = Who.here("main", 1, 0, world_size=2, attempt="a")
+    with Meeting.enter(store._context.layout, who) as meeting:
+        for number, text in enumerate(("", "[1]", "{")):
+            name = f"part-{number}.json"
+            (store.path / "staging" / meeting._path.name / name).write_text(text)
+            with pytest.raises(DamagedBlob, match=name):
+                meeting.read(name)
+
+
+def test_what_is_left_of_another_step_does_not_hide_that_a_rank_is_missing(store: Store) -> None:
+    other = Who.here("main", 7, 0, world_size=2, attempt="a")
+    with Meeting.enter(store._context.layout, other) as meeting:
+        path = store.path / "staging" / meeting._path.name / "rank-0.json"
+        path.unlink()
+        path.write_text("")
+
+        with pytest.raises(MissingRanks, match="rank 1 did not come"):
+            save(store, 0, 2, timeout=0.1)
