@@ -33,11 +33,18 @@ SHOWN_MOST = 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a target holds after a load, for the next one: the manifest outlives the checkpoint."""
+    """What a target holds after a load, for the next one: the manifest outlives the checkpoint.
+
+    Attributes:
+        manifest: Of the checkpoint that was loaded.
+        select, rename: As they were given.
+        names: Of the leaves that the target took; None: all.
+    """
 
     manifest: Manifest
     select: Select
     rename: Mapping[str, str] | None
+    names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,8 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
     return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
 
 
-def _held_by_target(context: Context, request: IntoRequest) -> Manifest | None:
-    """Return the manifest of what the caller says that the target holds.
+def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
+    """Return what the caller says that the target holds.
 
     Raises:
         BadInput: The load before took another part of its checkpoint, or renamed it otherwise.
@@ -118,7 +125,7 @@ def _held_by_target(context: Context, request: IntoRequest) -> Manifest | None:
         return None
     if not isinstance(since, LoadReport):
         with open_directory(context, since) as directory:
-            return directory.manifest
+            return Loaded(directory.manifest, request.select, request.rename)
     loaded = since._loaded  # noqa: SLF001 - of this module
     if loaded is None:
         return None
@@ -127,7 +134,7 @@ def _held_by_target(context: Context, request: IntoRequest) -> Manifest | None:
             f"since={since.info.name} was loaded with another select or rename, so that the target holds something else"
         )
         raise BadInput(msg, hint="give the same select and rename, or leave since out")
-    return loaded.manifest
+    return loaded
 
 
 def _load_into_open(
@@ -135,7 +142,7 @@ def _load_into_open(
     directory: CheckpointDirectory,
     target: object,
     request: IntoRequest,
-    before: Manifest | None,
+    before: Loaded | None,
 ) -> LoadReport:
     manifest = directory.manifest
     if request.select is not None:
@@ -152,14 +159,15 @@ def _load_into_open(
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])
     # What gets its memory only now holds nothing of the checkpoint before.
-    skip = {} if before is None or plan.new_bytes else unchanged(before, manifest)
+    skip = {} if before is None or plan.new_bytes else unchanged(before.manifest, manifest, before.names)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
     _copy(directory, plan, skip, tally, verify=request.verify)
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     plan.finish(memories.__getitem__)
     report = _report(info_of(context, manifest, directory.manifest_id), plan.differences)
-    return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename))
+    names = frozenset(manifest.leaves[index].name for index in plan.taken)
+    return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
 
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
@@ -14,13 +14,18 @@ Unchanged = dict[int, frozenset[int]]
 """Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
 
 
-def unchanged(before: Manifest, after: Manifest) -> Unchanged:
+def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> Unchanged:
     """Return which bytes of `after` a target that was loaded from `before` has already.
 
     A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
     same: then a target of these leaves holds that storage's bytes at the same places.
+
+    Args:
+        before: The manifest of the checkpoint that was loaded.
+        after: That of the one to be loaded.
+        loaded: Names of the leaves of `before` that the target took; None: all.
     """
-    old = {leaf.name: leaf for leaf in before.leaves}
+    old = {leaf.name: leaf for leaf in before.leaves if loaded is None or leaf.name in loaded}
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:
         by_storage[leaf.storage].append(leaf)

@@ -58,9 +58,9 @@ class Filling:
         self._left[index] = target
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no leaf is wanted."""
-        return not (self._bound or self._new or self._made)
+    def wanted(self) -> frozenset[int]:
+        """The leaves whose values are wanted."""
+        return frozenset((*self._bound, *self._new, *self._made))
 
     @property
     def later_bytes(self) -> int:

@@ -35,6 +35,7 @@ class IntoPlan:
 
     Attributes:
         differences: What does not fit; it is left alone.
+        taken: Leaves that the target takes.
         is_empty: Whether there is nothing to be loaded.
         new_bytes: Memory that `prepare` takes, for tensors that have none.
         direct: Storage -> memory of the target, to be filled with all bytes of that storage.
@@ -44,7 +45,8 @@ class IntoPlan:
 
     def __init__(self, comparison: Comparison) -> None:
         self.differences = comparison.differences
-        self.is_empty = comparison.filling.is_empty and not comparison.steps
+        self.taken = comparison.filling.wanted
+        self.is_empty = not self.taken and not comparison.steps
         self.new_bytes = comparison.filling.later_bytes
         self.direct: dict[int, memoryview] = {}
         self.copied: list[int] = []

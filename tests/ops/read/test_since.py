@@ -139,6 +139,20 @@ def test_memory_that_is_given_now_holds_nothing_of_before(store: Store) -> None:
     assert torch.equal(target.weight, model.weight)
 
 
+def test_what_the_load_before_left_alone_is_read(store: Store) -> None:
+    state = {"w": torch.ones(1000), "v": torch.ones(1000), "head": torch.ones(10)}
+    store.save(state, 1)
+    store.save(state, 2)
+    target = {"w": torch.zeros(1000), "v": torch.zeros(7)}
+    report = store.load_into(target, 1, strict=False)
+    assert (set(report.not_loaded), report.unexpected) == ({"v"}, ("head",))
+    target |= {"v": torch.zeros(1000), "head": torch.zeros(10)}
+    report = store.load_into(target, 2, since=report)
+    assert all(value.all() for value in target.values())
+    assert report.read_bytes == 4 * 1000 + 4 * 10
+    assert store.load_into(target, 1, since=report).read_bytes == 0
+
+
 @pytest.mark.filterwarnings("ignore:latest-valid is")
 def test_after_a_damaged_one_everything_is_read(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "harmed", chunk_bytes=MIB)
