@@ -155,23 +155,23 @@ class _Walk:
             dtype, data = packed
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
-        self._open.add(id(value))
         self.name_chars += len(path) * len(value)
-        if isinstance(value, dict):
-            node = self._dict(value, path, depth)
-        else:
-            items: Node = [
-                scalar(item)
-                if (scalar := _SCALARS.get(type(item))) is not None
-                else self.node(item, join_index(path, index), depth + 1)
-                for index, item in enumerate(value)
-            ]
-            if type(value) is deque:
-                node = ["deque", items, value.maxlen]
-            else:
-                node = ["tuple" if isinstance(value, tuple) else "list", items]
-        self._open.discard(id(value))
-        return node
+        self._open.add(id(value))
+        try:
+            return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
+        finally:
+            self._open.discard(id(value))
+
+    def _sequence(self, value: Any, path: str, depth: int) -> Node:
+        items: Node = [
+            scalar(item)
+            if (scalar := _SCALARS.get(type(item))) is not None
+            else self.node(item, join_index(path, index), depth + 1)
+            for index, item in enumerate(value)
+        ]
+        if type(value) is deque:
+            return ["deque", items, value.maxlen]
+        return ["tuple" if isinstance(value, tuple) else "list", items]
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
@@ -224,9 +224,10 @@ class _Walk:
                 why = "contains itself and cannot be stored"
                 raise CannotStore(path, why, hint="leave the object out of its own state_dict()")
             self._open.add(id(value))
-            node = self.node(state_of(value, path), path, depth)
-            self._open.discard(id(value))
-            return node
+            try:
+                return self.node(state_of(value, path), path, depth)
+            finally:
+                self._open.discard(id(value))
         return refuse_value(value, path)
 
     def _bytearray(self, value: bytearray, path: str) -> Node:
@@ -238,7 +239,7 @@ class _Walk:
         if type(value) not in self._tensor_kinds or not is_plain_layout(value):
             from ckstore.tensors import torch_parts
 
-            apart = torch_parts.take_apart(value, path)
+            apart = torch_parts.take_apart(value)
             if apart is not None:
                 return self._parts(apart, path, depth)
         if self._admission is None:

@@ -30,9 +30,8 @@ class Parts(NamedTuple):
     extra: object
 
 
-def take_apart(tensor: Any, path: str) -> Parts | None:
+def take_apart(tensor: Any) -> Parts | None:
     """Return what a tensor is made of; None if it is to be stored, or refused, as a whole."""
-    del path
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
         found = tensor.detach()

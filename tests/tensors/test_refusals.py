@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import io
 import math
 import pickle
+import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -61,6 +64,12 @@ class MyParameter(torch.nn.Parameter):
     pass
 
 
+def unnamed_zone() -> dt.datetime:
+    header = b"TZif" + bytes(16)
+    rules = header + struct.pack(">6I", 0, 0, 0, 0, 1, 4) + struct.pack(">iBB", 0, 0, 0) + b"UTC\0"
+    return dt.datetime(2026, 1, 1, tzinfo=ZoneInfo.from_file(io.BytesIO(rules)))
+
+
 DEEP_KEY: Any = 1
 for _ in range(9):
     DEEP_KEY = (DEEP_KEY,)
@@ -83,6 +92,7 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
         "zone",
         "astimezone",
     ),
+    ("time zone from a file", unnamed_zone, "zone", "astimezone"),
     ("path subclass", lambda: type("Where", (PurePosixPath,), {})("a"), "Where cannot be stored", "str(value)"),
     ("quantized dtype", lambda: torch.qint8, "torch.dtype cannot be stored", "str(value)"),
     ("memoryview", lambda: memoryview(b"a"), "memoryview cannot be stored", "bytes(value)"),
@@ -209,6 +219,34 @@ def test_a_container_that_contains_itself_is_refused(kind: Callable[[], Any]) ->
 
     with pytest.raises(CannotStore, match=r"^\[0\]\.again: contains itself"):
         capture(state)
+
+
+def made_by_a_function() -> Any:
+    return defaultdict(lambda: 1)
+
+
+def with_a_tensor_as_attribute() -> Any:
+    value = OrderedDict(a=1)
+    vars(value)["more"] = torch.zeros(1)
+    return value
+
+
+class GivesAnother:
+    def state_dict(self) -> Any:
+        return GivesAnother()
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("make", [made_by_a_function, with_a_tensor_as_attribute, GivesAnother])
+def test_what_is_refused_twice_is_refused_for_the_same_reason(make: Callable[[], Any]) -> None:
+    value = make()
+
+    with pytest.raises(CannotStore) as refused:
+        capture({"a": value, "b": value})
+
+    assert refused.value.refused["a"] == refused.value.refused["b"]
 
 
 def test_an_object_in_its_own_state_is_refused() -> None:

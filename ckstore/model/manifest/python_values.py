@@ -65,7 +65,7 @@ def encode_datetime(value: dt.datetime) -> Any:
 
 
 def _zone(zone: dt.tzinfo) -> str:
-    if type(zone) is ZoneInfo and _ZONE.match(str(zone.key)):
+    if type(zone) is ZoneInfo and _ZONE.match(zone.key or ""):  # one of a file may have no name
         return zone.key
     if type(zone) is dt.timezone:
         offset = zone.utcoffset(None)

@@ -160,7 +160,7 @@ class _Walk:
             if type(own) is str or type(own) is int:
                 seen.add(own)
             elif (identity := identity_of(own)) is not None:
-                seen.add(own if type(own) is str else identity)
+                seen.add(identity)
             else:
                 self.refuse(place, key, "a string, an integer or another key", own)
         if len(seen) != len(pairs):
