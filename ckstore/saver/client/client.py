@@ -79,7 +79,7 @@ class Client:
         _clients.add(self)
 
     def _forget(self) -> None:
-        """Begin anew, without a thread and a saver."""
+        """Begin again, without a thread and a saver."""
         self._submitting = threading.RLock()
         self._changed = threading.Condition()
         self._process: SaverProcess | None = None
