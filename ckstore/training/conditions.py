@@ -61,7 +61,8 @@ class Conditions:
 def differences(before: Conditions, now: Conditions, rank: int, *, rng: bool = True) -> Iterator[str]:
     """Say what differs, and so will not continue exactly on this rank; without `rng` random states do not matter."""
     if before.world_size != now.world_size:
-        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now there are {now.world_size}"
+        there = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
+        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {there}"
     if not rng:
         yield "random states were not asked for"
     elif not before.rng_ranks:

@@ -91,17 +91,19 @@ def restore(
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         BadInput: The checkpoint is none of `capture`.
         DoesNotFit: A part is missing, or differs from what it is to be loaded into.
-        DamagedBlob: Bytes are damaged.
+        DamagedBlob: Bytes are damaged. What was restored until then stays in the objects; ``latest-valid`` restores
+            the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
     """
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
     if dataloader is not None:
         wanted["dataloader"] = dataloader
     tried: set[str] = set()
+    begun: dict[str, str] = {}
     while True:
         info = store.info(ref)
         try:
-            return _restore_from(store, info, wanted, rng=rng, strict=strict)
+            return _restore_from(store, info, wanted, begun, rng=rng, strict=strict)
         except DamagedBlob:
             # The damage is marked now, so latest-valid names the one before.
             if not _is_latest_valid(ref) or info.id in tried:
@@ -114,11 +116,16 @@ def _is_latest_valid(ref: RefLike) -> bool:
 
 
 def _restore_from(
-    store: Store, info: CheckpointInfo, wanted: dict[str, Any], *, rng: bool, strict: bool
+    store: Store, info: CheckpointInfo, wanted: dict[str, Any], begun: dict[str, str], *, rng: bool, strict: bool
 ) -> ResumeReport:
+    """Restore from one checkpoint; `begun` gets the parts that are restored -> its name."""
     record, before = _record(store, info)
     present = tuple(record["present"])
     missing = tuple(name for name in PARTS if name in wanted and name not in present)
+    for name in missing:
+        if name in begun:
+            msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
+            raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
     if missing and strict:
         msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
         raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
@@ -136,6 +143,7 @@ def _restore_from(
     if has_rng:
         target["rng"] = {rng_name(rank): random}
         select.append(f"rng.{rng_name(rank)}")
+    begun |= dict.fromkeys(restored, info.name)
     if target:
         store.load_into(target, info, select=select)
     if place.state is not None:

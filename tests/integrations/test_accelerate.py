@@ -127,4 +127,4 @@ def test_two_processes_commit_once_and_go_on(tmp_path: Path, store: Store) -> No
     with pytest.warns(CkstoreWarning, match="2 processes"):
         _, kept = train(store, tmp_path / "out", "2")
 
-    assert kept.resumed_inexactly[0] == "the checkpoint was saved by 2 processes, and now there are 1"
+    assert kept.resumed_inexactly[0] == "the checkpoint was saved by 2 processes, and now there is 1"

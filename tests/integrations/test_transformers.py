@@ -253,4 +253,4 @@ def test_two_processes_commit_once_and_another_world_size_is_named(tmp_path: Pat
     with pytest.warns(CkstoreWarning, match="2 processes"):
         alone.train(resume_from_checkpoint="ckstore:4")
 
-    assert alone.resumed_inexactly == ("the checkpoint was saved by 2 processes, and now there are 1",)
+    assert alone.resumed_inexactly == ("the checkpoint was saved by 2 processes, and now there is 1",)

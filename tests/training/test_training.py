@@ -118,6 +118,25 @@ def test_a_damaged_newest_is_passed_over(store: Store) -> None:
     assert all(map(torch.equal, before, again.values()))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_part_of_a_damaged_checkpoint_does_not_pass_for_what_was_there(strict: bool, store: Store) -> None:
+    run = Run()
+    run.epochs(1)
+    store.save(capture(optimizer=run.optimizer), step=1)
+    run.epochs(1)
+    info = store.save(capture(model=run.model, optimizer=run.optimizer), step=2)
+    for blob in (store.directory_of(info) / "blobs").iterdir():
+        if blob.stat().st_nlink == 2:
+            flip(blob, blob.stat().st_size // 2, keep_time=True)  # only a read finds it
+    again = Run()
+
+    with (
+        pytest.warns(CkstoreWarning, match="newer checkpoints are damaged"),
+        pytest.raises(BadInput, match="main@1 holds no model, and yours may hold a part of main@2, which is damaged"),
+    ):
+        restore(store, strict=strict, model=again.model, optimizer=again.optimizer)
+
+
 def test_the_report_says_what_will_not_continue_exactly(store: Store) -> None:
     run = Run()
     store.save(capture(model=run.model, scaler=run.scaler, dataloader=run.loader, rng=False))
@@ -235,7 +254,7 @@ def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_n
     assert drawn[0] != drawn[1]
     assert ranks(tmp_path, 2, "load") == drawn
     (alone,) = ranks(tmp_path, 1, "report")
-    assert alone == "('the checkpoint was saved by 2 processes, and now there are 1',)"
+    assert alone == "('the checkpoint was saved by 2 processes, and now there is 1',)"
 
 
 def test_importing_it_imports_no_torch() -> None:
