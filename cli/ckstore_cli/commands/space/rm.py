@@ -77,10 +77,12 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     if first is None and last is None:
         msg = f"{ref} has neither a first nor a last step"
         raise BadInput(msg, hint="write A..B, A.. or ..B")
+    infos = store.checkpoints()
+    run = _run_of(infos, found["run"])
     within = [
         info
-        for info in store.checkpoints(_run_of(store, found["run"]))
-        if (first is None or first <= info.step) and (last is None or info.step <= last)
+        for info in infos
+        if info.run == run and (first is None or first <= info.step) and (last is None or info.step <= last)
     ]
     if not within:
         msg = f"{ref}: no checkpoint has a step in this range"
@@ -88,7 +90,7 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     return within
 
 
-def _run_of(store: Store, run: str | None) -> str:
+def _run_of(infos: list[CheckpointInfo], run: str | None) -> str:
     """Return the run of a range: as for a bare step, the only one, else main.
 
     Raises:
@@ -96,7 +98,7 @@ def _run_of(store: Store, run: str | None) -> str:
     """
     from ckstore.model.names import DEFAULT_RUN
 
-    there = list(dict.fromkeys(info.run for info in store.checkpoints()))
+    there = list(dict.fromkeys(info.run for info in infos))
     if run is None:
         run = there[0] if len(there) == 1 else DEFAULT_RUN
     if run not in there:
