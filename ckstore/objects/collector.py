@@ -139,13 +139,11 @@ class Collector:
                 continue
             try:
                 self._empty_one(name)
-            except FileNotFoundError:
-                if self._grace is None:
-                    raise
-                continue  # the collector of another host was faster
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
                 continue
             except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
+                if self._grace is not None and isinstance(error, FileNotFoundError):
+                    continue  # the collector of another host was faster
                 failed = failed or error
         if failed is not None:
             raise failed

@@ -23,7 +23,7 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, holders, lease, links, locks
 from ckstore.fs.host import machine
 from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.objects import publish
+from ckstore.objects import publish, trash
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.gc_plan import plan_gc
 from ckstore.ops.index import scan_blobs
@@ -534,6 +534,16 @@ def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: P
 
     print(f"a {what} at {tried} moments of a gc")
     assert tried > 12
+
+
+def test_an_entry_of_trash_that_is_gone_keeps_no_other_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.path / "trash/other").write_bytes(b"")
+    names_in = trash.names_in
+    monkeypatch.setattr(trash, "names_in", lambda folder: [*["a-gone"] * (folder.name == "trash"), *names_in(folder)])
+
+    with pytest.raises(CkstoreError, match="No such file"):
+        store.gc()
+    assert os.listdir(store.path / "trash") == []
 
 
 def test_who_holds_is_told_also_when_gc_was_killed_before(store: Store) -> None:
