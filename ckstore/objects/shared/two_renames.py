@@ -51,7 +51,7 @@ def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
 
     Raises:
         FileNotFoundError: There is no other one, or no new one.
-        UnknownOutcome: It stopped in the gap; the next who opens the store completes it.
+        UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
         OSError: Nothing was changed.
     """
     target = layout.checkpoint(*key)
@@ -79,8 +79,9 @@ def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) 
         for parent in (target.parent, layout.staging):
             files.sync_directory(parent)
     except OSError as second:
-        msg = f"{target} was being replaced when the system failed: {error}; the old checkpoint is in {old}: {second}"
-        hint = "open the store again, which completes it: the step may or may not be the new one"
+        msg = f"{target} was being replaced when the system failed: {error}; {old} could not be put back: {second}"
+        again = "save that step again" if layout.shared else "open the store again"
+        hint = f"{again}, which completes it first: the step may or may not be the new one"
         raise UnknownOutcome(msg, hint=hint) from error
 
 

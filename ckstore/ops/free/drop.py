@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, InUse
+from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.objects import trash
@@ -94,7 +94,7 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
     """
     for replaced in two_renames.begun(layout):
         if replaced.key == info.key:
-            with _taken(info, replaced.old) as lock:
+            with suppress(NoSuchRef), _taken(info, replaced.old) as lock:  # it is gone: another process swept it
                 trash.move_to_trash(layout, replaced.old, lock)
             for folder in (layout.trash, layout.staging):
                 files.sync_directory(folder)

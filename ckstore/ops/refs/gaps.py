@@ -24,31 +24,42 @@ _PAUSE_S = 0.005
 def settle(context: Context) -> None:
     """Wait until no place is empty because of a replacement, and complete those that no living process has open.
 
-    What is still open after the deadline is told in `Context.problems`, and waited for no more.
+    What cannot be completed, or is still open after the deadline, is told in `Context.problems` and waited for no more.
     """
-    waiting = [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+    waiting = _untold(context)
     deadline = time.monotonic() + DEADLINE_S
     while waiting:
         if _may_fill(context):
             _fill(context, waiting)
         known = {gap.old.name for gap in waiting}
-        waiting = [gap for gap in two_renames.gaps(context.layout) if gap.old.name in known]
+        waiting = [gap for gap in _untold(context) if gap.old.name in known]
         if time.monotonic() > deadline:
             for gap in waiting:
-                run, step = gap.key
-                context.problems[gap.old.name] = (
-                    f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is "
-                    f"{gap.old}; opening the store for writing completes it"
-                )
+                context.problems[gap.old.name] = _stopped(context, gap)
             return
         if waiting:
             time.sleep(_PAUSE_S)
 
 
+def _untold(context: Context) -> list[Gap]:
+    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+
+
+def _stopped(context: Context, gap: Gap) -> str:
+    run, step = gap.key
+    completes = "opening the store for writing completes it"
+    if context.shared:
+        completes = "saving that step again completes it, and so does gc after the grace (config.grace_s)"
+    return (
+        f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is {gap.old}; "
+        f"{completes}"
+    )
+
+
 def fill_dead(context: Context, grace: Grace | None = None) -> None:
     """Complete every gap that no living process has open, as far as that works now.
 
-    On a shared filesystem that are those for which the grace is over; all, if no other host is at work (None).
+    With a grace, where other hosts may be at work, only those for which it is over.
     """
     _fill(context, [gap for gap in two_renames.gaps(context.layout) if grace is None or grace.is_over(gap.old)])
 

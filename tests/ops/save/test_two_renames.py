@@ -145,6 +145,20 @@ def test_what_was_replaced_does_not_come_back_when_the_new_one_is_deleted(store:
     assert os.listdir(store.path / "staging") == []
 
 
+def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = two_renames.begun
+    swept = partial(begun, names=["main@1.0123456789ab.old"])  # its name was listed, and then it went
+    monkeypatch.setattr(
+        two_renames, "begun", lambda layout, names=None: swept(layout) if names is None else begun(layout, names)
+    )
+
+    store.delete(1)
+
+    assert [info.step for info in store.checkpoints()] == [2]
+
+
 def test_a_sweep_leaves_both_checkpoints_of_a_gap(store: Store) -> None:
     stop_in_the_gap(store)
     with locks.lock_shared(store.path / "checkpoints/main", timeout_s=1):  # so that no process can complete it
@@ -181,6 +195,22 @@ def test_a_reader_waits_no_longer_than_its_deadline_and_says_why(store: Store, m
     assert any("stopped in the middle" in warning for warning in reader.warnings)
     with pytest.raises(NoSuchRef):
         reader.load(1)
+
+
+def test_a_gap_that_cannot_be_completed_is_told_with_the_cause_and_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise OSError(5, os.strerror(5))
+
+    stop_in_the_gap(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(two_renames, "complete", failing)
+        patch.setattr(time, "sleep", lambda _: pytest.fail("it waits for what it could not do itself"))
+        steps = [info.step for info in store.checkpoints()]
+
+    assert steps == [2]
+    assert any("main@1 was not completed: Input/output error" in warning for warning in store.warnings)
 
 
 def test_a_tag_and_a_pin_name_what_took_the_place(store: Store) -> None:
