@@ -193,6 +193,7 @@ def explain(
     next_to_free: NextToFree | None = None,
     *,
     dry_run: bool = False,
+    waiting_count: int = 0,
 ) -> str:
     """Say in words what gc freed and why not more.
 
@@ -202,6 +203,7 @@ def explain(
         linked: What has names elsewhere.
         next_to_free: What would free something; said when there is nothing else to say.
         dry_run: Say what would happen instead.
+        waiting_count: Entries of trash that wait for the grace; said when there is nothing else to say.
     """
     count, nbytes = freed
     sentences = []
@@ -219,7 +221,7 @@ def explain(
         size = size_text(sum(blob.nbytes for blob in linked))
         sentences.append(f"{_blobs(len(linked))}, {size}, kept: hardlinks outside the store share their bytes")
     if not sentences:
-        sentences.append(_nothing(next_to_free or NextToFree()))
+        sentences.append(_waiting(waiting_count) if waiting_count else _nothing(next_to_free or NextToFree()))
     return "; ".join(sentences)
 
 
@@ -230,6 +232,14 @@ def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[st
         if blob.why and not blob.holders:
             unasked[blob.why] = (*unasked.get(blob.why, ()), blob)
     return tuple(blob for blob in held if blob.holders or not blob.why), unasked
+
+
+def _waiting(count: int) -> str:
+    wait = "1 entry of trash/ waits" if count == 1 else f"{count} entries of trash/ wait"
+    return (
+        f"{wait} for the grace (config.grace_s), since other hosts may be using the store; "
+        "when none does, ckstore gc --exclusive frees at once"
+    )
 
 
 def _nothing(next_to_free: NextToFree) -> str:

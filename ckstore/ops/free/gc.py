@@ -144,7 +144,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
         )
     grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
     with reserve.given_up(layout):  # measured without it; the catalog is read once more
-        report = _completed(context, report, grown_bytes)
+        report = _completed(context, report, grown_bytes, grace)
     reserve.fill(layout)
     return report
 
@@ -192,7 +192,7 @@ def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s:
     return grown_bytes
 
 
-def _completed(context: Context, report: GcReport, grown_bytes: int) -> GcReport:
+def _completed(context: Context, report: GcReport, grown_bytes: int, grace: Grace | None) -> GcReport:
     """Add what is measured afterwards."""
     idle = not (report.freed_count or report.held or report.linked_elsewhere)
     explanation = explain(
@@ -200,6 +200,7 @@ def _completed(context: Context, report: GcReport, grown_bytes: int) -> GcReport
         report.held,
         report.linked_elsewhere,
         next_to_free(context) if idle else None,
+        waiting_count=0 if grace is None else len(report.trash_left),
     )
     return replace(
         report,

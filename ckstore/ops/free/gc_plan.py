@@ -74,6 +74,8 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPla
         next_to_free(context) if idle else None,
         dry_run=True,
     )
+    if context.shared and made.blobs:
+        said += "; all of it at once only with --exclusive"
     return replace(made, explanation=said)
 
 

@@ -102,12 +102,12 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
     """
     try:
         by_gc = _freed_by_gc(context)
-        gc = "ckstore gc --exclusive" if context.shared else "ckstore gc"
-        ways = [Way(gc, by_gc)]
+        gc = "gc --exclusive" if context.shared else "gc"
+        ways = [Way(f"ckstore {gc}", by_gc)]
         for count in _KEEP_LAST:
             plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # it is only advice
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)
-            ways.append(Way(f"ckstore prune --keep-last {count} and then gc", frees))
+            ways.append(Way(f"ckstore prune --keep-last {count} and then {gc}", frees))
             if missing is not None and frees.covers(missing):
                 break
     except (CkstoreError, OSError):  # the refusal itself is the news

@@ -20,6 +20,7 @@ from ckstore.fs import links, statx
 from ckstore.fs.inside import Where
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
+from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.refs import gaps
 from tests.support.crashing import KILLED, run_and_kill
 from tests.support.requirements import require_fuse, require_root
@@ -111,6 +112,19 @@ def test_a_blob_that_another_host_took_meanwhile_gets_its_name_back(
     assert two.verify().ok
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) -> None:
+    one.delete(1)
+
+    assert one.gc().explanation == (
+        "1 entry of trash/ waits for the grace (config.grace_s), since other hosts may be using the store; "
+        "when none does, ckstore gc --exclusive frees at once"
+    )
+    assert one.gc(dry_run=True).explanation == "would free 1 blob, 1.0 MiB; all of it at once only with --exclusive"
+    one.save(state(3), step=3)
+    assert "prune --keep-last 1 and then gc --exclusive would free" in how_to_free(one._context)
+
+
 def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any) -> None:
     staging = Staging.create(two._context.layout, "main", 7)
     staging.lock.release()
@@ -145,7 +159,9 @@ def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
     monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)
     assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
     assert [info.step for info in two.checkpoints()] == [2]
-    assert any("stopped in the middle" in warning for warning in two.warnings)
+    (told,) = (warning for warning in two.warnings if "stopped in the middle" in warning)
+    assert "gc after the grace" in told
+    assert "opening" not in told  # it does nothing here
     two.gc()
     assert not (one.path / "checkpoints/main/1").exists()
 

@@ -51,7 +51,8 @@ def gc(  # noqa: PLR0917 - one for each option
 
     On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts. There
     it frees what has not been touched for an hour; --exclusive frees at once and
-    says that no other host uses the store.
+    says that no other host uses the store. --dry-run shows what --exclusive
+    would free.
 
     \b
     Example:
@@ -109,7 +110,10 @@ def _lines(report: GcReport, out: Output) -> Iterator[str]:
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left:
-        yield f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them"
+        yield (
+            f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them, "
+            "or on a shared filesystem they wait for the grace"
+        )
 
 
 def _size(held: Sequence[HeldBlob]) -> str:
