@@ -224,54 +224,54 @@ class CheckpointDirectory:
         return self._blobs
 
     @contextmanager
-    def open_blob(self, digest: str) -> Iterator[int]:
+    def open_blob(self, digest: str, what: str) -> Iterator[int]:
         """Open one of its blobs for reading.
 
         Raises:
-            DamagedBlob: It is missing.
+            DamagedBlob: It is missing; the message names `what`, which needs it.
         """
-        fd = self.descriptor(digest)
+        fd = self.descriptor(digest, what)
         try:
             yield fd
         finally:
             os.close(fd)
 
-    def descriptor(self, digest: str) -> int:
+    def descriptor(self, digest: str, what: str) -> int:
         """Return a descriptor of one of its blobs for reading, which the caller closes.
 
         Raises:
-            DamagedBlob: It is missing.
+            DamagedBlob: As `open_blob`.
         """
-        return self._opened(digest)[0]
+        return self._opened(digest, what)[0]
 
-    def descriptor_of_whole(self, blob: BlobRecord) -> int:
+    def descriptor_of_whole(self, blob: BlobRecord, what: str) -> int:
         """As `descriptor`, of a blob that has its size: a mapping beyond the end would kill the process.
 
         Raises:
-            DamagedBlob: It is missing, or has another size.
+            DamagedBlob: It is missing, or has another size; the message names `what`, which needs it.
         """
-        fd, status = self._opened(blob.digest)
+        fd, status = self._opened(blob.digest, what)
         problem = blobs.why_absent(blob.digest, blob.nbytes, status)
         if not problem:
             return fd
         os.close(fd)
-        raise self._absent(blob.digest, problem)
+        raise self._absent(blob.digest, problem, what)
 
-    def _opened(self, digest: str) -> tuple[int, os.stat_result]:
+    def _opened(self, digest: str, what: str) -> tuple[int, os.stat_result]:
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
             return files.open_with_status(self.blobs.inside / digest)
         except DamagedBlob as error:
-            error.blob = digest
+            error.blob, error.names = digest, (what,)
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise self._absent(digest, blobs.why_absent(digest, 0, None)) from error
+            raise self._absent(digest, blobs.why_absent(digest, 0, None), what) from error
 
-    def _absent(self, digest: str, problem: str) -> DamagedBlob:
+    def _absent(self, digest: str, problem: str, what: str) -> DamagedBlob:
         hint = "ckstore verify shows which checkpoints are whole"
-        return DamagedBlob(f"{self.path}: {problem}", hint=hint, blob=digest)
+        return DamagedBlob(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=digest, names=(what,))
 
     def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
         """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.

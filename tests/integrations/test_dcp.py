@@ -222,6 +222,6 @@ def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group
     folder = store.path / "checkpoints" / "main" / "1" / "blobs"
     next(iter(folder.iterdir())).unlink()
 
-    with pytest.raises(DamagedBlob, match="main/1"):
+    with pytest.raises(DamagedBlob, match=r"main/1.* is missing; w needs it"):
         Store.open(store.path, readonly=True).export_safetensors("main@1", tmp_path / "out")
     assert not (tmp_path / "out").exists()

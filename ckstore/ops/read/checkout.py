@@ -228,7 +228,10 @@ class _Writer:
         try:
             if self._link == "hardlink" and self._hardlinked(record, extents):
                 return
-            with self._tree.create_file(record.path, record.mode) as fd, _OpenBlobs(self._directory) as blobs:
+            with (
+                self._tree.create_file(record.path, record.mode) as fd,
+                _OpenBlobs(self._directory, record.path) as blobs,
+            ):
                 at = 0
                 for extent in extents:
                     self._check_going_on()
@@ -270,7 +273,7 @@ class _Writer:
         if extent.offset or extent.length != blob.nbytes:
             return False
         data = self._buffer(extent.length)
-        with self._directory.open_blob(blob.digest) as fd:
+        with self._directory.open_blob(blob.digest, record.path) as fd:
             self._directory.read_extent(extent, data, fd=fd, what=record.path, verify=True)
         try:
             self._tree.link_file(record.path, blob.digest, dir_fd=self._directory.blobs.fd)
@@ -311,8 +314,9 @@ class _Writer:
 class _OpenBlobs:
     """Some blobs of a checkpoint, kept open while a file is written: small pieces lie together in one."""
 
-    def __init__(self, directory: CheckpointDirectory) -> None:
+    def __init__(self, directory: CheckpointDirectory, path: str) -> None:
         self._directory = directory
+        self._path = path
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def open(self, blob: int) -> int:
@@ -321,7 +325,7 @@ class _OpenBlobs:
             return self._open[blob]
         while len(self._open) >= _OPEN_BLOBS:
             os.close(self._open.popitem(last=False)[1])
-        self._open[blob] = self._directory.descriptor(self._directory.manifest.blobs[blob].digest)
+        self._open[blob] = self._directory.descriptor(self._directory.manifest.blobs[blob].digest, self._path)
         return self._open[blob]
 
     def __enter__(self) -> Self:

@@ -123,6 +123,7 @@ class RegionReader:
 
     def _read(self, extent: Extent, out: memoryview) -> None:
         directory = self._directory
-        with directory.reporting_damage(), directory.open_blob(directory.manifest.blobs[extent.blob].digest) as fd:
+        blob = directory.manifest.blobs[extent.blob].digest
+        with directory.reporting_damage(), directory.open_blob(blob, self._what) as fd:
             directory.read_extent(extent, out, fd=fd, what=self._what, verify=self._verify)
         self.read_bytes += extent.length

@@ -135,7 +135,7 @@ def _read_parts(
 
     def read_blob(blob: int) -> None:
         of_blob = sorted(by_blob[blob], key=lambda part: part[0].offset)
-        with directory.open_blob(directory.manifest.blobs[blob].digest) as fd:
+        with directory.open_blob(directory.manifest.blobs[blob].digest, of_blob[0][2]) as fd:
             _begin(fd, [extent for extent, _, _ in of_blob])
             for extent, out, what in of_blob:
                 directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
@@ -146,7 +146,7 @@ def _read_parts(
         bytes_of = {blob: sum(len(out) for _, out, _ in of_blob) for blob, of_blob in by_blob.items()}
         if bytes_of:
             say = None if tally is None else tally.say
-            _for_each(read_blob, bytes_of, threads=_threads_for(directory, bytes_of), say=say)
+            _for_each(read_blob, bytes_of, threads=_threads_for(directory, by_blob, bytes_of), say=say)
 
 
 def stream_storages(
@@ -202,12 +202,14 @@ def stream_storages(
         flush()
 
 
-def _threads_for(directory: CheckpointDirectory, bytes_of: Mapping[int, int]) -> int:
+def _threads_for(
+    directory: CheckpointDirectory, by_blob: Mapping[int, Sequence[Part]], bytes_of: Mapping[int, int]
+) -> int:
     """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
     if sum(bytes_of.values()) < _THREAD_FROM_BYTES:
         return 1
-    largest = directory.manifest.blobs[max(bytes_of, key=bytes_of.__getitem__)]
-    with directory.open_blob(largest.digest) as fd:
+    largest = max(bytes_of, key=bytes_of.__getitem__)
+    with directory.open_blob(directory.manifest.blobs[largest].digest, by_blob[largest][0][2]) as fd:
         return min(_WORKERS, _CORES) if files.is_cached(fd, 0) else _WORKERS
 
 
@@ -332,12 +334,12 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
         elif len(extents) == 1:
             alone.append((extents[0].blob, extents[0].offset, i))
         elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
-            memories[i] = wrap(names.kind(i), _map_extents(directory, extents))
+            memories[i] = wrap(names.kind(i), _map_extents(directory, extents, names.name(i)))
         else:
             to_read.append(i)
     parts = _PartsOfBlobs(directory)
     for _, _, i in sorted(alone):
-        view = parts.map(records[i].extents[0])
+        view = parts.map(records[i].extents[0], names.name(i))
         if view is None:
             to_read.append(i)
         else:
@@ -353,12 +355,12 @@ def _is_mappable(extent: Extent, *, last: bool) -> bool:
     return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
 
 
-def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent]) -> memoryview:
+def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent], what: str) -> memoryview:
     """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
 
     def parts() -> Iterator[mapping.FilePart]:
         for extent in extents:
-            fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob])
+            fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob], what)
             try:
                 yield mapping.FilePart(fd, extent.length)
             finally:
@@ -378,22 +380,22 @@ class _PartsOfBlobs:
         self._blob, self._whole = -1, memoryview(b"")
         self._end = 0
 
-    def map(self, extent: Extent) -> memoryview | None:
+    def map(self, extent: Extent, what: str) -> memoryview | None:
         """Return memory of its own for an extent; None: a part of a blob that is mapped already, to be read instead.
 
         As many small storages as there are may be equal, and a process may have only so many mappings.
         """
         blob = self._directory.manifest.blobs[extent.blob]
         if extent.blob != self._blob:
-            self._blob, self._whole, self._end = extent.blob, _map_blob(self._directory, blob), 0
+            self._blob, self._whole, self._end = extent.blob, _map_blob(self._directory, blob, what), 0
         if extent.offset >= self._end:
             self._end = extent.offset + extent.length
             return self._whole[extent.offset : self._end]
-        return _map_blob(self._directory, blob) if extent.length == blob.nbytes else None
+        return _map_blob(self._directory, blob, what) if extent.length == blob.nbytes else None
 
 
-def _map_blob(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
-    fd = directory.descriptor_of_whole(blob)
+def _map_blob(directory: CheckpointDirectory, blob: BlobRecord, what: str) -> memoryview:
+    fd = directory.descriptor_of_whole(blob, what)
     try:
         return mapping.map_file(fd, blob.nbytes)
     finally:

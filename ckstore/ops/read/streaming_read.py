@@ -117,7 +117,9 @@ class CheckedReader:
         blob = self._directory.manifest.blobs[extent.blob].digest
         if self._blob != extent.blob:
             self._opened.close()
-            self._blob, self._fd = extent.blob, self._opened.enter_context(self._directory.open_blob(blob))
+            self._blob = -1
+            self._fd = self._opened.enter_context(self._directory.open_blob(blob, self._what))
+            self._blob = extent.blob
         where = f"{self._directory.path}: blob {blob} of {self._what}"
         try:
             files.read_into(self._fd, extent.offset + offset, out, where)
