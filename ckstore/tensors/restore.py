@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.keys import decode_key, join
-from ckstore.model.manifest.nodes import text_of_leaf
+from ckstore.model.manifest.nodes import DICTS, SEQUENCES, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.numbers import unpack_numbers
 from ckstore.tensors.plain_values import value_of
-from ckstore.tensors.walks import DICTS, SEQUENCES
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.model.manifest.nodes import DICTS, PAIRS, SEQUENCES
 from ckstore.model.names import join_index
 
-DICTS = ("dict", "odict", "counter", "defaultdict")
-SEQUENCES = ("list", "tuple", "deque")
+__all__ = ["DICTS", "PAIRS", "SEQUENCES", "leaf_numbers", "name_below", "value_names"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ def leaf_numbers(node: Node) -> Iterator[int]:
     elif node[0] in SEQUENCES:
         for item in node[1]:
             yield from leaf_numbers(item)
-    elif node[0] in (*DICTS, "parts"):
+    elif node[0] in PAIRS:
         for _, item in node[1]:
             yield from leaf_numbers(item)
 
@@ -37,7 +37,7 @@ def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
         return ["leaf", number_of(node[1])]
     if node[0] in SEQUENCES:
         return [node[0], [with_leaves(item, number_of) for item in node[1]], *node[2:]]
-    if node[0] in (*DICTS, "parts"):
+    if node[0] in PAIRS:
         return [node[0], [[own, with_leaves(item, number_of)] for own, item in node[1]], *node[2:]]
     return node
 
@@ -57,7 +57,7 @@ def value_names(node: Node, path: str, leaves: Sequence[LeafRecord]) -> Iterator
     elif tag in SEQUENCES and node[1]:
         for i, item in enumerate(node[1]):
             yield from value_names(item, join_index(path, i), leaves)
-    elif tag in (*DICTS, "parts") and node[1]:
+    elif tag in PAIRS and node[1]:
         for own, item in node[1]:
             yield from value_names(item, name_below(path, decode_key(own)), leaves)
     else:

@@ -20,6 +20,14 @@ from ckstore.model.document import int_of_decimal
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
+SEQUENCES = ("list", "tuple", "deque")
+"""Tags of nodes that hold nodes."""
+DICTS = ("dict", "odict", "counter", "defaultdict")
+PAIRS = (*DICTS, "parts")
+"""Tags of nodes that hold pairs of a key and a node."""
+
+_NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
+_NUMBERS |= {"f2": "e", "f4": "f", "f8": "d"}
 _DOUBLE = struct.Struct(">d")
 _BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
 _EXPONENT = 0x7FF
@@ -74,6 +82,15 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
     except UnicodeDecodeError as error:
         msg = f"{leaf.name} is not text: wanted UTF-8, found byte {data[error.start]:#04x} at {error.start}"
         raise DamagedBlob(msg, names=(leaf.name,)) from error
+
+
+def numpy_number(dtype: str, data: bytes) -> float | None:
+    """Return a NumPy scalar as a bool, an int or a float of Python, without NumPy; None if it is something else."""
+    code = _NUMBERS.get(dtype[1:])
+    if code is None:
+        return None
+    value: float = struct.unpack((">" if dtype[0] == ">" else "<") + code, data)[0]
+    return value
 
 
 def text_of_bytes(value: bytes) -> str:

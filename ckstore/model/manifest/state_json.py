@@ -6,7 +6,7 @@ what JSON lacks is an object that says what it is, so nothing is lost but the ty
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +14,17 @@ from typing import Any
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes, text_of_leaf
+from ckstore.model.manifest.nodes import (
+    DICTS,
+    PAIRS,
+    SEQUENCES,
+    bytes_of_text,
+    numpy_number,
+    text_of_bytes,
+    text_of_leaf,
+)
 from ckstore.model.names import join_index
 
-_FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
-_FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
-_SEQUENCES = ("list", "tuple", "deque")
-_DICTS = ("dict", "odict", "counter", "defaultdict", "parts")
 _NAN_BITS = "7ff8000000000000"
 _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan"}
 
@@ -31,7 +35,8 @@ class PlainValues:
 
     Attributes:
         values: Name and node of each, in the order of the state.
-        attributes: The same for what was set on ordered dicts; the name is that of the dict and of the attribute.
+        attributes: The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and
+            for how tensors of several parts are put together: ``.kind`` and ``.extra``.
         torch_versions: Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
     """
 
@@ -65,10 +70,10 @@ class _Walk:
         if tag == "leaf":
             return self._keep is None or self._keep(self._leaves[node[1]].name)
         wanted = False
-        if tag in _SEQUENCES and node[1]:
+        if tag in SEQUENCES and node[1]:
             for i, item in enumerate(node[1]):
                 wanted |= self.node(item, join_index(path, i))
-        elif tag in _DICTS and node[1]:
+        elif tag in PAIRS and node[1]:
             for own, item in node[1]:
                 wanted |= self.node(item, join(path, decode_key(own)))
         else:
@@ -77,6 +82,11 @@ class _Walk:
                 self._found.values.append((path, node))
         if wanted and tag == "odict" and node[2] is not None:
             self._attributes(node[2], path)
+        if wanted and tag == "parts":
+            self._found.attributes.append((join(path, "kind"), node[2]))
+            inner = PlainValues()
+            _Walk(inner, self._leaves, None).node(node[3], join(path, "extra"))
+            self._add_attributes(inner)
         return wanted
 
     def _attributes(self, node: Node, path: str) -> None:
@@ -87,6 +97,9 @@ class _Walk:
                 self._found.torch_versions.append(path)
             else:
                 _Walk(inner, self._leaves, None).node(item, join(path, key))
+        self._add_attributes(inner)
+
+    def _add_attributes(self, inner: PlainValues) -> None:
         # Attributes of attributes are told like the others: only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
@@ -94,7 +107,7 @@ class _Walk:
 
 def _only_versions(node: Node) -> bool:
     """Whether this is what torch keeps beside a state dict: ``{module: {"version": 1}}``."""
-    if not isinstance(node, list) or node[0] not in _DICTS or (node[0] == "odict" and node[2] is not None):
+    if not isinstance(node, list) or node[0] not in DICTS or (node[0] == "odict" and node[2] is not None):
         return False
     return all(
         isinstance(item, list) and item[0] == "dict" and [own for own, _ in item[1]] in (["version"], [])
@@ -115,9 +128,9 @@ def json_of_node(node: Node) -> Any:
         return {"complex": [_float(node[1]), _float(node[2])]}
     if tag == "numpy":
         return {"numpy": node[1], "data": node[2], **_readable(node[1], bytes_of_text(node[2]))}
-    if tag in _SEQUENCES:
+    if tag in SEQUENCES:
         return []
-    if tag in _DICTS:
+    if tag in PAIRS:
         return {}
     return {str(tag): node[1] if len(node) == 2 else node[1:]}
 
@@ -144,8 +157,5 @@ def _float(x: float | str) -> Any:
 
 def _readable(dtype: str, data: bytes) -> dict[str, Any]:
     """Return a NumPy scalar as a plain number beside its bytes, where JSON has it."""
-    code = _FORMATS.get(dtype[1:])
-    if code is None:
-        return {}
-    value = struct.unpack((">" if dtype[0] == ">" else "<") + code, data)[0]
-    return {"value": value} if value == value and value not in (float("inf"), float("-inf")) else {}  # noqa: PLR0124 - nan
+    value = numpy_number(dtype, data)
+    return {} if value is None or not math.isfinite(value) else {"value": value}

@@ -7,7 +7,6 @@ larger storage may share pieces with other tensors, and then counts as changed w
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +15,7 @@ from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileChange, file_changes
 from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
-from ckstore.model.manifest.nodes import bytes_of_text
+from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, numpy_number
 from ckstore.model.manifest.python_values import decode_value
 from ckstore.model.manifest.tiles import Block
 from ckstore.model.names import join_index
@@ -25,10 +24,6 @@ _SHOWN_AS_TEXT = ("datetime", "numpy.str_", "torch.Size", "torch.device", "torch
 """Values that need a library, or time zones that this machine may not know."""
 PlainKind = Literal["added", "removed", "changed"]
 _Piece = tuple[int | Block, int, str]
-_FORMATS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
-_FORMATS |= {"f2": "e", "f4": "f", "f8": "d"}
-_SEQUENCES = ("list", "tuple", "deque")
-_CONTAINERS = (*_SEQUENCES, "dict", "odict", "counter", "defaultdict", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +221,10 @@ def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
     if tag == "leaf":
         return
     yield path, node
-    if tag in _SEQUENCES:
+    if tag in SEQUENCES:
         for i, item in enumerate(node[1]):
             yield from _plain(item, join_index(path, i))
-    elif tag in _CONTAINERS:
+    elif tag in PAIRS:
         for own, item in node[1]:
             yield from _plain(item, join(path, decode_key(own)))
         attributes = node[2] if tag == "odict" else node[3] if tag == "parts" else None
@@ -238,7 +233,7 @@ def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 
 
 def _is_container(node: Node) -> bool:
-    return isinstance(node, list) and node[0] in _CONTAINERS
+    return isinstance(node, list) and node[0] in (*SEQUENCES, *PAIRS)
 
 
 def _is_full(node: Node) -> bool:
@@ -265,8 +260,5 @@ def _shown(node: Node) -> object:
 
 def _number(dtype: str, data: bytes) -> object:
     """Return a NumPy scalar as a plain number, without NumPy; what is none, as text."""
-    code = _FORMATS.get(dtype[1:])
-    if code is None:
-        return f"numpy {dtype} {data.hex()}"
-    value: object = struct.unpack((">" if dtype[0] == ">" else "<") + code, data)[0]
-    return value
+    value = numpy_number(dtype, data)
+    return f"numpy {dtype} {data.hex()}" if value is None else value

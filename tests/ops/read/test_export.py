@@ -380,6 +380,26 @@ def test_attributes_of_a_state_dict_are_kept_but_for_the_versions_of_torch(store
     assert report.left_out == ("model: the versions of modules that torch keeps in _metadata",)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_tensor_is_exported_with_what_puts_it_together(store: Store, tmp_path: Path) -> None:
+    sparse = torch.eye(3).to_sparse()
+    store.save({"coo": sparse, "csr": sparse.to_sparse_csr()})
+
+    report = store.export_safetensors("latest", tmp_path / "out")
+
+    tensors = tensors_in(tmp_path / "out")
+    assert state_in(tmp_path / "out")["attributes"] == {
+        "coo.kind": "sparse_coo",
+        "coo.extra[0]": {"torch.Size": [3, 3]},
+        "coo.extra[1]": True,
+        "csr.kind": "sparse_csr",
+        "csr.extra": {"torch.Size": [3, 3]},
+    }
+    again = torch.sparse_coo_tensor(tensors["coo.indices"], tensors["coo.values"], (3, 3), check_invariants=True)
+    assert torch.equal(again.to_dense(), sparse.to_dense())
+    assert "coo.kind (attribute)" in report.state_names
+
+
 def test_what_is_too_large_for_json_is_refused_with_its_name(store: Store, tmp_path: Path) -> None:
     store.save({"w": np.zeros(2), "fft": {"spectrum": torch.zeros(5000, dtype=torch.complex128)}})
 
