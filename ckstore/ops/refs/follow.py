@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BadInput
@@ -174,12 +175,6 @@ def follow(context: Context, run: str | None, after: AnyRef | None, timeout_s: f
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
     check_run(run)
-    start = after if after is None or isinstance(after, CheckpointInfo) else find(context, _in_run(after, run))
+    of_run = replace(context, run=run)  # a ref that names no run means a checkpoint of the one that is followed
+    start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
     return Follower(context, run, start, timeout_s)
-
-
-def _in_run(ref: AnyRef, run: str) -> AnyRef:
-    """Return a ref that names no run as one of the run that is followed."""
-    if ref in ("latest", "latest-valid") or not isinstance(ref, str | CheckpointInfo):
-        return f"{run}@{ref}"
-    return ref

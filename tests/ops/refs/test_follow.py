@@ -84,6 +84,8 @@ def test_a_follower_that_stopped_for_a_while_goes_on_where_it_was(kind: str, sto
     assert [info.step for info in store.follow("gpt", after=last, timeout_s=0)] == [41, 42]
     assert [info.step for info in store.follow("gpt", after="latest", timeout_s=0)] == []
     assert [info.step for info in store.follow("gpt", after=41, timeout_s=0)] == [42]
+    save(store, 41, run="other")
+    assert [info.step for info in store.follow("gpt", after="41", timeout_s=0)] == [42]
 
 
 def test_a_step_that_was_replaced_or_saved_again_is_given_again(kind: str, store: Store) -> None:
