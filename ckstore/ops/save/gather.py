@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,14 +101,19 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
         return
     several = sorted(steps, key=lambda name: (steps[name], name))
     more = f" and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
-    of_one = len(paths) == 1 and paths[0].name not in several
+    of_one = len(paths) == 1
     where = f"{paths[0]} holds" if of_one else "the paths are"
     msg = f"{where} {len(several)} checkpoints, and one commit makes one: {', '.join(several[:_SHOWN])}{more}"
-    folders = f"{paths[0]}/*" if of_one else " ".join(str(path) for path in paths[:_SHOWN])
+    if of_one:
+        command = f"ckstore import-history {shlex.quote(str(paths[0]))} commits each by itself"
+    else:
+        given = {Path(os.path.abspath(path)).name: str(path) for path in paths}
+        each = [shlex.quote(given.get(name, name)) for name in several[:_SHOWN]] + ["…"] * bool(more)
+        command = f'commit each by itself: for d in {" ".join(each)}; do ckstore commit "$d"; done'
     raise BadInput(
         msg,
         hint="commit each by itself, in the order of their steps; or give step=, if all are to be one checkpoint",
-        command_hint=f'commit each by itself: for d in {folders}; do ckstore commit "$d"; done; or give --step',
+        command_hint=f"{command}; or give --step, if all are to be one checkpoint",
     )
 
 

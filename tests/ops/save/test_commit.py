@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import socket
 import struct
@@ -21,6 +23,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, CannotStore, CkstoreError, StateChanged, StepExists
 from ckstore.fs.tree import Entry
 from ckstore.objects.staging import Staging
+from ckstore.ops.save.gather import step_in_name
 from tests.support.crashing import run_and_kill
 from tests.support.examples import examples
 from tests.support.stores import check_store, disk_bytes
@@ -192,15 +195,20 @@ def several(folder: Path, names: list[str]) -> list[Path]:
     ids=["transformers", "deepspeed", "lightning"],
 )
 def test_several_checkpoints_are_not_one(store: Store, tmp_path: Path, names: list[str]) -> None:
-    paths = several(tmp_path / "out", names)
+    out = tmp_path / "my out"
+    paths = several(out, names)
     with pytest.raises(BadInput, match=rf"out holds 2 checkpoints, and one commit makes one: {names[0][:5]}") as of_one:
-        store.commit(tmp_path / "out")
-    assert f"for d in {tmp_path / 'out'}/*; do" in of_one.value.command_hint
+        store.commit(out)
+    assert f"ckstore import-history '{out}' commits each" in of_one.value.command_hint
     with pytest.raises(BadInput, match="the paths are 2 checkpoints, and one commit makes one") as of_several:
         store.commit(paths)
     assert "commit each by itself" in of_several.value.hint
+    ordered = sorted(
+        (path for path in paths if re.search("[0-9]", path.name)), key=lambda path: step_in_name([path]) or 0
+    )
+    assert f"for d in {' '.join(map(shlex.quote, map(str, ordered)))}; do" in of_several.value.command_hint
     assert store.checkpoints() == []
-    assert store.commit(tmp_path / "out", step=7).step == 7
+    assert store.commit(out, step=7).step == 7
     assert store.commit(paths, step=8).step == 8
 
 
