@@ -19,7 +19,7 @@ from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.reports.progress import Progress
@@ -158,11 +158,15 @@ def _load_into_open(
     _check_fits(plan, directory, request)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])
+    whole = _read_whole(manifest, plan)
     # What gets its memory only now holds nothing of the checkpoint before.
-    skip = {} if before is None or plan.new_bytes else unchanged(before.manifest, manifest, before.names)
+    skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
-    _copy(directory, plan, skip, tally, verify=request.verify)
+    streamed = [storage for storage in plan.copied if storage not in whole]
+    stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
+    for storage in sorted(whole - skip.keys()):
+        plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     plan.finish(memories.__getitem__)
     report = _report(info_of(context, manifest, directory.manifest_id), plan.differences)
@@ -171,7 +175,7 @@ def _load_into_open(
 
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
-    """Return how many bytes will be read; of a tensor with gaps of which a part differs a little more may be."""
+    """Return how many bytes will be read."""
     total = sum(manifest.storages[storage].nbytes for storage in plan.indirect)
     for storage in (*plan.direct, *plan.copied):
         at, has = 0, skip.get(storage, ())
@@ -181,18 +185,28 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
     return total
 
 
-def _copy(directory: CheckpointDirectory, plan: IntoPlan, skip: Unchanged, tally: Tally, *, verify: bool) -> None:
-    """Read what does not lie in the target as it is stored, with one buffer; a tensor with gaps as a whole."""
-    whole: list[int] = []
-    streamed: list[int] = []
+def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
+    """Return which of the storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled.
+
+    The others are read part by part, with one buffer.
+    """
+    whole = set()
     for storage in plan.copied:
-        record = directory.manifest.storages[storage]
+        record = manifest.storages[storage]
         cuts = list(accumulate(extent.length for extent in record.extents))[:-1]
-        (streamed if record.tiling is None and plan.streams(storage, cuts) else whole).append(storage)
-    stream_storages(directory, streamed, plan.fill_part, verify=verify, skip=skip, tally=tally)
-    for storage in whole:
-        if len(skip.get(storage, ())) < len(directory.manifest.storages[storage].extents):
-            plan.fill(storage, read_memories(directory, [storage], verify=verify, tally=tally)[storage])
+        if record.tiling is not None or not plan.streams(storage, cuts):
+            whole.add(storage)
+    return whole
+
+
+def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> Unchanged:
+    """Return what the target holds already; of a storage that is read as a whole all, or nothing."""
+    found = unchanged(before.manifest, manifest, before.names)
+    return {
+        storage: starts
+        for storage, starts in found.items()
+        if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
+    }
 
 
 def _report(info: CheckpointInfo, found: Differences) -> LoadReport:

@@ -169,6 +169,20 @@ def test_after_a_damaged_one_everything_is_read(tmp_path: Path) -> None:
     assert (target["v"] == 2).all()
 
 
+def test_progress_of_a_tensor_that_is_read_whole_for_a_part_never_goes_back(store: Store) -> None:
+    state = {"w": np.zeros((1024, 1024)), "v": np.zeros(10)}
+    store.save(state, 1)
+    target = {"w": np.ones((1024, 1024)).T, "v": np.ones(10)}
+    report = store.load_into(target, 1)
+    state["w"][3, 900] = 5
+    store.save(state, 2)
+    shown: list[tuple[int, int]] = []
+    report = store.load_into(target, 2, since=report, progress=lambda *both: shown.append(both))
+    assert np.array_equal(target["w"], state["w"])
+    assert shown[-1] == (report.read_bytes, report.read_bytes)
+    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+
+
 def test_progress_ends_with_everything(store: Store) -> None:
     state = {"w": np.zeros(4 * MIB, np.uint8), "small": [np.zeros(5)], "f": torch.zeros(1000)}
     store.save(state, 1)
