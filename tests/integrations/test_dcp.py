@@ -18,12 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import ckstore
-from ckstore import CannotStore, DamagedBlob, RankFailed, RankMismatch, Store
+from ckstore import BadInput, CannotStore, DamagedBlob, RankFailed, RankMismatch, Store
+from ckstore.integrations.dcp import CkstoreReader
+from ckstore.model.manifest.tiles import Block
+from ckstore.ops.read.regions import RegionReader
+from ckstore.ops.refs.find import open_directory
 from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
 from tests.support.gloo import Group
@@ -186,6 +194,62 @@ def test_loading_a_part_reads_only_what_holds_it(pair: Group, store: Store) -> N
     pair.run("save_shards", store=str(store.path), step=2)
 
     assert pair.run("load_part", store=str(store.path), step=2) == [whole("odd").numel() * 4] * 2
+
+
+def test_each_block_of_a_tensor_is_looked_at_once_and_not_once_for_each_of_the_others(
+    pair: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=2**20)
+    pair.run("large", store=str(store.path), step=1, rows=4096, columns=1024, dim=1)  # 16 bands of 2 columns each
+    looks = []
+    real = Block.meet
+
+    def counted(self: Block, other: Block) -> Block | None:
+        looks.append(self)
+        return real(self, other)
+
+    monkeypatch.setattr(Block, "meet", counted)
+    wanted = torch.arange(4096 * 1024, dtype=torch.int32).reshape(4096, 1024)
+
+    assert torch.equal(store.load(1)["w"], wanted)
+    assert len(set(looks)) == 32
+    loaded = len(looks)
+    store.export_safetensors(1, tmp_path / "out")
+    exported = len(looks) - loaded
+    with store.open_checkpoint(1) as checkpoint:
+        assert torch.equal(checkpoint.slice("w")[300:301], wanted[300:301])
+    sliced = len(looks) - loaded - exported
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("w"), wanted)
+    assert loaded <= 2 * 32
+    assert exported <= 2 * 32
+    assert sliced <= 2 * 2
+
+
+def test_a_block_is_read_in_another_shape_than_it_was_saved_in(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+    wanted = whole("wide").numpy().tobytes()
+    flat, deep = (len(wanted),), (16, 4, 48 * 4)
+
+    with open_directory(store._context, store.info(2)) as directory:
+        (leaf,) = [leaf for leaf in directory.manifest.leaves if leaf.name == "model.wide"]
+        reader = RegionReader(directory, leaf.storage, leaf.name)
+        for shape, block in ((flat, Block((10,), (300,))), (deep, Block((1, 2, 4), (3, 1, 40)))):
+            out = bytearray(block.nbytes)
+            reader.block(shape, block, memoryview(out))
+            places = tuple(slice(at, at + n) for at, n in zip(block.offsets, block.sizes, strict=True))
+            assert out == np.frombuffer(wanted, np.uint8).reshape(shape)[places].tobytes()
+
+
+def test_a_plan_that_reads_a_plain_value_as_a_tensor_is_refused(store: Store) -> None:
+    store.save({"lr": 0.5}, 1)
+    reading = CkstoreReader(store, 1)
+    reading.read_metadata()
+    at, one = MetadataIndex("lr"), torch.Size([1])
+    item = ReadItem(LoadItemType.TENSOR, at, torch.Size([0]), at, torch.Size([0]), one)
+
+    with pytest.raises(BadInput, match="lr of main@1 is not a tensor"):
+        reading.read_data(LoadPlan([item]), DefaultLoadPlanner())
 
 
 def test_plan_caching_of_torch_saves_the_values_of_each_step(pair: Group, store: Store) -> None:

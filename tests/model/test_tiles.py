@@ -51,7 +51,8 @@ def test_the_pieces_of_a_grid_fill_the_tensor_exactly_in_the_order_of_each_block
         part = _of(whole, block).ravel()
         row = np.concatenate([_of(whole, piece).ravel() for piece in cut_block(shape, block, chunk_bytes)])
         assert np.array_equal(part, row)
-    assert sum(rows for _, rows in bands(pieces)) == shape[0]
+    assert sum(band.rows for band in bands(pieces)) == shape[0]
+    assert sorted(i for band in bands(pieces) for i in band.blocks) == list(range(len(pieces)))
 
 
 @settings(deadline=None)

@@ -178,11 +178,13 @@ def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlann
             leaf = found[name].tensor
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _bytes(directory, found[name]))
-            elif leaf is not None:
-                if reader is None or reader.storage != leaf.storage:
-                    read_bytes += 0 if reader is None else reader.read_bytes
-                    reader = RegionReader(directory, leaf.storage, leaf.name)
-                _read_tensor(reader, leaf, item, planner)
+                continue
+            if leaf is None:
+                raise BadInput(f"{name} of {info.name} is not a tensor, and the plan reads it as one")
+            if reader is None or reader.storage != leaf.storage:
+                read_bytes += 0 if reader is None else reader.read_bytes
+                reader = RegionReader(directory, leaf.storage, leaf.name)
+            _read_tensor(reader, leaf, item, planner)
         continue_from(context, directory)
     return read_bytes + (0 if reader is None else reader.read_bytes)
 

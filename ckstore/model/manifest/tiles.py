@@ -115,6 +115,18 @@ def _fill_from(shape: Sizes, blocks: Sequence[Block], dim: int) -> bool:
     return at == shape[dim] and all(_fill_from(shape, group, dim + 1) for group in groups.values())
 
 
-def bands(blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Return where the pieces of a tensor are cut in the first dimension: start and size, by rising start."""
-    return sorted({(block.offsets[0], block.sizes[0]) for block in blocks})
+class Band(NamedTuple):
+    """Blocks that have the same place and size in the first dimension: which rows, and the numbers of the blocks."""
+
+    start: int
+    rows: int
+    blocks: list[int]
+
+
+def bands(blocks: Sequence[Block]) -> list[Band]:
+    """Return the bands of blocks that fill a tensor exactly, by rising start."""
+    found: dict[int, Band] = {}
+    for i, block in enumerate(blocks):
+        start = block.offsets[0]
+        found.setdefault(start, Band(start, block.sizes[0], [])).blocks.append(i)
+    return [found[start] for start in sorted(found)]

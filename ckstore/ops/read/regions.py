@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.tiles import Block, bands, flat_start
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-    from ckstore.model.manifest.tiles import Sizes
+    from ckstore.model.manifest.tiles import Band, Sizes
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 WINDOW_BYTES = 32 * 2**20
+
+
+_start_of = attrgetter("start")
 
 
 class RegionReader:
@@ -26,6 +32,7 @@ class RegionReader:
 
     Attributes:
         storage: Which one.
+        what: What it belongs to, for messages.
         read_bytes: How many bytes were read from blobs.
     """
 
@@ -34,7 +41,9 @@ class RegionReader:
         self.read_bytes = 0
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self._what = what
+        self.what = what
+        tiling = self._record.tiling
+        self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
         self._starts = list(accumulate((extent.length for extent in self._record.extents), initial=0))
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
@@ -48,7 +57,7 @@ class RegionReader:
         if not wanted.nbytes:
             return
         tiling = self._record.tiling
-        if tiling is not None:
+        if tiling is not None and tiling.shape == shape:
             self._block_of_tiles(tiling, wanted, out)
             return
         start = flat_start(shape, wanted)
@@ -63,10 +72,12 @@ class RegionReader:
         Raises:
             DamagedBlob: As `block`.
         """
+        if start == stop:
+            return
         if self._record.tiling is not None:
             self._bytes_of_tiles(self._record.tiling, start, stop, out)
             return
-        at = max(0, bisect_right(self._starts, start) - 1)
+        at = bisect_right(self._starts, start) - 1
         while at < len(self._record.extents) and self._starts[at] < stop:
             low, high = self._starts[at], self._starts[at + 1]
             first, last = max(start, low), min(stop, high)
@@ -97,21 +108,39 @@ class RegionReader:
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
         from ckstore.tensors.regions import copy_common
 
-        for at, block in enumerate(tiling.blocks):
-            if block.meet(wanted) is not None:
-                copy_common(self._piece(at), block, out, wanted)
+        for band in self._bands_in(wanted.offsets[0], wanted.offsets[0] + wanted.sizes[0]):
+            for at in band.blocks:
+                if tiling.blocks[at].meet(wanted) is not None:
+                    copy_common(self._piece(at), tiling.blocks[at], out, wanted)
 
     def _bytes_of_tiles(self, tiling: Tiling, start: int, stop: int, out: memoryview) -> None:
         inner = tiling.shape[1:]
         row_bytes = math.prod(inner)
-        for row, rows in bands(tiling.blocks):
-            low, high = row * row_bytes, (row + rows) * row_bytes
+        for band in self._bands_in(start // row_bytes, -(-stop // row_bytes)):
+            low, high = band.start * row_bytes, (band.start + band.rows) * row_bytes
             first, last = max(start, low), min(stop, high)
-            if first < last:
-                band = memoryview(bytearray(high - low)) if (first, last) != (low, high) else out[low - start :]
-                whole = Block((row, *(0 for _ in inner)), (rows, *inner))
-                self._block_of_tiles(tiling, whole, band[: high - low])
-                out[first - start : last - start] = band[first - low : last - low]
+            whole = Block((band.start, *(0 for _ in inner)), (band.rows, *inner))
+            if (first, last) == (low, high):
+                self._block_of_tiles(tiling, whole, out[low - start : high - start])
+            else:
+                data = memoryview(bytearray(high - low))
+                self._block_of_tiles(tiling, whole, data)
+                out[first - start : last - start] = data[first - low : last - low]
+
+    def _bands_in(self, first: int, stop: int) -> Iterator[Band]:
+        """Give the bands that have rows from `first` up to `stop`."""
+        at = bisect_right(self._bands, first, key=_start_of) - 1
+        while at < len(self._bands) and self._bands[at].start < stop:
+            yield self._bands[at]
+            at += 1
+
+    def band_around(self, at: int) -> tuple[int, int]:
+        """Return from where to where the row-major bytes around `at` are read together, of a storage with a tiling."""
+        if self._record.tiling is None:
+            raise ValueError("wanted a storage with a tiling")
+        row_bytes = math.prod(self._record.tiling.shape[1:])
+        band = next(self._bands_in(at // row_bytes, at // row_bytes + 1))
+        return band.start * row_bytes, (band.start + band.rows) * row_bytes
 
     def _piece(self, at: int) -> memoryview:
         """Return a piece, which is read unless it is the one that was read last."""
@@ -124,6 +153,6 @@ class RegionReader:
     def _read(self, extent: Extent, out: memoryview) -> None:
         directory = self._directory
         blob = directory.manifest.blobs[extent.blob].digest
-        with directory.reporting_damage(), directory.open_blob(blob, self._what) as fd:
-            directory.read_extent(extent, out, fd=fd, what=self._what, verify=self._verify)
+        with directory.reporting_damage(), directory.open_blob(blob, self.what) as fd:
+            directory.read_extent(extent, out, fd=fd, what=self.what, verify=self._verify)
         self.read_bytes += extent.length

@@ -6,7 +6,6 @@ Bytes are handed out before their piece has been read to its end: they may only 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from contextlib import ExitStack
 from itertools import accumulate
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.digest import RunningDigest, algorithm_of
-from ckstore.model.manifest.tiles import bands
 from ckstore.ops.read.regions import RegionReader
 
 if TYPE_CHECKING:
@@ -138,9 +136,7 @@ class _BandReader:
     """Reads a storage with a tiling: as many rows at a time as its pieces reach over; these are checked whole."""
 
     def __init__(self, directory: CheckpointDirectory, storage: int) -> None:
-        self._directory = directory
-        self._storage = storage
-        self._tiling = directory.manifest.storages[storage].tiling
+        self._reader = RegionReader(directory, storage, "")
         self._low = self._high = 0
         self._band = memoryview(b"")
 
@@ -159,10 +155,8 @@ class _BandReader:
         return out
 
     def _take(self, at: int, what: str) -> None:
-        if self._tiling is None:
-            raise ValueError("wanted a storage with a tiling")
-        row_bytes = math.prod(self._tiling.shape[1:])
-        rows = next(rows for rows in bands(self._tiling.blocks) if at < (rows[0] + rows[1]) * row_bytes)
-        self._low, self._high = rows[0] * row_bytes, (rows[0] + rows[1]) * row_bytes
-        self._band = memoryview(bytearray(self._high - self._low))
-        RegionReader(self._directory, self._storage, what).bytes(self._low, self._high, self._band)
+        self._reader.what = what
+        low, high = self._reader.band_around(at)
+        band = memoryview(bytearray(high - low))
+        self._reader.bytes(low, high, band)
+        self._low, self._high, self._band = low, high, band
