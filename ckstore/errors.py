@@ -196,7 +196,7 @@ class UnknownOutcome(SaveFailed):
 
 
 class RankError(SaveFailed):
-    """Several ranks could not save one checkpoint together. Nothing was published on any of them."""
+    """Several ranks could not save one checkpoint together, or load it. After such a save nothing was published."""
 
 
 class MissingRanks(RankError):
@@ -216,7 +216,7 @@ class RankMismatch(RankError):
 
 
 class RankFailed(RankError):
-    """The save failed at some ranks, and so at all of them.
+    """The save, or the load, failed at some ranks, and so at all of them.
 
     Attributes:
         causes: Rank -> what went wrong there.
