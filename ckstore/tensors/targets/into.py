@@ -1,8 +1,8 @@
 """Plan how a checkpoint is read into a target that exists: nested dicts and lists, tensors, `Stateful` objects.
 
 Tensors are filled where they lie, straight from the disk if their memory looks as it was stored.
-Planning touches nothing in the target. Which bytes go where is decided in `tensors.fill`; how a module and an
-optimizer are compared with the checkpoint in `tensors.into_module` and `tensors.into_optimizer`.
+Planning touches nothing in the target. Which bytes go where is decided in `fill`; how a module and an optimizer are
+compared with the checkpoint in `into_module` and `into_optimizer`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class _Walk:
         if torch_targets.can_be_filled(target):
             self.comparison.bind(target, node, path)
         elif target.device.type != "meta":
-            self.comparison.mismatch(path, "a plain tensor with memory", f"{type_name(type(target))} in the target")
+            found = f"{torch_targets.describe_unfilled(target)} in the target"
+            self.comparison.mismatch(path, "a plain tensor with memory", found)
         elif not path or not self.comparison.terms.assign:
             self.comparison.differences.meta.append(path or "the state itself")
         elif self.comparison.bind(target, node, path):

@@ -9,7 +9,6 @@ import torch
 
 from ckstore.model.manifest.keys import decode_key
 from ckstore.model.names import join_key, plain
-from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
@@ -94,7 +93,7 @@ class _Module:
                 self.loaded[key] = item
                 self._memories.setdefault(_memory(value), (name, item[1]))
         elif not torch_targets.can_copy(value):
-            found = f"{type_name(type(value))} in the target"
+            found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
         elif self._fits(value, item, name):
             self.comparison.new(item)

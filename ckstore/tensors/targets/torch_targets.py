@@ -9,6 +9,7 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.tensors.layout import Region, may_overlap, row_major
+from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def _can_cast(name: str, dtype: torch.dtype) -> bool:
 def dtype_name(target: torch.Tensor) -> str:
     """Return the name of a tensor's dtype."""
     return DTYPE_NAMES.get(target.dtype, str(target.dtype))
+
+
+def describe_unfilled(target: torch.Tensor) -> str:
+    """Return what a tensor is that cannot be filled, for messages."""
+    if type(target) is not torch.Tensor and type(target) is not torch.nn.Parameter:
+        return type_name(type(target))
+    if target.layout is not torch.strided:
+        return f"one of layout {target.layout}"
+    if target.dtype not in DTYPE_NAMES:
+        return f"one of dtype {target.dtype}"
+    return "one whose elements share memory"
 
 
 def describe(target: torch.Tensor) -> str:

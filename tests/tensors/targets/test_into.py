@@ -285,7 +285,16 @@ MISMATCHES: list[tuple[Any, Any, str]] = [
     (torch.zeros(2), {"a": 1}, r"shape \[2\] float32 wanted, found a dict"),
     (torch.zeros(2), np.ones(2), r"shape \[2\] float32 wanted, found a NumPy array of shape \[2\] <f8"),
     (torch.zeros(2, device="meta"), torch.ones(2), "on meta"),
-    (torch.zeros(1).expand(2), torch.ones(2), "a plain tensor with memory wanted"),
+    (
+        torch.zeros(1).expand(2),
+        torch.ones(2),
+        "a plain tensor with memory wanted, found one whose elements share memory in the target",
+    ),
+    (
+        torch.eye(2).to_sparse(),
+        torch.ones(2, 2),
+        "a plain tensor with memory wanted, found one of layout torch.sparse_coo in the target",
+    ),
     (torch.zeros(6).as_strided((2, 3), (5, 0)), torch.ones(2, 3), "a plain tensor with memory wanted"),
     (torch.zeros(9).as_strided((3, 3), (2, 2)), torch.ones(3, 3), "a plain tensor with memory wanted"),
     (torch.nn.UninitializedBuffer(), torch.ones(2), "a plain tensor with memory wanted, found .*UninitializedBuffer"),
