@@ -6,7 +6,6 @@ What another user's process says there is only believed as far as it has the for
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -56,11 +55,8 @@ def _status(folder: Path) -> SaverStatus | None:
 
 
 def _start_of(path: Path, most_bytes: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return os.read(fd, most_bytes)
-    finally:
-        os.close(fd)
+    with path.open("rb", buffering=0) as file:
+        return file.read(most_bytes)
 
 
 def _parsed(pid: int, text: bytes) -> SaverStatus | None:
