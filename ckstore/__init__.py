@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ckstore.errors import (
         AmbiguousRef,
         BadInput,
+        CannotLoad,
         CannotStore,
         CatalogUnavailable,
         CkstoreError,
@@ -66,6 +67,7 @@ __all__ = [
     "AmbiguousRef",
     "BadInput",
     "Best",
+    "CannotLoad",
     "CannotStore",
     "CatalogUnavailable",
     "CheckoutReport",
@@ -148,9 +150,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ckstore.errors": "AmbiguousRef BadInput CannotStore CatalogUnavailable CkstoreError CkstoreWarning DamagedBlob "
-    "DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchRef OtherHash RankError RankFailed RankMismatch "
-    "SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
+    "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
+    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchRef OtherHash RankError RankFailed "
+    "RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",

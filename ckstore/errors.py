@@ -6,6 +6,7 @@
     ├── AmbiguousRef             4   the ref fits several checkpoints (also a LookupError)
     ├── BadInput                 2   an argument or a file that cannot be used as given (also a ValueError)
     │   ├── CannotStore          1   a value in the state that the format does not hold
+    │   ├── CannotLoad           1   a committed file, or a value in it, that cannot be loaded as a state
     │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
     ├── StepExists               1   the run has another checkpoint at that step
     ├── StateChanged             1   the state was changed while it was being saved
@@ -130,6 +131,30 @@ class CannotStore(BadInput):
         all_of.path = found[0].path
         all_of.refused = {path: why for error in found for path, why in error.refused.items()}
         return all_of
+
+
+class CannotLoad(BadInput):
+    """A committed file, or a value in it, that cannot be loaded as a state; nothing of it was run.
+
+    Attributes:
+        file: Its path in the checkpoint.
+        refused: Path in its state -> what is there; empty if the file has none that can be read.
+    """
+
+    exit_status = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        command_hint: str = "",
+        file: str = "",
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, command_hint=command_hint)
+        self.file = file
+        self.refused = dict(refused or {})
 
 
 class DoesNotFit(BadInput):

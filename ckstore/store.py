@@ -582,6 +582,7 @@ class Store:
         verify: bool = True,
         progress: Progress | None = None,
         rank: int | None = None,
+        file: str | None = None,
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
@@ -600,15 +601,27 @@ class Store:
             progress: Called now and then with the bytes that were read and those to be read.
             rank: Of a checkpoint that ranks saved with ``save(rank=…)``: the state of this one; None: a dict of rank ->
                 state. `select` names what is in it.
+            file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
+                loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: a dict of
+                path -> the tensors that the files name.
 
         Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
+            CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
         from ckstore.ops.read.load import load
 
         return load(
-            self._context, ref, device=device, select=select, mmap=mmap, verify=verify, progress=progress, rank=rank
+            self._context,
+            ref,
+            device=device,
+            select=select,
+            mmap=mmap,
+            verify=verify,
+            progress=progress,
+            rank=rank,
+            file=file,
         )
 
     @act

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckstore.containers.safetensors_file import Entry, looks_like_safetensors, read_entries
-from ckstore.containers.torch_zip import Span, archive_name, name_tensors
+from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
+from ckstore.containers.torch_zip import Span, archive_name, name_tensors, name_views
 from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
 from ckstore.containers.zip_directory import looks_like_zip, read_records
 from ckstore.model.document import shown
@@ -19,6 +20,7 @@ __all__ = ["Cut", "FileTensor", "RandomAccess", "cut"]
 _SUFFIXES = {
     "safetensors": (".safetensors",),
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
+    "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
 _TORCH_DTYPES = {
     "BOOL": "bool",
@@ -55,6 +57,8 @@ def cut(file: RandomAccess, name: str) -> Cut:
         kind, read = "safetensors", _cut_safetensors
     elif looks_like_zip(file):
         kind, read = "zip", _cut_zip
+    elif looks_like_legacy(file):
+        kind, read = "torch", _cut_legacy
     else:
         return _opaque(file, name, "safetensors", "it does not begin like one")
     try:
@@ -101,7 +105,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
     tensors: list[FileTensor] = []
     nameless: set[str] = set()
     for entry in entries:
-        named = _torch_layout(entry)
+        named = torch_layout(entry)
         if named is None:
             nameless.add(entry.dtype)
         else:
@@ -125,7 +129,15 @@ def _cut_zip(file: RandomAccess, name: str) -> Cut:
     return Cut("torch-zip", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
 
 
-def _torch_layout(entry: Entry) -> tuple[str, tuple[int, ...]] | None:
+def _cut_legacy(file: RandomAccess, name: str) -> Cut:
+    found = read_legacy(file)
+    spans = {key: span for key, span in found.spans.items() if span[0] < span[1]}
+    segments, index = _segments(sorted(spans.values()), file.nbytes)
+    named = name_views(found.value, {key: Span(*span, index[span]) for key, span in spans.items()})
+    return Cut("torch-legacy", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+
+
+def torch_layout(entry: Entry) -> tuple[str, tuple[int, ...]] | None:
     """Return dtype and shape as torch has them, or None if it has no such tensor."""
     if entry.dtype == "F4":  # torch packs two along the last dimension
         if not entry.shape or entry.shape[-1] % 2:

@@ -23,8 +23,10 @@ _PAIRS = {"GLOBAL", "INST"}
 _DECIMAL_PATTERN = re.compile(rb"-?(?:0|[1-9][0-9]{0,18})L?")
 
 
-def opcodes(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the name of each opcode and the bytes of its argument, up to STOP; two lines are one argument.
+def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP.
+
+    Two lines are one argument.
 
     Raises:
         Refused: An opcode is unknown, or the end comes before STOP.
@@ -41,7 +43,7 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes]]:
             start, at = _argument(data, start, name, opcode.arg.n)
         if not start <= at <= len(data):
             refuse("the pickle", f"the argument of {name}", "the end")
-        yield name, data[start:at]
+        yield name, data[start:at], at
 
 
 def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:

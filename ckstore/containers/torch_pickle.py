@@ -1,57 +1,98 @@
-"""What a pickle of torch.save says, without doing it: tensors in dicts, lists and tuples; all else is opaque.
+"""What a pickle says, without doing it: plain values of Python, tensors as views of storages, and names for the rest.
 
 A pickle is a program. This follows its opcodes with a stack and a memo of its own, and knows by their names the few
-functions that torch.save writes for tensors (`torch_values`). Nothing is imported, looked up or called. It does not
-recurse, and what it keeps is bounded by the number of opcodes. Source: pickle.py of Python.
+functions that are written for tensors and plain values (`torch_values`, `plain_functions`). Nothing is imported, looked
+up or called. It does not recurse, and what it keeps is bounded by the bytes of the pickle. Source: pickle.py of Python.
 """
 
 from __future__ import annotations
 
+import struct
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ckstore.containers.pickle_opcodes import decimal_of, opcodes, text_of
-from ckstore.containers.torch_values import FUNCTIONS, OPAQUE, Global, storage_of
+from ckstore.containers.pickle_values import NumpyArray, NumpyDtype, Storage, Unknown, as_key, is_odd_key
+from ckstore.containers.plain_functions import (
+    ODD_KEYS_MOST,
+    fill_dict,
+    set_array_state,
+    set_attributes,
+    set_dtype_state,
+)
+from ckstore.containers.torch_values import global_of, reduced, storage_of
 from ckstore.containers.values import refuse
+from ckstore.model.document import shown
 
+MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
 """What torch.save writes for more than a hundred thousand tensors."""
-MAX_TEXT = 4096
-"""Bytes of the longest string that is kept; a longer one is not a part of a name."""
+INT_BYTES_MOST = 255
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+_OLD_TEXTS = {"SHORT_BINSTRING", "BINSTRING"}
+_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
 _INTS = {"BININT", "LONG1", "LONG4"}
 _COUNTS = {"BININT1", "BININT2"}
 _DECIMALS = {"INT", "LONG"}
+_BOOLS = {"NEWTRUE": True, "NEWFALSE": False}
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 _GETS = {"GET", "BINGET", "LONG_BINGET"}
 _NOTHING = {"PROTO", "FRAME", "STOP", "READONLY_BUFFER"}
-_INT_BYTES = 8
+_UNKNOWN = {
+    "EXT1": "an object with a code of copyreg",
+    "EXT2": "an object with a code of copyreg",
+    "EXT4": "an object with a code of copyreg",
+    "NEXT_BUFFER": "a buffer that is not in the pickle",
+    "PERSID": "a persistent id of pickle protocol 0",
+    "STRING": "a string of pickle protocol 0",
+    "UNICODE": "a string of pickle protocol 0",
+}
+_DICTS = (dict, OrderedDict, Counter, defaultdict)
+_COPIED = (str, bytes, bytearray, list, tuple, dict)
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return the value of a pickle, made of dict, list, tuple, str, int, None, `TensorView` and `OPAQUE`.
+    """Return the value of a pickle.
 
-    Dicts keep only keys that are strings or integers. A container may be in several places, also in itself.
+    It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes and
+    what `pickle_values` describes. A container may be in several places, also in itself.
 
     Raises:
         Refused: It is not a pickle, or has more than `MAX_OPCODES`.
     """
-    machine = _Machine()
-    for count, (name, arg) in enumerate(opcodes(data)):
+    return read_first_pickle(data)[0]
+
+
+def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
+    """Return the value of the pickle that `data` begins with, and how many bytes it has.
+
+    `storages` gets what it says of each storage that it names.
+
+    Raises:
+        Refused: As `read_pickle`; or a storage is said to be two things.
+    """
+    machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
+    stop = 0
+    for count, (name, arg, end) in enumerate(opcodes(data)):
         if count >= MAX_OPCODES:
             refuse("the pickle", f"at most {MAX_OPCODES} opcodes", "more")
         machine.step(name, arg)
-    return machine.pop()
+        stop = end
+    return machine.pop(), stop
 
 
 class _Machine:
     """The stack and the memo of an unpickler. A mark puts the stack aside and begins a new one, as in pickle.py."""
 
-    def __init__(self) -> None:
+    def __init__(self, copied_most: int, storages: dict[str, Storage]) -> None:
+        self._storages = storages
+        self._copied_left = copied_most
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._odd_keys = 0
 
     def step(self, name: str, arg: bytes) -> None:
         """Follow one opcode.
@@ -116,46 +157,94 @@ class _Machine:
         into = self._top()
         if type(into) is list:
             into.extend(values)
+        elif type(into) is not Unknown:
+            self._replace("an object that items were appended to")
+
+    def _add_items(self) -> None:
+        values = self._pop_mark()
+        into = self._top()
+        if type(into) is set:
+            self._check_keys(values)
+            into.update(map(as_key, values))
+        elif type(into) is not Unknown:
+            self._replace("an object that items were added to")
 
     def _set_items(self, values: list[Any]) -> None:
         into = self._top()
-        if type(into) is dict:
-            _fill(into, values)
+        if type(into) in _DICTS:
+            self._fill(into, values)
+        elif type(into) is not Unknown:
+            self._replace("an object that items were set of")
+
+    def _fill(self, into: dict[Any, Any], values: list[Any]) -> None:
+        if len(values) % 2:
+            refuse("the pickle", "keys with values", "an odd number")
+        keys = values[::2]
+        self._check_keys(keys)
+        fill_dict(into, keys, values[1::2])
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        self._odd_keys += sum(map(is_odd_key, keys))
+        if self._odd_keys > ODD_KEYS_MOST:
+            refuse("the pickle", f"at most {ODD_KEYS_MOST} keys that are no strings or integers of 64 bits", "more")
+
+    def _replace(self, what: str) -> None:
+        self._stack[-1] = Unknown(what)
 
     def _dict(self) -> None:
         made: dict[Any, Any] = {}
-        _fill(made, self._pop_mark())
+        self._fill(made, self._pop_mark())
         self._push(made)
+
+    def _frozen_set(self) -> None:
+        values = self._pop_mark()
+        self._check_keys(values)
+        self._push(frozenset(map(as_key, values)))
 
     def _stack_global(self) -> None:
         name, module = self.pop(), self.pop()
         known = type(module) is str and type(name) is str
-        self._push(Global(module, name) if known else OPAQUE)
+        self._push(global_of(module, name) if known else Unknown("a name that is not a string"))
 
     def _persistent_id(self) -> None:
-        self._push(storage_of(self.pop()))
+        found = storage_of(self.pop())
+        if type(found) is Storage:
+            known = self._storages.setdefault(found.key, found)
+            if (known.dtype or "uint8", known.count) != (found.dtype or "uint8", found.count):
+                refuse(f"the storage {shown(found.key)}", f"{known.count} of {known.dtype}", "another count or dtype")
+        self._push(found)
 
     def _reduce(self) -> None:
         args, function = self.pop(), self.pop()
-        known = type(function) is Global and type(args) is tuple
-        make = FUNCTIONS.get(function) if known else None
-        self._push(OPAQUE if make is None else make(args))
+        self._call(function, args)
+
+    def _new_object_ex(self) -> None:
+        options, args, kind = self.pop(), self.pop(), self.pop()
+        self._call(kind, args if type(options) is dict and not options else None)
+
+    def _object(self) -> None:
+        kind, *args = self._pop_mark() or [None]
+        self._call(kind, tuple(args))
+
+    def _call(self, function: Any, args: Any) -> None:
+        if type(args) is tuple and args and type(args[0]) in _COPIED:
+            # One value may be copied by many calls, each a few bytes of the pickle.
+            self._copied_left -= len(args[0])
+            if self._copied_left < 0:
+                refuse("the pickle", "calls that copy about as much as it has", "more")
+        self._push(reduced(function, args))
 
     def _build(self) -> None:
-        self.pop()
-        # An OrderedDict with attributes stays what it is, as the state dict of a module; what else has a state is
-        # changed by it in ways that only its class knows.
-        if type(self._top()) is not dict:
-            self._opaque(1)
-
-    def _opaque(self, count: int) -> None:
-        for _ in range(count):
-            self.pop()
-        self._push(OPAQUE)
-
-    def _opaque_from_mark(self) -> None:
-        self._pop_mark()
-        self._push(OPAQUE)
+        state, into = self.pop(), self._top()
+        if type(into) is NumpyArray:
+            set_array_state(into, state)
+        elif type(into) is NumpyDtype:
+            set_dtype_state(into, state)
+        elif type(into) is OrderedDict and set_attributes(into, state):
+            return
+        elif type(into) is not Unknown:
+            # What else has a state is changed by it in ways that only its class knows.
+            self._replace(f"a {type(into).__name__} with a state of its own")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], None]]] = {
         "NONE": lambda self: self._push(None),
@@ -167,6 +256,7 @@ class _Machine:
         "EMPTY_DICT": lambda self: self._push({}),
         "EMPTY_LIST": lambda self: self._push([]),
         "EMPTY_TUPLE": lambda self: self._push(()),
+        "EMPTY_SET": lambda self: self._push(set()),
         "DICT": _dict,
         "LIST": lambda self: self._push(self._pop_mark()),
         "TUPLE": lambda self: self._push(tuple(self._pop_mark())),
@@ -177,42 +267,67 @@ class _Machine:
         "APPENDS": lambda self: self._append(self._pop_mark()),
         "SETITEM": lambda self: self._set_items([self.pop(), self.pop()][::-1]),
         "SETITEMS": lambda self: self._set_items(self._pop_mark()),
-        "ADDITEMS": _drop_to_mark,
-        "FROZENSET": _opaque_from_mark,
+        "ADDITEMS": _add_items,
+        "FROZENSET": _frozen_set,
         "STACK_GLOBAL": _stack_global,
         "BINPERSID": _persistent_id,
         "REDUCE": _reduce,
         "BUILD": _build,
-        "NEWOBJ": lambda self: self._opaque(2),
-        "NEWOBJ_EX": lambda self: self._opaque(3),
-        "OBJ": _opaque_from_mark,
-        "INST": _opaque_from_mark,
+        "NEWOBJ": _reduce,
+        "NEWOBJ_EX": _new_object_ex,
+        "OBJ": _object,
     }
 
 
-def _fill(into: dict[Any, Any], values: list[Any]) -> None:
-    if len(values) % 2:
-        refuse("the pickle", "keys with values", "an odd number")
-    for i in range(0, len(values), 2):
-        if type(values[i]) in (str, int):
-            into[values[i]] = values[i + 1]
-
-
-def _constant(name: str, arg: bytes) -> Any:
+def _constant(name: str, arg: bytes) -> Any:  # noqa: PLR0911 - one for each kind
     """Return the value that an opcode puts on the stack by itself."""
-    if name in _TEXTS and len(arg) <= MAX_TEXT:
+    if name in _TEXTS:
         return text_of(arg)
-    if name in _INTS and len(arg) <= _INT_BYTES:
+    if name in _INTS:
+        if len(arg) > INT_BYTES_MOST:
+            return Unknown("an integer of more than 255 bytes")
         return int.from_bytes(arg, "little", signed=True)
     if name in _COUNTS:
         return int.from_bytes(arg, "little")
-    if name in _DECIMALS:
-        value = decimal_of(arg)
-        return OPAQUE if value is None else value
+    if name in _BOOLS:
+        return _BOOLS[name]
+    if name == "BINFLOAT":
+        return struct.unpack(">d", arg)[0]
+    if name in _BYTES:
+        return arg
+    if name == "BYTEARRAY8":
+        return bytearray(arg)
     if name == "GLOBAL":
         module, attribute, _ = text_of(arg).split("\n")
-        return Global(module, attribute)
-    return OPAQUE
+        return global_of(module, attribute)
+    if name in _OLD_TEXTS:
+        return _old_text(arg)
+    return _of_digits(name, arg)
+
+
+def _of_digits(name: str, arg: bytes) -> Any:
+    """Return what protocol 0 writes in lines; as 00 and 01 it writes False and True."""
+    if name == "INT" and arg in (b"00\n", b"01\n"):
+        return arg == b"01\n"
+    if name in _DECIMALS:
+        value = decimal_of(arg)
+        return Unknown("a number that is not written as one") if value is None else value
+    if name == "FLOAT":
+        try:
+            return float(arg)
+        except ValueError:
+            return Unknown("a number that is not written as one")
+    if name == "INST":
+        return Unknown(str(global_of(*text_of(arg).split("\n")[:2])))
+    return Unknown(_UNKNOWN.get(name, f"the opcode {name}"))
+
+
+def _old_text(arg: bytes) -> Any:
+    """Return a text as Python 2 wrote it."""
+    try:
+        return arg.decode()
+    except UnicodeDecodeError:
+        return Unknown("bytes that Python 2 wrote")
 
 
 def _memo_key(name: str, arg: bytes) -> int:

@@ -1,58 +1,19 @@
 """What the functions that torch.save names in a pickle would make, as plain values; none of them is looked up.
 
-Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch 2.13.
+What does not fit gives None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch 2.13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
+from ckstore.containers.pickle_values import Global, PlainNode, Sparse, Storage, TensorView, Unknown
+from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
 from ckstore.containers.values import MAX_DIMENSIONS
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-
-
-class _Opaque:
-    """A value that is not followed."""
-
-
-OPAQUE: Final = _Opaque()
-
-
-@dataclass(frozen=True, slots=True)
-class Global:
-    """A name that unpickling would import."""
-
-    module: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """A record of bytes; `dtype` is None if it is untyped."""
-
-    dtype: str | None
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorView:
-    """A tensor as the pickle says, not compared with what is there.
-
-    Attributes:
-        key: Name of the record of its storage, below ``data/``.
-        dtype: Of `model/manifest/dtypes`.
-        offset: Elements from the start of the storage to the first one.
-        shape, strides: As torch has them, of one length, none below 0.
-    """
-
-    key: str
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
+from ckstore.model.manifest.python_values import is_python_value
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -69,6 +30,16 @@ _STORAGES = {
     "ComplexFloatStorage": "complex64",
 }
 _UNTYPED = (Global("torch.storage", "UntypedStorage"), Global("torch", "UntypedStorage"))
+_PLAIN_CLASSES = {
+    Global("torch", "Tensor"),
+    Global("torch._tensor", "Tensor"),
+    Global("torch.nn.parameter", "Parameter"),
+    Global("torch.nn.parameter", "Buffer"),
+}
+_LAYOUTS = {
+    "torch.sparse_coo": ("indices", "values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+}
 
 
 def _is_size(value: Any) -> bool:
@@ -80,75 +51,158 @@ def _are_sizes(value: Any) -> bool:
 
 
 def storage_of(persistent_id: Any) -> Any:
-    """Return what torch.load's persistent_load would: ``('storage', type, key, location, numel)``."""
-    if type(persistent_id) is not tuple or len(persistent_id) != 5 or persistent_id[0] != "storage":
-        return OPAQUE
-    _, kind, key, _, _ = persistent_id
-    if type(kind) is not Global or type(key) is not str:
-        return OPAQUE
-    if kind in _UNTYPED:
-        return Storage(None, key)
-    dtype = _STORAGES.get(kind.name) if kind.module == "torch" else None
-    return Storage(dtype, key) if dtype else OPAQUE
+    """Return what torch.load's persistent_load would.
+
+    That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
+    """
+    if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
+        return Unknown("a persistent id that is none of a storage")
+    _, kind, key, _, count, *view = persistent_id
+    if type(kind) is not Global or type(key) is not str or not _is_size(count):
+        return Unknown("a storage with a persistent id that torch does not write")
+    dtype = _STORAGES.get(kind.name) if kind.module in ("torch", "torch.cuda") else None
+    if dtype is None and kind not in _UNTYPED:
+        return Unknown(f"a storage of kind {kind}")
+    found = Storage(dtype, key, count)
+    if view and view[0] is not None:
+        part = view[0]
+        if type(part) is not tuple or len(part) != 3 or not _is_size(part[1]):
+            return Unknown("a view of a storage that torch does not write")
+        return replace(found, first=part[1])
+    return found
 
 
 def _view(args: tuple[Any, ...], *, dtype: str | None, metadata: Any) -> Any:
     storage, offset, shape, strides = args
+    if type(storage) is not Storage:
+        return storage if type(storage) is Unknown else None
     # What `metadata` has are flags such as conj and neg: then the bytes are not the values.
-    plain = metadata is None or (type(metadata) is dict and not metadata)
-    if type(storage) is not Storage or not plain:
-        return OPAQUE
+    if metadata is not None and not (type(metadata) is dict and not metadata):
+        return Unknown("a tensor with a pending conjugation or negation")
     dtype = dtype or storage.dtype
     if dtype is None or not (_is_size(offset) and _are_sizes(shape) and _are_sizes(strides)):
-        return OPAQUE
-    return TensorView(storage.key, dtype, offset, shape, strides) if len(shape) == len(strides) else OPAQUE
+        return None
+    if len(shape) != len(strides):
+        return None
+    return TensorView(storage.key, dtype, storage.first + offset, shape, strides, storage)
 
 
 def _rebuild_tensor(args: tuple[Any, ...]) -> Any:
     """See `torch._utils`: storage, offset, size, stride, and in version 2 requires_grad, hooks, metadata."""
     if not 4 <= len(args) <= 7:
-        return OPAQUE
+        return None
     return _view(args[:4], dtype=None, metadata=args[6] if len(args) == 7 else None)
 
 
 def _rebuild_tensor_v3(args: tuple[Any, ...]) -> Any:
     """See `torch._utils`: storage, offset, size, stride, requires_grad, hooks, dtype, metadata."""
     if not 7 <= len(args) <= 8:
-        return OPAQUE
+        return None
     dtype = args[6]
-    if type(dtype) is not Global or dtype.module != "torch" or dtype.name not in TORCH_ITEMSIZE:
-        return OPAQUE
+    if type(dtype) is not Global or dtype.module != "torch":
+        return None
+    if dtype.name not in TORCH_ITEMSIZE:
+        return Unknown(f"a tensor of the dtype {dtype}")
     return _view(args[:4], dtype=dtype.name, metadata=args[7] if len(args) == 8 else None)
 
 
 def _rebuild_parameter(args: tuple[Any, ...]) -> Any:
     """See `torch._utils`: data, requires_grad, hooks, state."""
-    return args[0] if args and type(args[0]) is TensorView else OPAQUE
+    return args[0] if args and type(args[0]) in (TensorView, Sparse, Unknown) else None
 
 
 def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
     """See `torch._tensor`: function, type, its arguments, attributes."""
     if len(args) != 4 or type(args[0]) is not Global or type(args[2]) is not tuple:
-        return OPAQUE
+        return None
     make = _TENSOR_FUNCTIONS.get(args[0])
-    return OPAQUE if make is None else make(args[2])
+    if make is None:
+        return Unknown(str(args[0]))
+    made = make(args[2])
+    is_named = type(args[1]) is Global
+    if made is None or (is_named and args[1] in _PLAIN_CLASSES):
+        return made
+    kind = str(args[1]) if is_named else "a tensor of a class that is not named"
+    return replace(made, kind=kind) if type(made) is TensorView else Unknown(kind)
 
 
-def _empty_dict(args: tuple[Any, ...]) -> Any:
-    # With arguments it is what Python 2 wrote.
-    return OPAQUE if args else {}
+def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
+    """See `torch._utils`: layout, and what the layout needs."""
+    if len(args) != 2 or type(args[0]) is not Unknown or type(args[1]) is not tuple:
+        return None
+    layout = args[0].what
+    names = _LAYOUTS.get(layout)
+    if names is None:
+        return Unknown(f"a tensor of the layout {layout}")
+    *parts, shape = args[1][: len(names) + 1]
+    if type(shape) is PlainNode and shape.node[0] == "torch.Size":
+        shape = tuple(shape.node[1])
+    if len(parts) != len(names) or not _are_sizes(shape) or any(type(part) is not TensorView for part in parts):
+        return None
+    coalesced = args[1][len(names) + 1 :]
+    if layout == "torch.sparse_coo" and not (len(coalesced) == 1 and type(coalesced[0]) is bool):
+        coalesced = (False,)
+    is_coalesced = layout == "torch.sparse_coo" and coalesced[0]
+    return Sparse(layout.removeprefix("torch."), dict(zip(names, parts, strict=True)), shape, is_coalesced)
+
+
+def _layout(args: tuple[Any, ...]) -> Any:
+    """See `torch.serialization`: a layout by its name, which only a sparse tensor does something with."""
+    return Unknown(args[0]) if len(args) == 1 and type(args[0]) is str else None
+
+
+def _size(args: tuple[Any, ...]) -> Any:
+    if not args:
+        return PlainNode(["torch.Size", []])
+    if len(args) != 1 or type(args[0]) not in (tuple, list) or any(type(size) is not int for size in args[0]):
+        return None
+    return _checked(["torch.Size", list(args[0])])
+
+
+def _device(args: tuple[Any, ...]) -> Any:
+    if len(args) not in (1, 2) or type(args[0]) is not str:
+        return None
+    if len(args) == 2 and (type(args[1]) is not int or not 0 <= args[1] < 10_000):
+        return None
+    return _checked(["torch.device", ":".join(map(str, args))])
+
+
+def _checked(node: list[Any]) -> PlainNode | None:
+    return PlainNode(node) if is_python_value(node) else None
 
 
 _TENSOR_FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
     Global("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     Global("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     Global("torch._utils", "_rebuild_tensor_v3"): _rebuild_tensor_v3,
+    Global("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    Global("torch._utils", "_rebuild_sparse_tensor"): _rebuild_sparse,
 }
 FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
+    **PLAIN_FUNCTIONS,
     **_TENSOR_FUNCTIONS,
-    Global("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     Global("torch._utils", "_rebuild_parameter_with_state"): _rebuild_parameter,
     Global("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
-    Global("collections", "OrderedDict"): _empty_dict,
-    Global("collections", "defaultdict"): lambda args: {} if len(args) <= 1 else OPAQUE,
+    Global("torch.serialization", "_get_layout"): _layout,
+    Global("torch", "Size"): _size,
+    Global("torch", "device"): _device,
 }
+_RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.tensor": "torch._tensor"}
+
+
+def global_of(module: str, name: str) -> Global:
+    """Return a name as Python 3 and the torch of today have it."""
+    return Global(_RENAMED_MODULES.get(module, module), name)
+
+
+def reduced(function: Any, args: Any) -> Any:
+    """Return what calling a function would make, or an `Unknown` that names it."""
+    if type(function) is not Global:
+        return function if type(function) is Unknown else Unknown("a call of what is no function")
+    make = FUNCTIONS.get(function)
+    if make is None:
+        # An object of a class without a function of its own for it.
+        is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
+        return Unknown(str(args[0] if is_object and type(args[0]) is Global else function))
+    made = make(args) if type(args) is tuple else None
+    return Unknown(f"{function} with arguments that are not written by torch.save") if made is None else made

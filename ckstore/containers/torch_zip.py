@@ -7,20 +7,21 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckstore.containers.torch_pickle import MAX_TEXT, read_pickle
-from ckstore.containers.torch_values import TensorView
-from ckstore.containers.values import MAX_SIZE, MAX_TENSORS, FileTensor, RandomAccess, Refused, elements, refuse
+from ckstore.containers.pickle_values import TensorView
+from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
+from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH
 
-MAX_PICKLE_BYTES = 64 * 2**20
+MAX_TEXT = 4096
+"""Characters of the longest string that is a part of a name."""
 MAX_NAME_CHARS = 64 * 2**20
 """Of all names together: a key may be in many places, and a pickle says so in a few bytes."""
 MAX_STEPS = 5_000_000
 """Values that are looked at: two lists that hold the next one twice, sixty times over, have 2^60 places."""
 
-_PICKLE = b"/data.pkl"
+PICKLE = b"/data.pkl"
 _BYTE_ORDER_MAX_BYTES = 16
 
 
@@ -43,7 +44,7 @@ class Named:
 
 def archive_name(names: AbstractSet[bytes]) -> bytes | None:
     """Return the folder that all records of a torch.save lie in, or None if these are not its records."""
-    folders = [name.removesuffix(_PICKLE) for name in names if name.endswith(_PICKLE) and name.count(b"/") == 1]
+    folders = [name.removesuffix(PICKLE) for name in names if name.endswith(PICKLE) and name.count(b"/") == 1]
     if len(folders) != 1 or not {folders[0] + b"/version", folders[0] + b"/byteorder"} & names:
         return None
     return folders[0]
@@ -52,11 +53,38 @@ def archive_name(names: AbstractSet[bytes]) -> bytes | None:
 def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Named:
     """Return the tensors of the archive with the records `spans`, those that can be cut, in the folder `folder`."""
     try:
-        _check_byte_order(file, spans.get(folder + b"/byteorder"))
-        found = read_pickle(_read(file, spans.get(folder + _PICKLE), MAX_PICKLE_BYTES))
+        found = read_archive(file, folder, spans)
     except Refused as error:
         return Named(problems=[f"its tensors are stored without names: {error}"])
-    return _Naming(folder + b"/data/", spans).run(found)
+    return name_views(found, records_of(folder, spans))
+
+
+def read_archive(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Any:
+    """Return the value of the pickle of the archive.
+
+    Raises:
+        Refused: It has none that can be read.
+    """
+    _check_byte_order(file, spans.get(folder + b"/byteorder"))
+    return read_pickle(_read(file, spans.get(folder + PICKLE), MAX_PICKLE_BYTES))
+
+
+def records_of(folder: bytes, spans: Mapping[bytes, Span]) -> dict[str, Span]:
+    """Return the records of storages by the keys that a pickle names them with."""
+    prefix = folder + b"/data/"
+    records = {}
+    for name, span in spans.items():
+        if name.startswith(prefix):
+            try:
+                records[str(name.removeprefix(prefix), "utf-8", "surrogatepass")] = span
+            except UnicodeDecodeError:  # then no pickle names it
+                continue
+    return records
+
+
+def name_views(value: Any, records: Mapping[str, Span]) -> Named:
+    """Return the tensors in the value of a pickle that lie in `records`, with their names."""
+    return _Naming(records).run(value)
 
 
 def _read(file: RandomAccess, span: Span | None, most_bytes: int) -> bytes:
@@ -74,11 +102,10 @@ def _check_byte_order(file: RandomAccess, span: Span | None) -> None:
 class _Naming:
     """One walk through the value of a pickle."""
 
-    def __init__(self, prefix: bytes, spans: Mapping[bytes, Span]) -> None:
-        self._prefix = prefix
-        self._spans = spans
+    def __init__(self, records: Mapping[str, Span]) -> None:
+        self._records = records
         self._named: dict[str, FileTensor] = {}
-        self._used: set[bytes] = set()
+        self._used: set[str] = set()
         self._twice = ""
         self._outside = 0
 
@@ -93,7 +120,7 @@ class _Naming:
                 break
             self._add(name, view)
         else:
-            unused = sum(key.startswith(self._prefix) and key not in self._used for key in self._spans)
+            unused = len(self._records.keys() - self._used)
             if unused:
                 problems.append(
                     f"{unused} of its tensors' records have no name: they belong to objects that ckstore does not read"
@@ -105,38 +132,26 @@ class _Naming:
         return Named(list(self._named.values()), problems)
 
     def _add(self, name: str, view: TensorView) -> None:
-        key = self._prefix + view.key.encode("utf-8", "surrogatepass")
-        tensor = _located(name, view, self._spans.get(key))
+        tensor = _located(name, view, self._records.get(view.key))
         if tensor is None:
             self._outside += 1
             return
-        self._used.add(key)
+        self._used.add(view.key)
         if self._named.setdefault(name, tensor) is not tensor:
             self._twice = self._twice or name
 
 
 def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | None:
     """Return the tensor, or None if it does not lie in the record."""
-    count = elements(view.shape)
-    if count is None or max(view.strides, default=0) > MAX_SIZE:
+    reach_bytes = view.reach_bytes()
+    if reach_bytes is None:
         return None
-    if count == 0:
+    if reach_bytes == 0:
         return FileTensor(name, view.dtype, view.shape, 0)
-    item_bytes = TORCH_ITEMSIZE[view.dtype]
-    last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
-    if span is None or (last + 1) * item_bytes > span.stop - span.start:
+    if span is None or reach_bytes > span.stop - span.start:
         return None
-    strides = None if _is_row_major(view.shape, view.strides) else view.strides
-    return FileTensor(name, view.dtype, view.shape, span.segment, view.offset * item_bytes, strides)
-
-
-def _is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
+    strides = None if view.is_row_major else view.strides
+    return FileTensor(name, view.dtype, view.shape, span.segment, view.offset * TORCH_ITEMSIZE[view.dtype], strides)
 
 
 def tensors_in(value: Any) -> Iterator[tuple[str, TensorView]]:
@@ -160,8 +175,14 @@ def tensors_in(value: Any) -> Iterator[tuple[str, TensorView]]:
         if item is None or steps > MAX_STEPS:
             return
         key, value = item
-        if isinstance(value, (TensorView, dict, list, tuple)):
+        if not _is_named(key):
+            value = None
+        elif isinstance(value, (TensorView, dict, list, tuple)):
             name = _joined(stack[-1][0], key)
+
+
+def _is_named(key: Any) -> bool:
+    return type(key) is int or (type(key) is str and len(key) <= MAX_TEXT)
 
 
 def _joined(path: str, key: str | int) -> str:

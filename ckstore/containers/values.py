@@ -63,7 +63,7 @@ class Cut:
     """Where a file is cut, and which tensors lie there.
 
     Attributes:
-        kind: ``safetensors``, ``torch-zip``, ``zip``, or empty for opaque bytes.
+        kind: ``safetensors``, ``torch-zip``, ``torch-legacy``, ``zip``, or empty for opaque bytes.
         segments: ``(start, stop)`` of each, in order: not empty, without gap or overlap, from the first byte to the
             last. Those of tensors and records hold nothing else; what lies between them is a segment as well.
         tensors: The tensors that have a name, no name twice.

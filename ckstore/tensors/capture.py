@@ -7,7 +7,8 @@ torch and NumPy are not imported here: a value can only be theirs if another mod
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
@@ -24,8 +25,6 @@ from ckstore.tensors.refusals import refuse_key, refuse_value
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 
@@ -65,9 +64,62 @@ def capture(state: object) -> Captured:
     if walk.refused:
         raise CannotStore.of(walk.refused)
     walk.place_tensors()
-    leaves = tuple(walk.leaves[index] for index in range(walk.leaf_count))
-    sources = tuple(walk.sources[index] for index in range(walk.storage_count))
-    return Captured(node, leaves, sources, name_chars=walk.name_chars)
+    return walk.captured(node)
+
+
+class Placed(NamedTuple):
+    """A leaf of a described value.
+
+    Attributes:
+        leaf: Its name and layout; which storage it lies in is not looked at.
+        source: The bytes of its storage.
+        memory: Equal for leaves that lie in one storage; None: it has one of its own.
+    """
+
+    leaf: LeafRecord
+    source: ByteSource
+    memory: Hashable | None = None
+
+
+class PlacedParts(NamedTuple):
+    """A described tensor that is made of other tensors: its kind, its parts by name, the node of what else it needs."""
+
+    kind: str
+    parts: Mapping[str, object]
+    extra: Node
+
+
+Place = Callable[[Any, str], "Placed | PlacedParts | Node"]
+"""Says what a described value with this path is in a state."""
+
+
+class TooMuchDescribed(ValueError):
+    """Values that a description repeats are more than what describes them can be meant to say."""
+
+
+class Description(NamedTuple):
+    """How values that are described, and not there, are captured.
+
+    Attributes:
+        places: For the types of the descriptions what they are; anything else that is no plain value is refused.
+        values_most: So many values may be in containers together, each counted at every place that it has.
+        names_most: So many characters the names of all values may have together.
+    """
+
+    places: Mapping[type, Place]
+    values_most: int
+    names_most: int
+
+
+def capture_described(state: object, description: Description) -> tuple[Captured, list[CannotStore]]:
+    """Return what a described state is, and what is refused in it; the node of that is null.
+
+    Raises:
+        TooMuchDescribed: It is more than `description` allows.
+    """
+    walk = _Walk(description)
+    node = walk.node(state, "", 1)
+    return walk.captured(node), walk.refused
 
 
 def _factory_of(value: Any, path: str) -> str | None:
@@ -87,7 +139,9 @@ class _Walk:
     Tensors are placed after it, when all that share a memory are known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, description: Description | None = None) -> None:
+        self._description = description
+        self._value_count = 0
         self.leaves: dict[int, LeafRecord] = {}
         self.sources: dict[int, ByteSource] = {}
         self.leaf_count = 0
@@ -99,6 +153,12 @@ class _Walk:
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
         self._memories: dict[Hashable, int] = {}
+
+    def captured(self, node: Node) -> Captured:
+        """Return what was captured below `node`."""
+        leaves = tuple(self.leaves[index] for index in range(self.leaf_count))
+        sources = tuple(self.sources[index] for index in range(self.storage_count))
+        return Captured(node, leaves, sources, name_chars=self.name_chars)
 
     def place_tensors(self) -> None:
         """Give all tensors their places, once the walk is done."""
@@ -130,6 +190,8 @@ class _Walk:
             encode = PLAIN.get(kind)
             if encode is not None:
                 return encode(value)
+            if self._description is not None:
+                return self._described(value, path, depth, self._description)
             return self._foreign(value, path, depth)
         except NotStored as error:
             self.refused.append(CannotStore(path, f"{error} cannot be stored", hint=error.hint))
@@ -156,11 +218,18 @@ class _Walk:
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
+        if self._description is not None:
+            self._count(len(value), self._description)
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
         finally:
             self._open.discard(id(value))
+
+    def _count(self, values: int, most: Description) -> None:
+        self._value_count += values
+        if self._value_count > most.values_most or self.name_chars > most.names_most:
+            raise TooMuchDescribed
 
     def _sequence(self, value: Any, path: str, depth: int) -> Node:
         items: Node = [
@@ -229,6 +298,28 @@ class _Walk:
             finally:
                 self._open.discard(id(value))
         return refuse_value(value, path)
+
+    def _described(self, value: Any, path: str, depth: int, description: Description) -> Node:
+        if type(value) is bytearray:
+            return self._bytearray(value, path)
+        place = description.places.get(type(value))
+        if place is None:
+            return refuse_value(value, path)
+        found = place(value, path)
+        if isinstance(found, PlacedParts):
+            pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
+            return ["parts", pairs, found.kind, found.extra]
+        if not isinstance(found, Placed):
+            return found
+        storage = None if found.memory is None else self._memories.get(found.memory)
+        if storage is None:
+            storage = self._next_storage()
+            self.sources[storage] = found.source
+            if found.memory is not None:
+                self._memories[found.memory] = storage
+        index = self._next_leaf()
+        self.leaves[index] = found.leaf._replace(storage=storage)
+        return ["leaf", index]
 
     def _bytearray(self, value: bytearray, path: str) -> Node:
         if len(value) <= BYTES_INLINE_MAX:

@@ -36,7 +36,7 @@ def cut_checked(data: bytes, name: str = "model.bin") -> Cut:
     """Cut `data`, and check everything that a cut promises."""
     found = cut(Memory(data), name)
 
-    assert found.kind in ("safetensors", "torch-zip", "zip", "")
+    assert found.kind in ("safetensors", "torch-zip", "torch-legacy", "zip", "")
     stops = [0, *(stop for _, stop in found.segments)]
     assert [start for start, _ in found.segments] == stops[:-1]
     assert all(start < stop for start, stop in found.segments)

@@ -9,6 +9,9 @@ import pickle
 import random
 import sys
 import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckstore.containers.pickle_values import Unknown
 from ckstore.containers.torch_pickle import read_pickle
-from ckstore.containers.torch_values import OPAQUE
 from ckstore.containers.torch_zip import tensors_in
 from ckstore.containers.values import Refused
 from tests.containers.files import cut_checked, pickle_file
@@ -52,13 +55,30 @@ def test_what_is_in_two_places_or_in_itself_is_so_afterwards(protocol: int) -> N
     assert found["self"] is found
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_other_values_are_opaque(protocol: int) -> None:
-    value = [1.5, True, b"a", {1, 2}, frozenset([1]), 1j, Path("a"), OSError("a"), 2**70, "x" * 5000, bytearray(b"a")]
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_plain_values_are_what_unpickling_gives(protocol: int) -> None:
+    value = [1.5, -0.0, True, b"a", b"", {1, (2, "a")}, frozenset([1]), 1j, "x" * 5000, bytearray(b"a")]
+    value += [2**70] if protocol > 1 else []  # which is written in more digits than are read
+    value += [OrderedDict(a=1), Counter("aab"), defaultdict(list, {"a": [1]}), {1.5: 1, None: 2, (1, "a"): 3}]
 
     found = read_pickle(pickle.dumps(value, protocol))
 
-    assert found == [OPAQUE] * len(value)
+    assert [type(one) for one in found] == [type(one) for one in value]
+    assert found == value
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_other_values_are_known_by_the_name_of_their_class(protocol: int) -> None:
+    found = read_pickle(pickle.dumps([Path(), Decimal(1), Fraction(1, 2), Foreign(), deque([1])], protocol))
+
+    here = __name__
+    assert [one.what for one in found] == [
+        "pathlib.PosixPath",
+        "decimal.Decimal",
+        "fractions.Fraction",
+        f"{here}.Foreign",
+        "collections.deque",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,14 +86,49 @@ def test_other_values_are_opaque(protocol: int) -> None:
     [
         b"L" + b"9" * 10_000 + b"L\n.",
         b"Iabc\n.",
-        b"I01\n.",
+        b"Fabc\n.",
         b"S'\\e'\n.",
         b"Vtext\n.",
-        b"\x8a\x20" + bytes(31) + b"\1.",
+        b"U\x01\xff.",
+        b"\x8b\x00\x01\x00\x00" + bytes(255) + b"\1.",
+        b"\x82\x01.",
+        b"Pa\n.",
+        b"\x97.",
+        b"N)R.",
+        b"ccollections\nOrderedDict\n(K\x01tR.",
+        b"]}b.",
+        b"K\x01K\x02a.",
+        b"Nccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsK\x01sb.",
     ],
 )
-def test_numbers_and_strings_that_no_name_has_are_opaque(data: bytes) -> None:
-    assert read_pickle(data) is OPAQUE
+def test_what_no_pickler_writes_is_unknown(data: bytes) -> None:
+    assert type(read_pickle(data)) is Unknown
+
+
+def test_a_key_that_would_be_hashed_without_end_is_unknown() -> None:
+    nested = b"}" + b")" + b"\x85" * 50_000 + b"K\x01s."
+    doubled = b"})" + b"q\x00h\x00\x86" * 60 + b"K\x01s."
+    for data in (nested, doubled, b"}]K\x01s."):
+        (key,) = read_pickle(data)
+        assert type(key) is Unknown
+
+
+def test_keys_that_may_have_one_hash_are_few() -> None:
+    many = b"}(" + b"".join(b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(2**10, 2**14))
+    with pytest.raises(Refused, match="at most 10000 keys"):
+        read_pickle(many + b"u.")
+
+
+@pytest.mark.parametrize("call", [b"c_codecs\nencode\n", b"cbuiltins\nset\n", b"ccollections\nOrderedDict\n"])
+def test_a_value_that_many_calls_copy_is_given_up(call: bytes) -> None:
+    value = b"X\x00\x00\x01\x00" + b"a" * 2**16 if b"encode" in call else b"](" + b"K\x01" * 2**16 + b"e"
+    args = b"h\x00X\x06\x00\x00\x00latin1\x86" if b"encode" in call else b"h\x00\x85"
+    with pytest.raises(Refused, match="calls that copy about as much as it has"):
+        read_pickle(value + b"q\x00" + call + b"q\x01" + (b"h\x01" + args + b"R") * 20 + b".")
+
+
+class Foreign:
+    """An object of a class that is not on the list."""
 
 
 class Payload:

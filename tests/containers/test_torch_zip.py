@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import pytest
@@ -22,11 +22,10 @@ def tensors_of(value: Any, path: str = "") -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     if isinstance(value, torch.Tensor):
         found[path] = value
-    elif isinstance(value, dict) and not isinstance(value, Counter):
+    elif isinstance(value, dict):
         for key, item in value.items():
             joined = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else key
-            if isinstance(key, str) or -(2**63) <= key < 2**63:
-                found = tensors_of(item, joined) | found
+            found = tensors_of(item, joined) | found
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             found = tensors_of(item, f"{path}[{i}]") | found
@@ -160,10 +159,27 @@ def test_the_first_of_two_tensors_keeps_a_name() -> None:
     assert found.warnings == ("'x.pt': more than one tensor has the name 'a.b', which only the first keeps",)
 
 
-def test_the_old_format_of_torch_is_opaque_without_a_warning() -> None:
-    found = cut_checked(torch_file({"a": torch.ones(2)}, _use_new_zipfile_serialization=False), "x.pt")
+def test_a_file_of_before_torch_1_6_is_cut_at_its_storages() -> None:
+    state = {"w": torch.arange(6.0).reshape(2, 3), "b": {"t": torch.ones(2, 3).t()}, "e": torch.empty(0)}
+    data = torch_file(state, _use_new_zipfile_serialization=False)
+    found = cut_checked(data, "x.pt")
 
-    assert (found.kind, len(found.segments), found.warnings) == ("", 1, ())
+    assert (found.kind, found.warnings) == ("torch-legacy", ())
+    tensors = {tensor.name: tensor for tensor in found.tensors}
+    assert tensors.keys() == {"w", "b.t", "e"}
+    for name, tensor in tensors_of(state).items():
+        assert bytes_of(data, found, tensors[name]) == bytes_in_torch(tensor)
+    assert data[slice(*found.segments[tensors["w"].segment])] == bytes_in_torch(state["w"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["cut", "longer", "another count"])
+def test_a_file_of_before_torch_1_6_that_is_none_is_opaque(how: str) -> None:
+    data = torch_file({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
+    spoiled = {"cut": data[:-1], "longer": data + b"x", "another count": data[:-16] + b"\3" + data[-15:]}[how]
+    found = cut_checked(spoiled, "x.pt")
+
+    assert (found.kind, len(found.segments), found.tensors) == ("", 1, ())
+    assert len(found.warnings) == 1
 
 
 def test_a_tensor_made_by_an_unknown_function_has_no_name() -> None:

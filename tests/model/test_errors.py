@@ -20,6 +20,7 @@ _TREE = {
     "AmbiguousRef": ("CkstoreError", 4),
     "BadInput": ("CkstoreError", 2),
     "CannotStore": ("BadInput", 1),
+    "CannotLoad": ("BadInput", 1),
     "DoesNotFit": ("BadInput", 2),
     "StepExists": ("CkstoreError", 1),
     "StateChanged": ("CkstoreError", 1),

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
+from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.storage_read import Tally, map_memories, read_memories
+from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import read_checkpoint
 from ckstore.tensors.restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
@@ -58,12 +60,15 @@ def load(
     verify: bool,
     progress: Progress | None = None,
     rank: int | None = None,
+    file: str | None = None,
 ) -> object:
     """Return the state of the checkpoint that `ref` names; see `ckstore.Store.load`."""
+    chunk_bytes = context.settings.chunk_bytes
 
     def read(directory: CheckpointDirectory) -> object:
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
-        state = load_open(directory, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
+        with state_of(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
+            state = load_open(source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
         continue_from(context, directory)
         return state if rank is None else _state_of_rank(state, rank)
 
@@ -117,7 +122,9 @@ def load_open(
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
         msg = f"{manifest.run}@{manifest.step} holds files, but no tensors that are known by name"
-        raise BadInput(msg, hint="ckstore checkout REF DEST writes the files")
+        near = loadable(manifest, 1)
+        hint = "ckstore checkout REF DEST writes the files"
+        raise BadInput(msg, hint=f"file={near[0]!r} loads what that file holds; {hint}" if near else hint)
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
     if not needed:

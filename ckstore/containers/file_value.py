@@ -1,0 +1,101 @@
+"""What a file holds as a value: what torch.load with ``weights_only``, or safetensors, would give; nothing is run.
+
+Tensors are views of stretches of the file, which are not read. What the pickle names beyond the known types is in the
+value as an `Unknown`, at its place.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.containers.cut import torch_layout
+from ckstore.containers.pickle_values import TensorView, Unknown
+from ckstore.containers.safetensors_file import looks_like_safetensors, read_entries
+from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
+from ckstore.containers.torch_zip import PICKLE, Span, archive_name, read_archive, records_of
+from ckstore.containers.values import RandomAccess, refuse
+from ckstore.containers.zip_directory import looks_like_zip, read_records
+
+_TAR_HEADER_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FileValue:
+    """What a file holds.
+
+    Attributes:
+        value: As `torch_pickle.read_pickle` has it.
+        spans: From where to where in the file the storages lie, by the keys of the views in `value`.
+        pickle_bytes: How long what describes the value is.
+    """
+
+    value: Any
+    spans: Mapping[str, tuple[int, int]]
+    pickle_bytes: int
+
+
+def read_value(file: RandomAccess) -> FileValue:
+    """Return what a file holds.
+
+    Raises:
+        Refused: It is no file that holds a value, or not as its format says.
+    """
+    if looks_like_safetensors(file):
+        return _of_safetensors(file)
+    if looks_like_zip(file):
+        return _of_zip(file)
+    if looks_like_legacy(file):
+        legacy = read_legacy(file)
+        return FileValue(legacy.value, legacy.spans, legacy.pickle_bytes)
+    found = "a tar archive, as torch once wrote" if _looks_like_tar(file) else "another, or a pickle of its own"
+    return refuse("the file", "a safetensors file, or one that torch.save wrote", found)
+
+
+def _looks_like_tar(file: RandomAccess) -> bool:
+    if file.nbytes < _TAR_HEADER_BYTES:
+        return False
+    try:
+        tarfile.TarInfo.frombuf(file.read(0, _TAR_HEADER_BYTES), "ascii", "replace")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def _of_safetensors(file: RandomAccess) -> FileValue:
+    value: dict[str, Any] = {}
+    spans = {}
+    entries = read_entries(file)
+    header_bytes = entries[0].start if entries else file.nbytes
+    for entry in entries:
+        layout = torch_layout(entry)
+        if layout is None:
+            value[entry.name] = Unknown(f"a tensor of the dtype {entry.dtype}, which torch does not have,")
+            continue
+        dtype, shape = layout
+        spans[entry.name] = (entry.start, entry.stop)
+        value[entry.name] = TensorView(entry.name, dtype, 0, shape, _row_major(shape))
+    return FileValue(value, spans, header_bytes)
+
+
+def _of_zip(file: RandomAccess) -> FileValue:
+    records = read_records(file)
+    folder = archive_name({record.name for record in records})
+    if folder is None:
+        refuse("the zip archive", "one that torch.save wrote", "another")
+    spans = {record.name: Span(record.start, record.stop, 0) for record in records if record.stored}
+    value = read_archive(file, folder, spans)
+    found = {key: (span.start, span.stop) for key, span in records_of(folder, spans).items()}
+    pickle = spans[folder + PICKLE]
+    return FileValue(value, found, pickle.stop - pickle.start)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

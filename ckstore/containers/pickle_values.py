@@ -1,0 +1,178 @@
+"""What a pickle is read as besides plain values of Python: names, and values that are described and never made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.containers.values import MAX_SIZE, elements
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+
+KEY_ELEMENTS_MOST = 64
+"""So many values may be in a tuple that is a key, at all depths together."""
+_HASHED = (str, int, float, bool, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that unpickling would import."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A record of bytes.
+
+    Attributes:
+        dtype: None if it is untyped.
+        key: Its name.
+        count: How many elements it is said to have; bytes, if it is untyped.
+        first: Where this part of it begins, in elements; only files of long ago have such.
+    """
+
+    dtype: str | None
+    key: str
+    count: int = 0
+    first: int = 0
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        return 1 if self.dtype is None else TORCH_ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """A tensor as the pickle says, not compared with what is there.
+
+    Attributes:
+        key: Name of the record of its storage, below ``data/``.
+        dtype: Of `model/manifest/dtypes`.
+        offset: Elements from the start of the storage to the first one.
+        shape, strides: As torch has them, of one length, none below 0.
+        storage: What it says of its storage; None: nothing.
+        kind: Full name of its class; empty for a tensor or parameter of torch.
+    """
+
+    key: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: Storage | None = None
+    kind: str = ""
+
+    def reach_bytes(self) -> int | None:
+        """Return the bytes of the storage up to its last element; 0 if it has none; None if no manifest holds it."""
+        count = elements(self.shape)
+        if count is None or max(self.strides, default=0) > MAX_SIZE:
+            return None
+        if count == 0:
+            return 0
+        last = self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * TORCH_ITEMSIZE[self.dtype]
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether its elements follow one another."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """A sparse tensor: ``sparse_coo`` or ``sparse_csr``, its parts by name, its shape, and whether it is coalesced."""
+
+    layout: str
+    parts: dict[str, TensorView]
+    shape: tuple[int, ...]
+    is_coalesced: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainNode:
+    """A value of torch or NumPy without a tensor, as a node of a state."""
+
+    node: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class NumpyDtype:
+    """A dtype of NumPy, as ``f4`` until its state says in which order its bytes are, and in what it counts time."""
+
+    code: str
+    order: str = "<"
+    unit: str = ""
+    unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        """As NumPy writes it, ``<f4``."""
+        return f"{'|' if self.code in ('b1', 'i1', 'u1') or self.code[0] == 'S' else self.order}{self.code}{self.unit}"
+
+
+@dataclass(slots=True, eq=False)
+class NumpyArray:
+    """An array of NumPy; without a dtype until its state comes."""
+
+    dtype: NumpyDtype | None = None
+    shape: tuple[int, ...] = ()
+    is_fortran: bool = False
+    data: bytes = field(default=b"", repr=False)
+    unknown: str = ""
+
+
+def name_of(value: Any) -> str:
+    """Return what `value` is, for messages; nothing of it is written out."""
+    if type(value) is Unknown:
+        return value.what
+    if type(value) is Global:
+        return str(value)
+    if type(value) in (TensorView, Sparse):
+        return "a tensor"
+    return f"a {type(value).__name__}"
+
+
+def as_key(value: Any) -> Any:
+    """Return `value` if it can be a key, else an `Unknown`: no hash goes down a nest that has no end."""
+    if type(value) in _HASHED:
+        return value
+    if type(value) is tuple and _is_flat(value):
+        return value
+    return Unknown(name_of(value))
+
+
+def _is_flat(value: tuple[Any, ...]) -> bool:
+    left = KEY_ELEMENTS_MOST
+    stack: list[Any] = [value]
+    while stack:
+        item = stack.pop()
+        if type(item) is tuple:
+            left -= len(item)
+            if left < 0:
+                return False
+            stack += item
+        elif type(item) not in _HASHED:
+            return False
+    return True
+
+
+def is_odd_key(value: Any) -> bool:
+    """Whether many such keys could be chosen to have one hash."""
+    return type(value) not in (str, bytes) and not (type(value) is int and -(2**63) <= value < 2**64)

@@ -1,0 +1,253 @@
+"""What the functions of Python and NumPy that a pickle names would make; none of them is looked up.
+
+Those that the weights-only unpickler of torch 2.13 knows, and the few more that it can be told to trust without a risk:
+arrays and scalars of NumPy. What does not fit gives None. Sources: torch/_weights_only_unpickler.py, numpy/_core.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array as Words  # noqa: N812 - arrays are of NumPy here
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ckstore.containers.pickle_values import Global, NumpyArray, NumpyDtype, PlainNode, as_key, is_odd_key
+from ckstore.containers.values import elements
+from ckstore.model.canonical import fits_json
+from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.nodes import text_of_bytes
+from ckstore.model.manifest.python_values import FACTORIES
+
+_OF_NUMPY = ("numpy._core", "numpy.core")
+"""As NumPy 2 and NumPy 1 name it."""
+ODD_KEYS_MOST = 10_000
+_WORDS = {2: "H", 4: "I", 8: "Q"}
+_ARRAY = Global("numpy", "ndarray")
+
+
+def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
+    """Set the items of a dict."""
+    for key, value in zip(keys, values, strict=True):
+        into[as_key(key)] = value
+
+
+def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
+    """Give an OrderedDict attributes, as the state of a module has; False if it cannot have them."""
+    if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
+        return False
+    vars(ordered).update(state)
+    return True
+
+
+def set_array_state(array: NumpyArray, state: Any) -> None:
+    """Give an array what ``ndarray.__setstate__`` would: version, shape, dtype, order and bytes."""
+    array.unknown = "a NumPy array with a state that NumPy does not write"
+    if type(state) is not tuple or len(state) != 5:
+        return
+    _, shape, dtype, is_fortran, data = state
+    if type(dtype) is NumpyDtype:
+        _fill_array(array, data, dtype, shape, is_fortran=bool(is_fortran))
+        if not array.unknown and dtype.order == ">":  # as NumPy does when it reads a pickle
+            array.data = _swapped(dtype, array.data)
+            array.dtype = replace(dtype, order="<")
+
+
+def _swapped(dtype: NumpyDtype, data: bytes) -> bytes:
+    """Return the bytes of elements in the other order."""
+    kind, size = dtype.code[0], int(dtype.code[1:])
+    width = {"c": size // 2, "U": 4, "S": 1}.get(kind, size)
+    if width == 1:
+        return data
+    words = Words(_WORDS[width], data)
+    words.byteswap()
+    return words.tobytes()
+
+
+def set_dtype_state(dtype: NumpyDtype, state: Any) -> None:
+    """Give a dtype what ``dtype.__setstate__`` would: the order of its bytes, and the unit of times."""
+    is_plain = type(state) is tuple and len(state) in (8, 9) and all(part is None for part in state[2:5])
+    if not is_plain or type(state[1]) is not str or state[1] not in ("<", ">", "|", "="):
+        dtype.unknown = f"the NumPy dtype {dtype.code} with fields"
+        return
+    dtype.order = "<" if state[1] in ("|", "=") else state[1]
+    if dtype.code in ("M8", "m8"):
+        dtype.unit = _unit(state[8] if len(state) > 8 else None)
+    if numpy_itemsize(dtype.text) is None:
+        dtype.unknown = f"the NumPy dtype {dtype.text!a}"
+
+
+def _unit(metadata: Any) -> str:
+    """Return ``[25s]`` for ``({}, (b"s", 25, 1, 1))``."""
+    counted = metadata[1] if type(metadata) is tuple and len(metadata) == 2 else None
+    if type(counted) is not tuple or len(counted) != 4 or type(counted[0]) is not bytes:
+        return ""
+    name, count = counted[0].decode("latin-1"), counted[1]
+    if name == "generic" or type(count) is not int or not 0 < count < 10**9:
+        return ""
+    return f"[{count if count > 1 else ''}{name}]"
+
+
+def _fill_array(array: NumpyArray, data: Any, dtype: NumpyDtype, shape: Any, *, is_fortran: bool) -> None:
+    if dtype.unknown:
+        array.unknown = dtype.unknown
+        return
+    item_bytes = numpy_itemsize(dtype.text)
+    if type(shape) is not tuple or len(shape) > 64 or any(type(size) is not int or size < 0 for size in shape):
+        return
+    if type(data) not in (bytes, bytearray) or item_bytes is None or elements(shape) is None:
+        return
+    if len(data) == item_bytes * math.prod(shape):
+        array.dtype, array.shape, array.is_fortran, array.data = dtype, shape, is_fortran, bytes(data)
+        array.unknown = ""
+
+
+def _dtype(args: tuple[Any, ...]) -> Any:
+    if not args or type(args[0]) is not str or len(args[0]) > 12:
+        return None
+    found = NumpyDtype(args[0])
+    if numpy_itemsize(found.text) is None:
+        found.unknown = f"the NumPy dtype {args[0]!a}"
+    return found
+
+
+def _scalar(args: tuple[Any, ...]) -> Any:
+    if len(args) != 2 or type(args[0]) is not NumpyDtype or type(args[1]) is not bytes:
+        return None
+    dtype, data = args
+    if dtype.order == ">" and not dtype.unknown and numpy_itemsize(dtype.text) == len(data):
+        dtype, data = replace(dtype, order="<"), _swapped(dtype, data)
+    if dtype.unknown or dtype.code[0] == "S" or numpy_itemsize(dtype.text) != len(data):
+        return None
+    if dtype.code[0] == "U":
+        return _text_scalar(data)
+    return PlainNode(["numpy", dtype.text, text_of_bytes(data)])
+
+
+def _text_scalar(data: bytes) -> Any:
+    try:
+        text = data.decode("utf-32-le").rstrip("\0")
+    except UnicodeDecodeError:
+        return None
+    return PlainNode(["numpy.str_", text]) if fits_json(text) else None
+
+
+def _reconstruct(args: tuple[Any, ...]) -> Any:
+    if len(args) != 3 or args[0] != _ARRAY:
+        return None
+    return NumpyArray(unknown="a NumPy array without a state")
+
+
+def _from_buffer(args: tuple[Any, ...]) -> Any:
+    if len(args) != 4 or type(args[1]) is not NumpyDtype or args[3] not in ("C", "F"):
+        return None
+    made = NumpyArray(unknown="a NumPy array with a state that NumPy does not write")
+    _fill_array(made, args[0], args[1], args[2], is_fortran=args[3] == "F")
+    return made
+
+
+def _ordered(args: tuple[Any, ...]) -> Any:
+    made: OrderedDict[Any, Any] = OrderedDict()
+    return made if _fill_from(made, args) else None
+
+
+def _plain_dict(args: tuple[Any, ...]) -> Any:
+    made: dict[Any, Any] = {}
+    return made if _fill_from(made, args) else None
+
+
+def _fill_from(into: dict[Any, Any], args: tuple[Any, ...]) -> bool:
+    """Fill a dict with the list of pairs that Python 2 wrote, if there is one."""
+    if not args:
+        return True
+    pairs = args[0]
+    if len(args) > 1 or type(pairs) is not list or any(type(p) not in (list, tuple) or len(p) != 2 for p in pairs):
+        return False
+    if sum(is_odd_key(pair[0]) for pair in pairs) > ODD_KEYS_MOST:
+        return False
+    fill_dict(into, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    return True
+
+
+def _counter(args: tuple[Any, ...]) -> Any:
+    if len(args) > 1 or (args and type(args[0]) is not dict):
+        return None
+    made: Counter[Any] = Counter()
+    dict.update(made, args[0] if args else {})
+    return made
+
+
+def _defaultdict(args: tuple[Any, ...]) -> Any:
+    if len(args) > 1:
+        return None
+    if not args or args[0] is None:
+        return defaultdict(None)
+    factory = FACTORIES.get(args[0].name) if type(args[0]) is Global and args[0].module == "builtins" else None
+    return None if factory is None else defaultdict(factory)
+
+
+def _set(args: tuple[Any, ...]) -> Any:
+    items = _items(args)
+    return None if items is None else set(items)
+
+
+def _frozenset(args: tuple[Any, ...]) -> Any:
+    items = _items(args)
+    return None if items is None else frozenset(items)
+
+
+def _items(args: tuple[Any, ...]) -> list[Any] | None:
+    if not args:
+        return []
+    if len(args) > 1 or type(args[0]) not in (list, tuple) or sum(map(is_odd_key, args[0])) > ODD_KEYS_MOST:
+        return None
+    return [as_key(item) for item in args[0]]
+
+
+def _complex(args: tuple[Any, ...]) -> Any:
+    if len(args) != 2 or any(type(part) not in (int, float) for part in args):
+        return None
+    try:
+        return complex(*args)
+    except OverflowError:
+        return None
+
+
+def _encode(args: tuple[Any, ...]) -> Any:
+    """See `_codecs.encode`: how protocol 2 writes bytes."""
+    if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
+        return None
+    try:
+        return args[0].encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+def _bytes(args: tuple[Any, ...]) -> Any:
+    if not args:
+        return b""
+    return bytes(args[0]) if len(args) == 1 and type(args[0]) in (bytes, bytearray) else _encode(args)
+
+
+def _bytearray(args: tuple[Any, ...]) -> Any:
+    found = _bytes(args)
+    return None if found is None else bytearray(found)
+
+
+PLAIN_FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
+    Global("collections", "OrderedDict"): _ordered,
+    Global("collections", "Counter"): _counter,
+    Global("collections", "defaultdict"): _defaultdict,
+    Global("builtins", "dict"): _plain_dict,
+    Global("builtins", "set"): _set,
+    Global("builtins", "frozenset"): _frozenset,
+    Global("builtins", "complex"): _complex,
+    Global("builtins", "bytes"): _bytes,
+    Global("builtins", "bytearray"): _bytearray,
+    Global("_codecs", "encode"): _encode,
+    Global("numpy", "dtype"): _dtype,
+    **{Global(f"{core}.multiarray", "_reconstruct"): _reconstruct for core in _OF_NUMPY},
+    **{Global(f"{core}.multiarray", "scalar"): _scalar for core in _OF_NUMPY},
+    **{Global(f"{core}.numeric", "_frombuffer"): _from_buffer for core in _OF_NUMPY},
+}

@@ -1,0 +1,105 @@
+"""Files that torch.save writes with ``_use_new_zipfile_serialization=False``, and wrote before torch 1.6.
+
+Five pickles one after another: a magic number, a version, facts of the machine, the value, the keys of its storages.
+Then the storages in this order: each the count of its elements in 8 bytes, and its bytes. Source: `_legacy_save` of
+torch/serialization.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.containers.pickle_values import Storage
+from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_first_pickle
+from ckstore.containers.values import MAX_TENSORS, RandomAccess, Refused, refuse
+from ckstore.model.document import shown
+
+MAGIC = 0x1950A86A20F9469CFC6C
+VERSION = 1001
+_MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
+_HEAD_BYTES = 32
+_WINDOWS_BYTES = (2**20, 2**23)
+_COUNT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """What such a file holds.
+
+    Attributes:
+        value: As `torch_pickle.read_pickle` has it.
+        spans: From where to where in the file the bytes of each storage lie.
+        pickle_bytes: How long its pickles are.
+    """
+
+    value: Any
+    spans: dict[str, tuple[int, int]]
+    pickle_bytes: int
+
+
+def looks_like_legacy(file: RandomAccess) -> bool:
+    """Whether the file begins with a pickle of the magic number."""
+    head = file.read(0, min(_HEAD_BYTES, file.nbytes))
+    return head[:1] == b"\x80" and _MAGIC_BYTES in head
+
+
+def read_legacy(file: RandomAccess) -> Legacy:
+    """Return the value of a file that looks like one, and where its storages are; their bytes are not read.
+
+    Raises:
+        Refused: It is not what torch writes.
+    """
+    value, keys, at, storages = _read_pickles(file)
+    spans = {}
+    pickle_bytes = at
+    for key in keys:
+        storage = storages.get(key)
+        if storage is None or key in spans:
+            refuse("the keys of the storages", "each storage once", shown(key))
+        if at + _COUNT_BYTES > file.nbytes:
+            refuse(f"the storage {shown(key)}", "its count of elements", "the end of the file")
+        count = int.from_bytes(file.read(at, _COUNT_BYTES), "little")
+        start = at + _COUNT_BYTES
+        at = start + count * storage.item_bytes
+        if count != storage.count or at > file.nbytes:
+            refuse(f"the storage {shown(key)}", f"{storage.count} elements inside the file", count)
+        spans[key] = (start, at)
+    if at != file.nbytes:
+        refuse("the last storage", f"an end at the end of the file, byte {file.nbytes}", at)
+    return Legacy(value, spans, pickle_bytes)
+
+
+def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, Storage]]:
+    """Return the value, the keys of its storages, where the first one begins, and what the value says of them.
+
+    How long the pickles are is not known before: more of the file is read until they end in it.
+    """
+    for some_bytes in _WINDOWS_BYTES:
+        if some_bytes < file.nbytes:
+            try:
+                return _parse(file.read(0, some_bytes))
+            except Refused:
+                continue
+    return _parse(file.read(0, min(MAX_PICKLE_BYTES, file.nbytes)))
+
+
+def _parse(data: bytes) -> tuple[Any, list[Any], int, dict[str, Storage]]:
+    magic, at = _next(data, 0)
+    version, at = _next(data, at)
+    machine, at = _next(data, at)
+    if (magic, version) != (MAGIC, VERSION):
+        refuse("the head of the file", f"the magic number and version {VERSION}", shown(version))
+    if type(machine) is not dict or machine.get("little_endian") is not True:
+        refuse("the facts of the machine", "little_endian", "something else")
+    storages: dict[str, Storage] = {}
+    value, at = _next(data, at, storages)
+    keys, at = _next(data, at)
+    if type(keys) is not list or len(keys) > MAX_TENSORS or any(type(key) is not str for key in keys):
+        refuse("the keys of the storages", f"a list of at most {MAX_TENSORS} strings", "something else")
+    return value, keys, at, storages
+
+
+def _next(data: bytes, at: int, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
+    value, nbytes = read_first_pickle(data[at:], storages)
+    return value, at + nbytes

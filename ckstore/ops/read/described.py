@@ -1,0 +1,124 @@
+"""What the descriptions of values in a committed file are in a state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckstore.containers.pickle_values import (
+    Global,
+    NumpyArray,
+    NumpyDtype,
+    PlainNode,
+    Sparse,
+    Storage,
+    TensorView,
+    Unknown,
+)
+from ckstore.errors import CannotStore
+from ckstore.model.document import shown
+from ckstore.model.manifest.captured import BytesSource
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.tensors.capture import Place, Placed, PlacedParts
+from ckstore.tensors.layout import row_major
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.containers.file_value import FileValue
+
+_SHOWN_CHARS = 200
+
+
+class StoredSource(BytesSource):
+    """The bytes of a storage that the checkpoint has."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self, name: str, storage: int) -> None:
+        super().__init__(name, b"")
+        self.storage = storage
+
+
+def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict[type, Place]:
+    """Return what the descriptions in the value of a file are.
+
+    Args:
+        found: What the file holds.
+        storages: The storages of the checkpoint that are stretches of the file.
+    """
+
+    def place_tensor(view: TensorView, path: str) -> Placed:
+        if view.kind:
+            _refuse(path, view.kind)
+        reach_bytes = view.reach_bytes()
+        if reach_bytes is None:
+            _refuse(path, f"a tensor of the shape {shown(view.shape)}")
+        leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
+        if reach_bytes == 0:
+            return Placed(leaf, BytesSource(path, b""))
+        span = found.spans.get(view.key)
+        if span is None:
+            _refuse(path, f"a tensor in the storage {shown(view.key)}, which the file does not have or has compressed,")
+        _check_storage(path, view, reach_bytes, span[1] - span[0])
+        number = storages.get(span)
+        if number is None:
+            why = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
+            raise CannotStore(path, why, hint="commit the file again")
+        strides = None if view.is_row_major else view.strides
+        offset = view.offset * TORCH_ITEMSIZE[view.dtype]
+        return Placed(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
+
+    return {**_PLACES, TensorView: place_tensor}
+
+
+def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -> None:
+    """Raise if a tensor does not lie in its storage, or the pickle says that the storage has another size."""
+    if reach_bytes > nbytes:
+        _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
+    said = view.storage
+    if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
+        _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
+
+
+def _refuse(path: str, what: str) -> NoReturn:
+    raise CannotStore(path, f"{what[:_SHOWN_CHARS]} cannot be loaded")
+
+
+def _unknown(value: Unknown, path: str) -> NoReturn:
+    _refuse(path, value.what if value.what.isprintable() else shown(value.what))
+
+
+def _global(value: Global, path: str) -> Node:
+    if value.module == "torch" and value.name in TORCH_ITEMSIZE:
+        return ["torch.dtype", value.name]
+    return _unknown(Unknown(str(value)), path)
+
+
+def _array(value: NumpyArray, path: str) -> Placed:
+    if value.dtype is None or value.unknown:
+        _unknown(Unknown(value.unknown), path)
+    strides = None
+    if value.is_fortran and sum(size > 1 for size in value.shape) > 1:
+        strides = tuple(reversed(row_major(value.shape[::-1])))
+    return Placed(
+        LeafRecord(path, "numpy", value.dtype.text, value.shape, 0, 0, strides), BytesSource(path, value.data)
+    )
+
+
+def _sparse(value: Sparse, path: str) -> PlacedParts:
+    del path
+    size: Any = ["torch.Size", list(value.shape)]
+    extra = ["tuple", [size, value.is_coalesced]] if value.layout == "sparse_coo" else size
+    return PlacedParts(value.layout, value.parts, extra)
+
+
+_PLACES: dict[type, Place] = {
+    Unknown: _unknown,
+    Global: _global,
+    PlainNode: lambda value, _: value.node,
+    NumpyArray: _array,
+    NumpyDtype: lambda value, path: _unknown(Unknown(f"the NumPy dtype {value.code}"), path),
+    Sparse: _sparse,
+    Storage: lambda _, path: _unknown(Unknown("a storage without a tensor"), path),
+}

@@ -1,0 +1,198 @@
+"""A committed file as a saved state: the manifest that a save of what it holds would have, over the file's own pieces.
+
+Tensors stay where they lie in the blobs of the checkpoint. Long strings, bytes and arrays of NumPy, which lie in the
+file's pickle, are put into a file in memory that stands beside the blobs as one more. So whatever reads a checkpoint
+reads a file of it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.containers.file_value import FileValue, read_value
+from ckstore.containers.values import Refused
+from ckstore.errors import BadInput, CannotLoad
+from ckstore.fs.memory_file import memory_file
+from ckstore.model.digest import Algorithm, algorithm_of
+from ckstore.model.manifest.manifest import (
+    NAMES_MOST_CHARS,
+    NAMES_MOST_TIMES,
+    BlobRecord,
+    Extent,
+    StateTexts,
+    StorageRecord,
+    content_digest,
+)
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.read.described import StoredSource, places_of
+from ckstore.ops.read.stored_file import StoredFile, find_file
+from ckstore.tensors.capture import Description, TooMuchDescribed, capture_described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckstore.errors import CannotStore
+    from ckstore.model.manifest.captured import ByteSource, Captured
+
+_VALUES_LEAST, _VALUES_MOST = 2**16, 5_000_000
+_VALUES_TIMES = 64
+_ALIGN_BYTES = 64
+_SHOWN_MOST = 20
+_HINT = "ckstore checkout REF DEST writes the file, for torch.load where you trust who wrote it"
+
+
+@contextmanager
+def state_of(
+    directory: CheckpointDirectory,
+    file: object,
+    *,
+    chunk_bytes: int,
+    keep: Callable[[str], bool] | None = None,
+    verify: bool = True,
+) -> Iterator[CheckpointDirectory]:
+    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds.
+
+    Args:
+        directory: The checkpoint.
+        file: Path of a committed file.
+        chunk_bytes: Where values of the file that have no piece of their own are cut.
+        keep: Which names are wanted: what cannot be loaded among the others is no error.
+        verify: Check what is read of the file.
+
+    Raises:
+        NoSuchRef: There is no such file.
+        CannotLoad: It holds no state that can be loaded.
+        DamagedBlob: Bytes that say what it holds are damaged or missing.
+    """
+    if file is None:
+        yield directory
+        return
+    if not isinstance(file, str):
+        msg = f"file must be the path of a committed file, got {file!r}"
+        raise BadInput(msg)
+    view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+class _FileView(CheckpointDirectory):
+    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory.
+
+    The lock is the checkpoint's, which stays open longer.
+    """
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
+        self._in_memory: dict[str, int] = {}
+        told = directory.on_damage
+        if told is not None:  # it looks at the manifest of the checkpoint
+            self.on_damage = lambda _, error: told(directory, error)
+
+    def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
+        """Put bytes beside the blobs of the checkpoint."""
+        digest = algorithm.digest(data)
+        self._in_memory[digest] = memory_file(memoryview(data))
+        return BlobRecord(digest, len(data))
+
+    def _opened(self, digest: str, what: str) -> tuple[int, os.stat_result]:
+        fd = self._in_memory.get(digest)
+        if fd is None:
+            return super()._opened(digest, what)
+        again = os.dup(fd)
+        return again, os.fstat(again)
+
+    def close(self) -> None:
+        """Let go of what is in memory."""
+        while self._in_memory:
+            os.close(self._in_memory.popitem()[1])
+
+
+def _view(
+    directory: CheckpointDirectory,
+    path: str,
+    *,
+    chunk_bytes: int,
+    keep: Callable[[str], bool] | None,
+    verify: bool,
+) -> _FileView:
+    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    with directory.reporting_damage():
+        stored = StoredFile(directory, find_file(directory.manifest, path), verify=verify)
+        try:
+            found = read_value(stored)
+            captured, refused = _captured(found, stored)
+        except Refused as error:
+            msg = f"{path} of {name} cannot be loaded as a state: {error}"
+            raise CannotLoad(msg, hint=_HINT, file=path) from error
+        except TooMuchDescribed as error:
+            msg = f"{path} of {name} cannot be loaded as a state: it repeats values more often than its size allows"
+            raise CannotLoad(msg, hint=_HINT, file=path) from error
+    wanted = [error for error in refused if keep is None or keep(error.path)]
+    if wanted:
+        raise _cannot_load(path, name, wanted)
+    view = _FileView(directory)
+    try:
+        _take(view, captured, chunk_bytes)
+    except BaseException:
+        view.close()
+        raise
+    return view
+
+
+def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[CannotStore]]:
+    values_most = min(_VALUES_MOST, _VALUES_LEAST + _VALUES_TIMES * found.pickle_bytes)
+    names_most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * found.pickle_bytes
+    description = Description(places_of(found, stored.storages), values_most, names_most)
+    return capture_described(found.value, description)
+
+
+def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
+    what = {error.path: error.message.partition(": ")[2].replace("stored", "loaded") for error in refused}
+    lines = [f"  {where or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
+    more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
+    message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
+    hint = f"select= takes the rest; {_HINT}" if "" not in what else _HINT
+    return CannotLoad(message, hint=hint, command_hint=_HINT, file=path, refused=what)
+
+
+def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
+    """Give the view the manifest of what was captured."""
+    manifest = view.manifest
+    algorithm = algorithm_of(view.manifest_id)
+    own = len(manifest.blobs)
+    data = bytearray()
+    storages = []
+    for source in captured.sources:
+        if isinstance(source, StoredSource):
+            storages.append(manifest.storages[source.storage])
+        else:
+            storages.append(_packed(source, data, own, chunk_bytes, algorithm))
+    blobs = (*manifest.blobs, view.add_blob(data, algorithm)) if data else manifest.blobs
+    view.manifest = replace(
+        manifest,
+        content=content_digest(StateTexts.of(captured.leaves, captured.state), storages, algorithm),
+        blobs=blobs,
+        storages=tuple(storages),
+        leaves=captured.leaves,
+        state=captured.state,
+        files=(),
+        ranks=None,
+    )
+
+
+def _packed(source: ByteSource, data: bytearray, blob: int, chunk_bytes: int, algorithm: Algorithm) -> StorageRecord:
+    """Add the bytes of a value to `data`, cut as a save cuts them."""
+    extents = []
+    for start in range(0, source.nbytes, chunk_bytes):
+        part = source.view(start, min(start + chunk_bytes, source.nbytes))
+        if part is None:
+            raise TypeError(f"wanted the bytes of {source.name}, found none")
+        data += bytes(-len(data) % _ALIGN_BYTES)
+        extents.append(Extent(algorithm.digest(part), blob, len(data), len(part)))
+        data += part
+    return StorageRecord(source.nbytes, tuple(extents))

@@ -1,0 +1,89 @@
+"""A committed file as its bytes, read and checked piece by piece."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CannotLoad, DamagedBlob, NoSuchRef
+from ckstore.model.document import shown
+from ckstore.ops.read.regions import RegionReader
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import FileRecord, Manifest
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+"""How the names of files end that hold a state, as a rule."""
+
+
+class StoredFile:
+    """A file of an open checkpoint, as `containers` reads it.
+
+    Attributes:
+        nbytes: Its length.
+        storages: The storage that is the stretch of the file from its first byte to the one after its last.
+    """
+
+    def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool) -> None:
+        self._directory = directory
+        self._record = record
+        self._verify = verify
+        sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
+        self._starts = list(accumulate(sizes, initial=0))
+        self.nbytes = self._starts.pop()
+        self.storages = {
+            (start, start + size): number
+            for start, size, number in zip(self._starts, sizes, record.storages, strict=True)
+        }
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly these bytes.
+
+        Raises:
+            DamagedBlob: They are damaged, missing, or beyond the end.
+        """
+        if offset + length > self.nbytes:
+            msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
+            raise DamagedBlob(msg, names=(self._record.path,))
+        out = memoryview(bytearray(length))
+        at = bisect_right(self._starts, offset) - 1
+        done = 0
+        while done < length:
+            number = self._record.storages[at]
+            start = offset + done - self._starts[at]
+            stop = min(self._directory.manifest.storages[number].nbytes, start + length - done)
+            reader = RegionReader(self._directory, number, self._record.path, verify=self._verify)
+            reader.bytes(start, stop, out[done : done + stop - start])
+            done += stop - start
+            at += 1
+        return bytes(out)
+
+
+def find_file(manifest: Manifest, path: str) -> FileRecord:
+    """Return the committed file of that path.
+
+    Raises:
+        NoSuchRef: There is none.
+        CannotLoad: It is a directory or a symlink.
+    """
+    name = f"{manifest.run}@{manifest.step}"
+    found = next((record for record in manifest.files if record.path == path), None)
+    if found is None:
+        if not manifest.files:
+            msg = f"{name} is a saved state, and has no file {shown(path)}"
+            raise NoSuchRef(msg, hint="leave file= out", command_hint="leave --file out")
+        near = loadable(manifest)
+        hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
+        msg = f"{name} has no file {shown(path)}"
+        raise NoSuchRef(msg, hint=hint)
+    if found.kind != "file":
+        msg = f"{path} of {name} is a {found.kind}, and no file"
+        raise CannotLoad(msg, hint="ckstore ls REF lists its files", file=path)
+    return found
+
+
+def loadable(manifest: Manifest, most: int = 10) -> list[str]:
+    """Return the files of a checkpoint that have the name of one that holds a state, the first few."""
+    return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(LOADABLE)][:most]
