@@ -118,14 +118,14 @@ class Collector:
 
     # ------------------------------------------------------------------------------- what is in trash
 
-    def empty(self) -> None:
-        """Unlink what is in trash and not in use.
+    def empty(self, names: Sequence[str] | None = None) -> None:
+        """Unlink what is in trash and not in use; only what has one of these names there, if some are given.
 
         Raises:
             OSError: Something could not be made durable or unlinked; what is left stays for the next time.
             CkstoreError: The catalog could not be told; only last links are gone, which need no entry.
         """
-        names = trash.names_in(self._layout.trash)
+        names = trash.names_in(self._layout.trash) if names is None else names
         if not names:
             return
         # Of all that was listed, even if another process renamed it; else a checkpoint may come back under its old

@@ -158,8 +158,8 @@ def _staged(context: Context, who: Who, captured: Callable[[], Captured], reques
     staging = Staging.create(context.layout, who.run, who.step, read_back=what_is_read(context).read_back)
     try:
         stage_part(context, staging, who, Content(captured(), {}, progress=request.progress))
-    except BaseException:
-        reclaim.discard(context, staging)
+    except BaseException as error:
+        reclaim.discard(context, staging, error)
         raise
     return staging
 

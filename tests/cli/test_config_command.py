@@ -25,6 +25,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
+        "grace  --time 3600s",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -32,6 +33,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make_room": None,
         "read_back": False,
         "recheck_share": 0.005,
+        "grace_s": 3600,
     }
 
 
@@ -40,6 +42,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "retention", *rules, "--store", path)
     run("config", "make-room", "--keep-every", "1000", "--store", path)
     run("config", "read-back", "--on", "--store", path)
+    run("config", "grace", "--time", "90m", "--store", path)
     said = run("config", "recheck", "--share", "0.25", "--store", path)
 
     assert said.stdout.splitlines() == [
@@ -47,13 +50,14 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "make-room  --keep-every 1000",
         "read-back  on",
         "recheck  --share 0.25",
+        "grace  --time 5400s",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.config.read_back
-        assert store.config.recheck_share == 0.25
-    for setting in ("retention", "make-room", "read-back", "recheck"):
+        assert (store.config.recheck_share, store.config.grace_s) == (0.25, 5400)
+    for setting in ("retention", "make-room", "read-back", "recheck", "grace"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
@@ -62,9 +66,11 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             False,
             0,
         )
+        assert store.config.grace_s == 0
     run("config", "recheck", "--on", "--store", path)
+    run("config", "grace", "--on", "--store", path)
     with Store.open(path) as store:
-        assert store.config.recheck_share == 0.005
+        assert (store.config.recheck_share, store.config.grace_s) == (0.005, 3600)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,12 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
         (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
         (["--share", "0.5"], "no SETTING was given"),
+        (["--time", "1h"], "no SETTING was given"),
+        (["recheck", "--on", "--time", "1h"], "recheck has no --time"),
+        (["grace"], "grace is --on, --off, or has a --time"),
+        (["grace", "--off", "--time", "1h"], "grace is --on, --off, or has a --time"),
+        (["grace", "--time", "soon"], "--time: wanted"),
+        (["grace", "--time", "400d"], "grace_s must be seconds from 0 to a year"),
         (["colour", "--on"], "is not one of"),
     ],
 )

@@ -258,8 +258,8 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
         staging = Staging.create(context.layout, writer.run, writer.step, read_back=what_is_read(context).read_back)
         try:
             stage_part(context, staging, who, content)
-        except BaseException:
-            reclaim.discard(context, staging)
+        except BaseException as error:
+            reclaim.discard(context, staging, error)
             raise
         writer.hold(context, staging)
         return staging

@@ -40,7 +40,7 @@ def measure(context: Context, new: Amount) -> Need:
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
-    """Free what a save lacks, where the policy of the store for that allows it.
+    """Free what a save lacks, where the policy of the store for that allows it; on a shared filesystem drop nothing.
 
     Args:
         context: The store.
@@ -55,7 +55,10 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         OSError: The system refused.
     """
     policy = make_room_of(context)
-    if policy is None or context.shared:  # there, dropping would free nothing
+    if policy is None:
+        return ()
+    if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go
+        collect(context, settle=False)
         return ()
     dropped: list[str] = []
     for _ in range(_ROUNDS):  # a process may have opened what was to go

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import locks
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
@@ -12,7 +13,7 @@ from ckstore.objects.collector import Collector, EnterCandidates
 from ckstore.ops.index.reconcile import reconcile_one
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.staging import Staging
@@ -22,8 +23,11 @@ _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 256
 
 
-def discard(context: Context, staging: Staging) -> None:
+def discard(context: Context, staging: Staging, error: BaseException | None = None) -> None:
     """Move a save that will not be published to trash and free what only it needed, as far as that works now.
+
+    Where other hosts may be at work it stays for the grace, unless `error` says that the disk is full: no reader of any
+    host has ever had what this save wrote itself, and the links that saves made to it keep the bytes.
 
     What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
     hide the one that made the save fail. A child that was forked in the middle of a save has lost the lock, and leaves
@@ -32,14 +36,17 @@ def discard(context: Context, staging: Staging) -> None:
     if staging.lock.fd < 0:
         return
     try:
-        trash.move_to_trash(context.layout, staging.path, staging.lock)
+        moved = trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError:
         staging.lock.release()
         return
     staging.lock.release()
     try:
         with reserve.given_up(context.layout):  # it frees what filled the disk
-            give_back(context, staging.written)
+            if not context.shared:
+                give_back(context, staging.written)
+            elif is_full(error):
+                _free_own(context, moved.name, staging.written)
     except OSError:  # gc does it
         return
 
@@ -75,6 +82,30 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
                 unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
                 condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
+        return
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error says that the filesystem, or a quota, is full."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, InsufficientSpace)
+
+
+def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
+    """Take apart one entry of trash, the staging of a save of this process, and free the blobs that it wrote itself.
+
+    Raises:
+        OSError: It was not to be had; gc frees it after the grace.
+    """
+    try:
+        write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
+        collector = Collector.try_start(context.layout, write, leases=False)
+        if collector is None:
+            return
+        with collector:
+            collector.empty([name])
+            condemn(context, collector, list(written.items()), timeout_s=_CATALOG_TIMEOUT_S)
+    except CkstoreError:  # the catalog cannot be written on a full disk: gc frees it after the grace
         return
 
 

@@ -199,7 +199,7 @@ def save_staged(
                 context.writes_disabled_because = error.message
                 staging.lock.release()
             else:
-                reclaim.discard(context, staging)
+                reclaim.discard(context, staging, error)
             raise
     # Committed: from here the save does not fail any more.
     mine: Published | None = None

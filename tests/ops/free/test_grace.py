@@ -6,7 +6,10 @@ filesystem is put forward. With two FUSE mounts: `test_hosts_that_rotate_free_wh
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,9 @@ import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, UnsafePlace
-from ckstore.fs import links, statx
-from ckstore.fs.inside import Where
+from ckstore.errors import BadInput, InsufficientSpace, SaveFailed, UnsafePlace
+from ckstore.fs import files, links, statx
+from ckstore.fs.inside import Inside, Where
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
@@ -218,6 +221,58 @@ def test_the_count_of_links_is_asked_of_the_server_both_times(
 
     # Its age first, then the count, when nothing else is between that and its end.
     assert sum(path.endswith(f"trash/{condemned.name}") for path in asked) == 2
+
+
+def filling_at(monkeypatch: pytest.MonkeyPatch, at: int, code: int, meanwhile: Callable[[], object]) -> None:
+    """Let the write of the blob number `at` fail, after `meanwhile`."""
+    create, written = files.create_blob, itertools.count(1)
+
+    def failing(path: Inside, data: memoryview) -> None:
+        if next(written) == at:
+            meanwhile()
+            raise OSError(code, os.strerror(code), str(path))
+        create(path, data)
+
+    monkeypatch.setattr(files, "create_blob", failing)
+
+
+def three_blobs() -> dict[str, Any]:
+    return {"w": np.random.default_rng(7).integers(0, 256, 3 * MIB, dtype=np.uint8)}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_on_a_full_disk_what_only_the_failed_save_ever_had_is_freed_at_once(
+    code: int, one: Store, two: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claimed: list[Path] = []
+
+    def claim() -> None:
+        """As a save of the other host that has the same first bytes."""
+        (of_staging,) = (one.path / "staging").iterdir()
+        mine = min((of_staging / "blobs").iterdir())
+        claimed.append(mine)
+        os.link(one.path / "blobs" / mine.name[5:7] / mine.name, tmp_path / "claim")
+
+    filling_at(monkeypatch, 3, code, claim)
+
+    with pytest.raises(InsufficientSpace):
+        one.save(three_blobs(), step=3)
+
+    assert [os.listdir(one.path / name) for name in ("staging", "trash")] == [[], []]
+    assert blob_bytes(one) == 3 * MIB  # of the steps 1 and 2, and what the other host claimed
+    assert (one.path / "blobs" / claimed[0].name[5:7] / claimed[0].name).exists()
+    os.unlink(tmp_path / "claim")
+    assert two.verify().ok
+
+
+def test_what_fails_for_another_reason_stays_for_the_grace(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    filling_at(monkeypatch, 3, errno.EIO, lambda: None)
+
+    with pytest.raises(SaveFailed):
+        one.save(three_blobs(), step=3)
+
+    assert blob_bytes(one) == 4 * MIB
+    assert one.save(three_blobs(), step=3).new_bytes == MIB
 
 
 def read_mapped(store: Store, ref: str, seed: int) -> None:

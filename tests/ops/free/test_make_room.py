@@ -112,6 +112,26 @@ def test_what_gc_alone_can_free_drops_nothing(small_store: Store, mount: Path) -
     assert names(store) == [*before, "c@0"]
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_on_a_shared_filesystem_what_has_waited_is_freed_and_nothing_is_dropped(
+    small_store: Store, mount: Path, tmp_path: Path
+) -> None:
+    small_store.close()
+    store = Store.open(mount / "store", catalog_path=tmp_path / "its.db")
+    store.config.make_room = RetentionPolicy(keep_last=1)
+    store.delete("b@0")
+    leave_bytes(mount, 2 * MIB)
+    with pytest.raises(InsufficientSpace):
+        store.save(state(9), run="c")
+    store.config.grace_s = 0
+    store.gc()  # it takes the checkpoint apart; its blobs are condemned
+
+    store.save(state(9), run="c")
+
+    assert names(store) == ["a@1", "b@2", "b@3", "a@4", "c@0"]
+    store.close()
+
+
 def test_nothing_is_dropped_when_all_of_it_would_not_be_enough(small_store: Store, mount: Path) -> None:
     store = small_store
     store.config.make_room = RetentionPolicy(keep_last=1)

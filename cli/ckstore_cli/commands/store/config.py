@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckstore.errors import BadInput
+from ckstore.model.times import duration_s
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._retention import options_of, policy_of, rule_options
 
-RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
+if TYPE_CHECKING:
+    from ckstore.model.settings.retention import RetentionPolicy
+
+RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE = "retention", "make-room", "read-back", "recheck", "grace"
+_GRACE_HOW = "ckstore config grace --time 2h"
 
 
 @click.command()
-@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK]))
+@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE]))
 @rule_options
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
+@click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
 @store_option
 @json_option
 @pass_frame
@@ -30,6 +38,7 @@ def config(  # noqa: PLR0917 - one for each option
     keep_within: str | None,
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
+    wait: str | None,
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
@@ -37,8 +46,9 @@ def config(  # noqa: PLR0917 - one for each option
     space of what it drops is freed. make-room: the policy by which a save that
     does not fit may drop the oldest checkpoints. read-back: whether a save reads
     back from the disk what it wrote before it counts as durable. recheck: the
-    share of reused data that a save reads again, to find bit rot. Settings are
-    kept in the store and apply to every process.
+    share of reused data that a save reads again, to find bit rot. grace: how long
+    what is dropped waits in trash/ on a filesystem that other hosts have, too.
+    Settings are kept in the store and apply to every process.
 
     \b
     Example:
@@ -47,6 +57,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
+      ckstore config grace --time 2h
       ckstore config retention --off
 
     \b
@@ -56,16 +67,8 @@ def config(  # noqa: PLR0917 - one for each option
       4  there is no such store
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
-    if setting is None and (policy is not None or wanted is not None or share is not None):
-        raise BadInput("no SETTING was given", hint="name one: retention, make-room, read-back or recheck")
-    if setting != RECHECK and share is not None:
-        raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
-    if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
-        raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
-    if setting == READ_BACK and (policy is not None or wanted is None):
-        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
-    if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
-        raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
+    _check(setting, policy, wanted, share, wait)
+    grace_s = None if wait is None else duration_s(wait, "--time")
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
         if setting == RETENTION:
@@ -76,14 +79,17 @@ def config(  # noqa: PLR0917 - one for each option
             store.config.read_back = bool(wanted)
         elif setting == RECHECK:
             store.config.recheck_share = 0 if wanted is False else share
+        elif setting == GRACE:
+            store.config.grace_s = 0 if wanted is False else grace_s
         retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
-        share = store.config.recheck_share
+        share, grace_s = store.config.recheck_share, store.config.grace_s
     out.document(
         {
             "retention": None if retention is None else retention.to_json(),
             "make_room": None if make_room is None else make_room.to_json(),
             "read_back": read_back,
             "recheck_share": share,
+            "grace_s": grace_s,
         }
     )
     out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
@@ -92,3 +98,33 @@ def config(  # noqa: PLR0917 - one for each option
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
+    waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
+    out.line(f"{GRACE}  {waits}")
+
+
+def _check(
+    setting: str | None,
+    policy: RetentionPolicy | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+    share: float | None,
+    wait: str | None,
+) -> None:
+    """Raise where the options do not belong to the setting.
+
+    Raises:
+        BadInput: They do not.
+    """
+    if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
+        raise BadInput("no SETTING was given", hint="name one: retention, make-room, read-back, recheck or grace")
+    if setting != RECHECK and share is not None:
+        raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
+    if setting != GRACE and wait is not None:
+        raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
+    if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
+        raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
+    if setting == READ_BACK and (policy is not None or wanted is None):
+        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
+    if setting == GRACE and (policy is not None or (wanted is None) == (wait is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --time", hint=_GRACE_HOW)
