@@ -638,6 +638,7 @@ class Store:
         verify: bool = True,
         since: LoadReport | RefLike | None = None,
         progress: Progress | None = None,
+        file: str | None = None,
     ) -> LoadReport:
         """Read a state into `target`, without a second copy in memory.
 
@@ -666,8 +667,10 @@ class Store:
             since: What the target holds: what the load before it returned, or the checkpoint. Only what differs from it
                 is read and written, so a target that was changed meanwhile keeps its changes. None: everything is.
             progress: Called now and then with the bytes that were read and those to be read.
+            file: Of a checkpoint of files: the path of the one to load, as in `load`.
 
         Raises:
+            CannotLoad: `file` holds no state, or values that are not loaded.
             DoesNotFit: Names (with `strict`), shapes or dtypes differ; nothing was touched. The message has twenty
                 names of each kind, the error all of them.
             BadInput: `rename` makes two names equal, or `select` takes a part of what is loaded whole: nothing was
@@ -685,6 +688,7 @@ class Store:
             verify=verify,
             since=since,
             progress=progress,
+            file=file,
         )
         return load_into(self._context, ref, target, request)
 
@@ -902,19 +906,34 @@ class Store:
         return reindex(self._context, relink=relink, progress=progress)
 
     @act
-    def diff(self, before: RefLike, after: RefLike = "latest", *, values: bool = False) -> Diff:
+    def diff(
+        self,
+        before: RefLike,
+        after: RefLike = "latest",
+        *,
+        values: bool = False,
+        file: str | tuple[str | None, str | None] | None = None,
+    ) -> Diff:
         """Say which tensors and other values differ from one checkpoint to another.
 
         The names, shapes and pieces in the manifests are compared; no data is read. With `values`, changed tensors of
         floating or complex numbers are read, one after another, and how far they are apart is said too.
 
+        Args:
+            before: The first checkpoint.
+            after: The second.
+            values: See above.
+            file: Compare what committed files hold, as `load` would give it: the path of the one in each checkpoint
+                that has files, or a pair for `before` and `after`; a saved state (in a pair: None) is taken as it is.
+
         Raises:
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or it has no such file.
+            CannotLoad: A file holds no state, or values that are not loaded.
             DamagedBlob: A manifest, or with `values` a tensor, is damaged.
         """
         from ckstore.ops.read.diff import diff
 
-        return diff(self._context, before, after, values=values)
+        return diff(self._context, before, after, values=values, file=file)
 
     @act
     def du(self) -> Usage:

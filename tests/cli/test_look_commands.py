@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ckstore import DoctorFinding, DoctorReport, Store
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
+from tests.containers.files import torch_file
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
 from tests.support.stores import disk_bytes
 
@@ -81,6 +83,27 @@ def test_diff_in_a_terminal_leaves_out_the_middle_of_long_names(tmp_path: Path) 
     assert [len(row) for row in rows] == [80, 80]
     assert all("  model.dec" in row and "…" in row for row in rows)
     assert {row[-13:] for row in rows} == {"q_proj.weight", "k_proj.weight"}
+
+
+def test_diff_of_a_file_and_of_two(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    for name, lr in {"a.pt": 0.1, "b.pt": 0.2}.items():
+        (tmp_path / name).write_bytes(torch_file({"lr": lr, "w": torch.ones(2)}))
+    with Store.init(path) as store:
+        store.commit([tmp_path / "a.pt", tmp_path / "b.pt"], step=1)
+        store.save({"lr": 0.2, "w": torch.ones(2)}, step=2)
+    changed = "changed  lr = 0.1 -> 0.2"
+
+    assert changed in run("diff", "1", "2", "--file", "a.pt", "--store", path).stdout
+    assert changed in run("diff", "1", "1", "--file", "a.pt", "--file", "b.pt", "--store", path).stdout
+    found = document(run("diff", "1", "2", "--file", "b.pt", "--store", path, "--json").stdout)
+    assert (found["before"], found["after"], found["same_content"]) == ("b.pt of main@1", "main@2", True)
+    too_many = run("diff", "1", "2", *["--file", "a.pt"] * 3, "--store", path)
+    assert too_many.exit_code == 2
+    assert "give one path, or one of A and one of B" in too_many.stderr
+    missing = run("diff", "1", "2", "--file", "c.pt", "--store", path)
+    assert missing.exit_code == 4
+    assert "has no file 'c.pt'" in missing.stderr
 
 
 def test_diff_of_the_same_says_so(run: Run, path: Path) -> None:

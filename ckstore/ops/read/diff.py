@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckstore.errors import BadInput
 from ckstore.model.reports.diff import Diff, LeafChange, diff_manifests
+from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
 
 
-def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool) -> Diff:
+Files = str | tuple[str | None, str | None] | None
+
+
+def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file: Files) -> Diff:
     """Return what differs; see `ckstore.Store.diff`."""
-    with open_directory(context, before) as one, open_directory(context, after) as other:
+    chunk_bytes = context.settings.chunk_bytes
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(open_directory(context, ref)) for ref in (before, after))
+        paths = _paths(file, (first, second))
+        one, other = (
+            stack.enter_context(state_of(directory, path, chunk_bytes=chunk_bytes, can_select=False))
+            for directory, path in zip((first, second), paths, strict=True)
+        )
         found = diff_manifests(one.manifest, other.manifest)
+        found = replace(found, before=_named(found.before, paths[0]), after=_named(found.after, paths[1]))
         if not values:
             return found
         old = {leaf.name: leaf for leaf in one.manifest.leaves}
         new = {leaf.name: leaf for leaf in other.manifest.leaves}
         changed = [_measured(change, one, old[change.name], other, new[change.name]) for change in found.changed]
         return replace(found, changed=tuple(changed))
+
+
+def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:
+    """Return which file of each checkpoint is compared; None: what it holds as a whole.
+
+    Raises:
+        BadInput: Neither has files.
+    """
+    if isinstance(file, tuple):
+        if len(file) == len(directories):
+            return file
+        raise BadInput(f"file must be one path, or one for each of two checkpoints, got {len(file)}")
+    if file is not None and not any(directory.manifest.files for directory in directories):
+        msg = "both checkpoints are saved states, without files"
+        raise BadInput(msg, hint="leave file= out", command_hint="leave --file out")
+    return tuple(file if directory.manifest.files else None for directory in directories)
+
+
+def _named(name: str, path: str | None) -> str:
+    return name if path is None else f"{path} of {name}"
 
 
 def _measured(

@@ -52,6 +52,7 @@ def state_of(
     chunk_bytes: int,
     keep: Callable[[str], bool] | None = None,
     verify: bool = True,
+    can_select: bool = True,
 ) -> Iterator[CheckpointDirectory]:
     """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds.
 
@@ -61,6 +62,7 @@ def state_of(
         chunk_bytes: Where values of the file that have no piece of their own are cut.
         keep: Which names are wanted: what cannot be loaded among the others is no error.
         verify: Check what is read of the file.
+        can_select: Whether the caller can leave out what cannot be loaded, for the advice.
 
     Raises:
         NoSuchRef: There is no such file.
@@ -73,7 +75,12 @@ def state_of(
     if not isinstance(file, str):
         msg = f"file must be the path of a committed file, got {file!r}"
         raise BadInput(msg)
-    view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
+    try:
+        view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
+    except CannotLoad as error:
+        if can_select and error.refused and "" not in error.refused:
+            error.hint = f"select= takes the rest; {error.hint}"
+        raise
     try:
         yield view
     finally:
@@ -156,8 +163,7 @@ def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> Cannot
     lines = [f"  {where or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
     more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
-    hint = f"select= takes the rest; {_HINT}" if "" not in what else _HINT
-    return CannotLoad(message, hint=hint, command_hint=_HINT, file=path, refused=what)
+    return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=what)
 
 
 def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:

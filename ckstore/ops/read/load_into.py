@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.context import info_of
+from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
+from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import Unchanged, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
@@ -20,6 +22,7 @@ from ckstore.tensors.targets.renames import check_rename
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.reports.progress import Progress
@@ -92,6 +95,7 @@ class IntoRequest:
     verify: bool = True
     since: LoadReport | AnyRef | None = None
     progress: Progress | None = None
+    file: str | None = None
 
     @property
     def fills_all(self) -> bool:
@@ -106,7 +110,9 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
         since, before = before, None  # after a read that failed the target holds parts of another checkpoint
-        report = _load_into_open(context, directory, target, request, since)
+        with _source(context, directory, request) as source:
+            report = _load_into_open(source, target, request, since)
+        report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
         continue_from(context, directory)
         return report
 
@@ -125,7 +131,10 @@ def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
         return None
     if not isinstance(since, LoadReport):
         with open_directory(context, since) as directory:
-            return Loaded(directory.manifest, request.select, request.rename)
+            if not directory.manifest.files:
+                return Loaded(directory.manifest, request.select, request.rename)
+            with _source(context, directory, request) as source:
+                return Loaded(source.manifest, request.select, request.rename)
     loaded = since._loaded  # noqa: SLF001 - of this module
     if loaded is None:
         return None
@@ -137,8 +146,15 @@ def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
     return loaded
 
 
+def _source(
+    context: Context, directory: CheckpointDirectory, request: IntoRequest
+) -> AbstractContextManager[CheckpointDirectory]:
+    keep = as_filter(request.select)
+    chunk_bytes = context.settings.chunk_bytes
+    return state_of(directory, request.file, chunk_bytes=chunk_bytes, keep=keep, verify=request.verify)
+
+
 def _load_into_open(
-    context: Context,
     directory: CheckpointDirectory,
     target: object,
     request: IntoRequest,
@@ -169,7 +185,7 @@ def _load_into_open(
         plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     plan.finish(memories.__getitem__)
-    report = _report(info_of(context, manifest, directory.manifest_id), plan.differences)
+    report = _report(CheckpointInfo.of(manifest, directory.manifest_id), plan.differences)
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
 
@@ -240,15 +256,22 @@ def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoReq
         ("only in the checkpoint", report.unexpected),
     )
     lines = [line for what, names in kinds for line in _listed(what, names)]
+    advice = _advice(found, request, loadable=not plan.is_empty and not found.strangers)
     name = f"{directory.manifest.run}@{directory.manifest.step}"
+    name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(
         message,
-        hint="; ".join(_advice(found, request, loadable=not plan.is_empty and not found.strangers)),
+        hint="; ".join([*_files_advice(directory), *advice]),
         missing=report.missing,
         unexpected=report.unexpected,
         mismatched={**report.not_loaded, **dtypes, **dict.fromkeys(spelled(found.meta), "on the meta device")},
     )
+
+
+def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
+    for path in loadable(directory.manifest, 1):
+        yield f"file={path!r} loads what that file holds"
 
 
 def _advice(found: Differences, request: IntoRequest, *, loadable: bool) -> Iterator[str]:

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from ckstore import CannotLoad, NoSuchRef, Store
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob, DoesNotFit
 from tests.containers.files import pickle_file, torch_file
 from tests.support.damage import blobs_by_size, flip
-from tests.support.states import assert_same, states
+from tests.support.states import arrays, assert_same, scalars, states, tensors
 
 FILES = Path(__file__).parents[2] / "containers" / "torch_files"
 OF_TORCH_2_6 = sorted(path for path in FILES.iterdir() if path.suffix != ".py" and path.is_file())
@@ -215,3 +215,97 @@ def test_damage_in_a_file_is_found(legacy: bool, tmp_path: Path) -> None:
     flip(blobs_by_size(store, "latest")[-1])
     with pytest.raises(DamagedBlob):
         store.load(file="x.pt")
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer after a step."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_a_trainer_wrote_goes_straight_into_a_model_and_its_optimizer(
+    legacy: bool, store: Store, tmp_path: Path
+) -> None:
+    model, optimizer = trained()
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt", _use_new_zipfile_serialization=not legacy)
+    safetensors.torch.save_file(model.state_dict(), folder / "model.safetensors")
+    store.commit(folder)
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        other, other_optimizer = trained()
+        report = store.load_into(other, file=name)
+        store.load_into(other_optimizer, file="optimizer.pt")
+
+        assert str(report) == "main@7 loaded"
+        assert_same(model.state_dict(), other.state_dict())
+        assert_same(optimizer.state_dict(), other_optimizer.state_dict())
+        assert store.load_into(other, file=name, since=report).read_bytes == 0
+        assert store.load_into(other, file=name, since=7).read_bytes == 0
+
+
+def test_a_file_that_does_not_fit_is_named(store: Store, tmp_path: Path) -> None:
+    committed(store, tmp_path, torch_file({"0.weight": torch.ones(2, 4)}), "pytorch_model.bin")
+    model, _ = trained()
+    with pytest.raises(DoesNotFit, match=r"^pytorch_model.bin of main@0 does not fit the target, nothing was loaded"):
+        store.load_into(model, file="pytorch_model.bin")
+    with pytest.raises(DoesNotFit, match=r"file='pytorch_model.bin' loads what that file holds"):
+        store.load_into(model)
+
+
+@pytest.mark.property
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(state=st.dictionaries(st.text("ab.", max_size=2), tensors() | scalars() | arrays(), max_size=4))
+def test_a_saved_state_and_its_file_differ_in_nothing(state: Any, store: Store, tmp_path: Path) -> None:
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):  # a file has all of a storage, a saved state what tensors look at
+            state[name] = value.contiguous().clone().resolve_conj()
+    try:
+        data = torch_file(state)
+    except RuntimeError:
+        reject()
+    committed(store, tmp_path, data)
+    loaded = store.load(file="x.pt")
+    saved = store.save(loaded)
+
+    found = store.diff(saved.step - 1, saved, file="x.pt")
+
+    assert not found
+    assert found.same_content
+    assert found.before == f"x.pt of main@{saved.step - 1}"
+    assert found.after == f"main@{saved.step}"
+
+
+def test_files_are_compared_by_what_they_hold(store: Store, tmp_path: Path) -> None:
+    state = {"w": torch.zeros(4), "same": torch.ones(2), "rng": np.arange(9), "lr": 0.1, "text": "x" * 5000}
+    committed(store, tmp_path, torch_file(state))
+    committed(store, tmp_path, torch_file({**state, "w": torch.full((4,), 0.5), "lr": 0.2, "new": 1}), "y.pt")
+    found = store.diff(0, 1, file=("x.pt", "y.pt"), values=True)
+
+    assert [change.name for change in found.changed] == ["w"]
+    assert found.changed[0].difference is not None
+    assert found.changed[0].difference.largest_absolute == 0.5
+    assert [(one.name, one.before, one.after) for one in found.plain] == [("lr", 0.1, 0.2), ("new", None, 1)]
+    assert (found.unchanged_count, found.same_content) == (3, False)
+    with pytest.raises(NoSuchRef, match=r"main@1 has no file 'x.pt' \(it has y.pt\)"):
+        store.diff(0, 1, file="x.pt")
+    with pytest.raises(BadInput, match="one for each of two checkpoints, got 3"):
+        store.diff(0, 1, file=("x.pt", "y.pt", "z.pt"))  # type: ignore[arg-type]
+    store.save(state)
+    store.save(state)
+    with pytest.raises(BadInput, match="both checkpoints are saved states"):
+        store.diff(2, 3, file="x.pt")
+    assert not store.diff(0, 2, file="x.pt")
+
+
+def test_a_file_that_cannot_be_compared_is_refused_without_advice_to_select(store: Store, tmp_path: Path) -> None:
+    committed(store, tmp_path, torch_file({"a": Arguments()}))
+    with pytest.raises(CannotLoad) as caught:
+        store.diff(0, 0, file="x.pt")
+
+    assert "select=" not in str(caught.value)

@@ -24,32 +24,49 @@ if TYPE_CHECKING:
 @click.argument("before", metavar="A", shell_complete=complete_ref)
 @click.argument("after", metavar="[B]", default="latest", shell_complete=complete_ref)
 @click.option("--values", is_flag=True, help="Read the changed tensors too, and say how far apart they are.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="PATH",
+    help="Compare what this committed file holds, with a saved state or with the file of the same path; "
+    "given twice: a file of A with one of B.",
+)
 @store_option
 @json_option
 @pass_frame
-def diff(frame: Frame, before: str, after: str, values: bool) -> None:  # noqa: FBT001 - click's
+def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, ...]) -> None:  # noqa: FBT001 - click's
     """List the files, tensors and values that differ from checkpoint A to checkpoint B.
 
-    Without B: to the latest. Without --values no data is read.
+    Without B: to the latest. Without --values no data is read. With --file the pickle of a file of torch is read, and
+    never run.
 
     \b
     Example:
       ckstore diff best
       ckstore diff main@1000 main@1200 --values
+      ckstore diff 1000 1200 --file optimizer.pt
 
     \b
     Exit status:
       0  done, whether they differ or not
+      1  a file holds no state that can be loaded
       2  wrong usage
       3  one of them is damaged
       4  there is no such store or checkpoint, or several fit
     """
     out = frame.output()
     with frame.reading() as store:
-        found = store.diff(before, after, values=values)
+        found = store.diff(before, after, values=values, file=_files_given(files))
     out.document(_document(found))
     for line in _lines(found, out, values=values):
         out.line(line)
+
+
+def _files_given(paths: tuple[str, ...]) -> str | tuple[str | None, str | None] | None:
+    if len(paths) > 2:
+        raise click.BadParameter("give one path, or one of A and one of B", param_hint="--file")
+    return (paths[0], paths[1]) if len(paths) == 2 else paths[0] if paths else None
 
 
 def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:
