@@ -137,7 +137,9 @@ def test_it_imports_no_store_and_no_catalog() -> None:
     "words,offered",
     [
         (["ckstore", "show", "sweep-7", "@", "8"], ["8"]),
-        (["ckstore", "show", "sweep-7", "@"], ["latest", "latest-valid", "8", "7"]),
+        (["ckstore", "show", "sweep-7", "@"], ["@latest", "@latest-valid", "@8", "@7"]),
+        (["ckstore", "log", "--run", "=", "s"], ["sweep-7"]),
+        (["ckstore", "diff", "sweep-7", "@", "7", "main", "@", "1"], ["150", "100"]),
         (["ckstore", "show", "be"], ["best"]),
         (["ckstore", "log", "--run", "ma"], ["main"]),
     ],
@@ -154,7 +156,8 @@ def test_in_bash_a_ref_with_a_run_completes_although_bash_splits_it(
     script = (
         'eval "$(_CKSTORE_COMPLETE=bash_source ckstore)"\n'
         f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
-        '_ckstore_completion ckstore; printf "%s\\n" "${COMPREPLY[@]}"\n'
+        f"_ckstore_completion ckstore {words[-1]}; "
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     env = environment()
     env["PATH"] = f"{program.parent}{os.pathsep}{env['PATH']}"
