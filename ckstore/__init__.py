@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         InUse,
         MissingRanks,
         NewerFormat,
+        NoSuchFile,
         NoSuchRef,
         OtherHash,
         RankError,
@@ -105,6 +106,7 @@ __all__ = [
     "LoadReport",
     "MissingRanks",
     "NewerFormat",
+    "NoSuchFile",
     "NoSuchRef",
     "Note",
     "OpenCheckpoint",
@@ -151,8 +153,8 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
-    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchRef OtherHash RankError RankFailed "
-    "RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
+    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef OtherHash RankError "
+    "RankFailed RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",

@@ -3,6 +3,7 @@
     CkstoreError                 1
     ├── StoreNotFound            4   there is no store at that place
     ├── NoSuchRef                4   no checkpoint, tag or id of that name (also a LookupError)
+    │   └── NoSuchFile           4   no file of that name in a checkpoint (also a FileNotFoundError)
     ├── AmbiguousRef             4   the ref fits several checkpoints (also a LookupError)
     ├── BadInput                 2   an argument or a file that cannot be used as given (also a ValueError)
     │   ├── CannotStore          1   a value in the state that the format does not hold
@@ -89,6 +90,13 @@ class NoSuchRef(CkstoreError, LookupError):
     """No checkpoint, tag or id of that name."""
 
     exit_status = 4
+
+
+class NoSuchFile(NoSuchRef, FileNotFoundError):
+    """A checkpoint has no file of that name, or there is no such checkpoint to look for one in."""
+
+    # Of two built-in bases the one that has more to make.
+    __new__ = OSError.__new__  # type: ignore[assignment]
 
 
 class AmbiguousRef(CkstoreError, LookupError):

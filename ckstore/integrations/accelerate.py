@@ -75,7 +75,7 @@ class Installed:
     def save_state(
         self,
         output_dir: str | None = None,
-        safe_serialization: bool = True,  # noqa: FBT002 - as accelerate has it
+        safe_serialization: bool = True,
         *,
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,

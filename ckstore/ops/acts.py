@@ -89,6 +89,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             return method(*args, **kwargs)
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
+        except CkstoreError:  # first: one of them is an OSError, too
+            raise
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             raise CkstoreError(

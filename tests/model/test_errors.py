@@ -17,6 +17,7 @@ _TREE = {
     "CkstoreError": ("Exception", 1),
     "StoreNotFound": ("CkstoreError", 4),
     "NoSuchRef": ("CkstoreError", 4),
+    "NoSuchFile": ("NoSuchRef", 4),
     "AmbiguousRef": ("CkstoreError", 4),
     "BadInput": ("CkstoreError", 2),
     "CannotStore": ("BadInput", 1),
@@ -61,6 +62,7 @@ def test_the_picture_of_the_tree_shows_every_class_with_its_exit_status() -> Non
 
 def test_errors_are_what_python_programs_catch_too() -> None:
     assert issubclass(errors.NoSuchRef, LookupError)
+    assert issubclass(errors.NoSuchFile, FileNotFoundError)
     assert issubclass(errors.AmbiguousRef, LookupError)
     assert issubclass(errors.BadInput, ValueError)
     assert not {c.__name__ for c in _ALL} & set(dir(builtins))

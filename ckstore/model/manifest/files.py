@@ -7,12 +7,15 @@ equally, since a file is cut by what is in it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.model.manifest.manifest import FileRecord, Manifest
 
 FileChangeKind = Literal["added", "removed", "changed"]
+_LINKS_MOST = 41
+"""One more than Linux follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,14 @@ class FileSummary:
         kind: ``file``, ``directory`` or ``symlink``.
         mode: Permission bits; 0 for a symlink.
         nbytes: Size of a file; 0 for the others.
+        target: What a symlink holds; empty for the others.
     """
 
     path: str
     kind: str
     mode: int
     nbytes: int
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,36 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
     return [_summary(manifest, file) for file in manifest.files]
 
 
+def followed(links: Mapping[str, str], path: str) -> str | None:
+    """Return where a path leads when the symlinks in it are followed, as the kernel does it; it may be that of nothing.
+
+    Args:
+        links: Path -> target of each symlink of the checkpoint.
+        path: Relative, as committed.
+
+    Returns:
+        None: It leads out of the checkpoint, or round in a circle.
+    """
+    to_do, done = path.split("/")[::-1], list[str]()
+    links_left = _LINKS_MOST
+    while to_do:
+        name = to_do.pop()
+        if name == "..":
+            if not done:
+                return None
+            done.pop()
+        elif name not in ("", "."):
+            target = links.get("/".join((*done, name)))
+            if target is None:
+                done.append(name)
+                continue
+            links_left -= 1
+            if not links_left or target.startswith("/"):
+                return None
+            to_do += target.split("/")[::-1]
+    return "/".join(done)
+
+
 def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
     """Return the files that differ, by path."""
     old = {file.path: file for file in before.files}
@@ -81,7 +116,8 @@ def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
 
 
 def _summary(manifest: Manifest, file: FileRecord) -> FileSummary:
-    return FileSummary(file.path, file.kind, file.mode, sum(manifest.storages[i].nbytes for i in file.storages))
+    nbytes = sum(manifest.storages[i].nbytes for i in file.storages)
+    return FileSummary(file.path, file.kind, file.mode, nbytes, file.target)
 
 
 def _key(manifest: Manifest, file: FileRecord) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.context import info_of
+from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_room, read_memories
@@ -111,6 +113,20 @@ class OpenCheckpoint:
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
         return summaries(self._directory.manifest)
+
+    @act
+    def open_file(self, path: str) -> io.BufferedReader:
+        """Open a committed file for reading, at any place; what is read is checked. It is read while this is open.
+
+        ``torch.load(ckpt.open_file("optimizer.pt"))`` reads a file without a checkout.
+
+        Args:
+            path: As in `files`; a symlink is followed if it stays in the checkpoint.
+
+        Raises:
+            NoSuchFile: There is no such file; a saved state has none.
+        """
+        return io.BufferedReader(CommittedFile(self._here, file_record(self._directory.manifest, path)), BUFFER_BYTES)
 
     @act
     def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:

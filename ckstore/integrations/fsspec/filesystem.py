@@ -1,0 +1,317 @@
+"""`CkstoreFileSystem`: what takes a URL of fsspec takes a checkpoint in a store.
+
+Reading is as of a directory that never changes: each byte is checked. Writing is in a transaction, and makes a
+checkpoint or nothing: what is published never changes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fsspec import AbstractFileSystem
+from fsspec.utils import tokenize
+
+from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef
+from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
+from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
+from ckstore.model.names import is_run
+from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
+from ckstore.ops.save.gather import step_in_name
+from ckstore.store import Store
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
+
+_TRANSACTION = "with fs.transaction: its files become visible together when it ends"
+
+
+class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """``ckstore:///path/to/store/RUN/CHECKPOINT/FILE``; `CHECKPOINT` is a step, ``latest``, ``latest-valid`` or a tag.
+
+    Args:
+        if_exists: As in `ckstore.Store.commit`, for what is written.
+        staging: A directory in which files wait until their checkpoint is committed; None: that of the store.
+        options: Those of fsspec.
+
+    Attributes:
+        last: What was committed last.
+    """
+
+    protocol = PREFIX.removesuffix("://")
+    root_marker = "/"
+    transaction_type = CheckpointTransaction
+
+    def __init__(
+        self, if_exists: IfExists = "error", staging: str | os.PathLike[str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.if_exists = if_exists
+        self.staging = None if staging is None else Path(os.path.abspath(staging))
+        self.last: CheckpointInfo | None = None
+        self._stores: dict[tuple[Path, bool], Store] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return [stripped(each) for each in path] if isinstance(path, list) else stripped(path)
+
+    def store_at(self, path: Path, *, to_write: bool = False) -> Store:
+        """Return a store, opened once; for reading only unless it is to be written to."""
+        key = path, to_write
+        if key not in self._stores:
+            self._stores[key] = Store.open(path, readonly=not to_write)
+        return self._stores[key]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return name, size and type of a file or directory, and of a checkpoint its id.
+
+        Raises:
+            NoSuchFile: There is none.
+            StoreNotFound: There is no store on the way.
+        """
+        place = place_of(path)
+        there = self._tree(place)
+        if place.path not in there:
+            raise NoSuchFile(f"{place} is not in {place.run}@{place.name}", hint="fs.find(…) lists its files")
+        return there[place.path]
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """List the runs of a store, the steps of a run, or the files of a checkpoint.
+
+        Raises:
+            NoSuchFile: There is no such file or directory.
+            StoreNotFound: There is no store on the way.
+        """
+        place = place_of(path)
+        there = self._tree(place)
+        if there.get(place.path, {"type": ""})["type"] == "directory":
+            found = [there[name] for name in there if name and os.path.dirname(name) == place.path]
+        else:
+            found = [self.info(path)]
+        return sorted(found, key=lambda each: str(each["name"])) if detail else sorted(each["name"] for each in found)
+
+    def created(self, path: str) -> datetime:
+        """Return when the checkpoint was made that has this file.
+
+        Raises:
+            NoSuchFile: There is none.
+        """
+        return datetime.fromisoformat(self._checkpoint(place_of(path)).created)
+
+    def modified(self, path: str) -> datetime:
+        """Return the same as `created`: nothing in a checkpoint changes.
+
+        Raises:
+            NoSuchFile: There is none.
+        """
+        return self.created(path)
+
+    def ukey(self, path: str) -> str:
+        """Return what tells the file from one that another checkpoint has at this path.
+
+        Raises:
+            NoSuchFile: There is none.
+        """
+        return str(tokenize(self.info(path)))
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        place = place_of(path)
+        staging = self._staging_of(place)
+        if mode == "rb":
+            if staging is not None:
+                return staging.open(place, mode)
+            return _opened(self.store_at(place.store).open_checkpoint(self._checkpoint(place)), place)
+        if mode not in ("wb", "xb"):
+            msg = f"{place} cannot be opened with {mode!r}: a checkpoint in a store never changes"
+            raise BadInput(msg, hint="'rb' reads; 'wb' and 'xb' write a new checkpoint")
+        return self._staging_to_write(place).open(place, mode)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Make a directory in the checkpoint that is being written; elsewhere directories come with their files."""
+        self.makedirs(path, exist_ok=True)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """See `mkdir`.
+
+        Raises:
+            StoreNotFound: There is no store on the way.
+        """
+        place = place_of(path)
+        if self._intrans and place.path:
+            local = self._staging_to_write(place).local(place.path)
+            local.mkdir(parents=True, exist_ok=exist_ok)
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        """Rename a file of the checkpoint that is being written.
+
+        Raises:
+            BadInput: It is another one: what is published does not change.
+        """
+        old, new = place_of(path1), place_of(path2)
+        staging = self._staging_of(old)
+        if staging is None or self._staging_of(new) is not staging:
+            msg = f"{old} cannot be renamed: a checkpoint in a store never changes"
+            raise BadInput(msg, hint=_TRANSACTION)
+        staging.local(new.path).parent.mkdir(parents=True, exist_ok=True)
+        staging.local(old.path).replace(staging.local(new.path))
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        """Copy a file into the checkpoint that is being written.
+
+        Raises:
+            BadInput: None is being written.
+        """
+        if self.isdir(path1):
+            self.makedirs(path2, exist_ok=True)
+            return
+        with self.open(path1, "rb") as source, self.open(path2, "wb") as target:
+            shutil.copyfileobj(source, target, BUFFER_BYTES)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete a whole checkpoint, with `recursive`, as `Store.delete`; or a file of the one that is being written.
+
+        Raises:
+            BadInput: It is a part of a checkpoint, or a run, or a store.
+            InUse: A tag or a pin names the checkpoint, or it is open.
+            NoSuchFile: There is nothing.
+        """
+        for each in path if isinstance(path, (list, tuple)) else [path]:
+            self._remove(place_of(each), recursive=recursive)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file of the checkpoint that is being written; see `rm`."""
+        self.rm(path)
+
+    _rm = rm_file
+
+    def rmdir(self, path: str) -> None:
+        """Raise: directories go with their files.
+
+        Raises:
+            BadInput: Always.
+        """
+        raise BadInput(f"{path}: directories go with their files", hint="fs.rm(checkpoint, recursive=True)")
+
+    def _remove(self, place: Place, *, recursive: bool) -> None:
+        staging = self._staging_of(place)
+        if staging is not None and place.path:
+            local = staging.local(place.path)
+            if local.is_dir() and recursive:
+                shutil.rmtree(local)
+            elif local.is_file():
+                local.unlink()
+            else:
+                raise NoSuchFile(f"{place} was not written", hint="fs.find(…) lists what was")
+            return
+        if place.name and not place.path and recursive:
+            self.store_at(place.store, to_write=True).delete(self._checkpoint(place))
+            return
+        msg = f"{place} cannot be removed: only a whole checkpoint can"
+        raise BadInput(msg, hint="fs.rm('ckstore:///path/to/store/RUN/STEP', recursive=True)")
+
+    def _staging_of(self, place: Place) -> Staging | None:
+        """Return what waits to become the checkpoint at a place, if that is being written."""
+        staging = self._transaction.staging if self._transaction is not None else None
+        if staging is None or not place.name or (place.store, place.run) != staging.target[:2]:
+            return None
+        step = int(place.name) if place.name.isdigit() else step_in_name([Path(place.name)])
+        return staging if step == staging.target[2] else None
+
+    def _staging_to_write(self, place: Place) -> Staging:
+        target = place.to_write()
+        if not self._intrans:
+            msg = (
+                f"{place} is to be written outside a transaction: others would see a checkpoint with some of its files"
+            )
+            raise BadInput(msg, hint=_TRANSACTION)
+        transaction = self.transaction
+        if transaction.staging is None:
+            transaction.staging = Staging(target, self.staging)
+        if transaction.staging.target != target:
+            _, run, step = transaction.staging.target
+            msg = f"{place} is not in {run}@{step}, and a transaction writes one checkpoint"
+            raise BadInput(msg, hint="end it, and begin another one")
+        staging: Staging = transaction.staging
+        return staging
+
+    def _tree(self, place: Place) -> dict[str, dict[str, Any]]:
+        """Return what is at and below the store, the run or the checkpoint of a place: path in it -> entry."""
+        top = str(place.store)
+        if not place.run:
+            runs = sorted({info.run for info in self.store_at(place.store).checkpoints()})
+            return {"": entry(top), **{run: entry(f"{top}/{run}") for run in runs}}
+        top = f"{top}/{place.run}"
+        if not place.name:
+            infos = self.store_at(place.store).checkpoints(place.run) if is_run(place.run) else []
+            if not infos:
+                raise NoSuchFile(f"{place.store} has no run {place.run}", hint="fs.ls(store) lists the runs")
+            return {"": entry(top), **{str(i.step): entry(f"{top}/{i.step}", id=i.id) for i in infos}}
+        top = f"{top}/{place.name}"
+        staging = self._staging_of(place)
+        if staging is not None:
+            return _waiting(staging, top)
+        info = self._checkpoint(place)
+        return entries(self.store_at(place.store).files(info), top, id=info.id)
+
+    def _checkpoint(self, place: Place) -> CheckpointInfo:
+        """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name.
+
+        Raises:
+            NoSuchFile: There is none.
+        """
+        store = self.store_at(place.store)
+        step = step_in_name([Path(place.name)])
+        error: CkstoreError | None = None
+        for name in (place.name, *([] if step is None else [str(step)])):
+            try:
+                return store.info(f"{place.run}@{name}")
+            except (NoSuchRef, BadInput) as problem:
+                error = error or problem
+        why = error.message if error is not None else ""
+        raise NoSuchFile(f"{place} leads to no checkpoint: {why}", hint="fs.ls(…) lists the steps of a run") from error
+
+
+class _OpenedFile(io.BufferedReader):
+    """A file of a checkpoint that is kept open until it is closed.
+
+    Attributes:
+        size: In bytes, as other files of fsspec have it.
+    """
+
+    def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self.size = raw.nbytes
+        super().__init__(raw, BUFFER_BYTES)
+
+    def close(self) -> None:
+        """Close it and its checkpoint."""
+        try:
+            super().close()
+        finally:
+            self._checkpoint.close()
+
+
+def _opened(checkpoint: OpenCheckpoint, place: Place) -> _OpenedFile:
+    try:
+        return _OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _waiting(staging: Staging, top: str) -> dict[str, dict[str, Any]]:
+    """Return what fsspec is told of the files that wait."""
+    found = {"": entry(top)}
+    for folder, folders, files in os.walk(staging.tree.path):
+        inner = os.path.relpath(folder, staging.tree.path)
+        for name in (*folders, *files):
+            path = name if inner == "." else f"{inner}/{name}"
+            nbytes = None if name in folders else staging.local(path).stat().st_size
+            found[path] = entry(f"{top}/{path}", nbytes)
+    return found

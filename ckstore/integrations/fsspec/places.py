@@ -1,0 +1,100 @@
+"""Paths of the door: ``/path/to/store/RUN/CHECKPOINT/FILE``, and what each leads to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ckstore.errors import BadInput, StoreNotFound
+from ckstore.model.manifest.files import FileSummary, followed
+from ckstore.model.names import check_run, check_step
+from ckstore.ops.save.gather import step_in_name
+
+PREFIX = "ckstore://"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a path leads; what it does not go down to is empty.
+
+    Attributes:
+        store: Directory of the store.
+        run: A run in it.
+        name: A checkpoint of the run: a step, a name with a step in it, or what else may stand after ``RUN@``.
+        path: Of a file or directory in the checkpoint.
+    """
+
+    store: Path
+    run: str = ""
+    name: str = ""
+    path: str = ""
+
+    def to_write(self) -> tuple[Path, str, int]:
+        """Return store, run and step to write to.
+
+        Raises:
+            BadInput: It is no file in a checkpoint that has a step.
+        """
+        if not self.path:
+            msg = f"{self} is no file in a checkpoint"
+            raise BadInput(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE is one")
+        step = int(self.name) if self.name.isascii() and self.name.isdigit() else step_in_name([Path(self.name)])
+        if step is None:
+            msg = f"{self.name!r} in {self} is no step, and what is written needs one"
+            raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")
+        return self.store, check_run(self.run), check_step(step)
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (f"{PREFIX}{self.store}", self.run, self.name, self.path)))
+
+
+def stripped(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path that a URL of the door has; a relative one is relative to the working directory."""
+    text = os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix(PREFIX)))
+    return f"/{text.lstrip('/')}"
+
+
+def place_of(path: str | os.PathLike[str]) -> Place:
+    """Return what a path leads to: the store is the first directory on the way that is one.
+
+    Raises:
+        StoreNotFound: There is none on the way.
+    """
+    whole = PurePosixPath(stripped(path))
+    for store in (*reversed(whole.parents), whole):
+        if os.path.lexists(f"{store}/store.json"):
+            run, name, *inner = (*whole.relative_to(store).parts, "", "")
+            return Place(Path(os.path.realpath(store)), run, name, "/".join(filter(None, inner)))
+    msg = f"there is no store on the way to {whole}"
+    raise StoreNotFound(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE; ckstore init PATH makes a store")
+
+
+def entry(name: str, nbytes: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return what fsspec is told of a file; of a directory if it has no size."""
+    kind = "directory" if nbytes is None else "file"
+    return {"name": name, "size": 0 if nbytes is None else nbytes, "type": kind, **more}
+
+
+def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[str, Any]]:
+    """Return what fsspec is told of everything in a checkpoint whose path is `top`: path in it -> entry."""
+    links = {file.path: file.target for file in files if file.kind == "symlink"}
+    by_path = {file.path: file for file in files}
+    found = {"": entry(top, **more)}
+    for file in files:
+        for parent in reversed(PurePosixPath(file.path).parents[:-1]):
+            found.setdefault(str(parent), entry(f"{top}/{parent}", **more))
+        where = f"{top}/{file.path}"
+        if file.kind == "directory":
+            found[file.path] = entry(where, mode=file.mode, **more)
+        elif file.kind == "file":
+            found[file.path] = entry(where, file.nbytes, mode=file.mode, **more)
+        else:
+            end = by_path.get(followed(links, file.path) or "")
+            as_link = {"islink": True, "destination": file.target, **more}
+            is_file = end is not None and end.kind == "file"
+            found[file.path] = entry(where, end.nbytes if end is not None and is_file else 0, **as_link)
+            if not is_file:  # nothing, or a directory: as it is not to be gone into, it is neither
+                found[file.path]["type"] = "link"
+    return found

@@ -1,0 +1,124 @@
+"""What is written through the door: files of a checkpoint wait beside the store, and one commit makes them visible."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsspec.transaction import Transaction
+
+from ckstore.errors import BadInput, SaveFailed
+from ckstore.fs.new_tree import NewTree
+from ckstore.integrations.fsspec.places import Place
+from ckstore.training.processes import rank_and_world
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_NEVER_BUILT = "fsspec"
+"""How the name ends beside which files wait; nothing ever gets it."""
+
+
+class Staging:
+    """The files of one checkpoint that is being written, in a directory that goes when it is committed or given up.
+
+    Attributes:
+        target: Store, run and step.
+    """
+
+    def __init__(self, target: tuple[Path, str, int], folder: Path | None) -> None:
+        self.target = target
+        store = target[0]
+        try:
+            self.tree = NewTree.beside((folder or store.parent) / f"{store.name}.{_NEVER_BUILT}")
+        except BadInput as error:
+            raise BadInput(error.message, hint="give another directory: staging=…, of the same filesystem") from error
+
+    def local(self, path: str) -> Path:
+        """Return where a file of the checkpoint waits."""
+        return self.tree.path / path
+
+    def open(self, place: Place, mode: str) -> Any:
+        """Open a file that waits; its directory is made."""
+        local = self.local(place.path)
+        if mode != "rb":
+            local.parent.mkdir(parents=True, exist_ok=True)
+        return local.open(mode)
+
+    def end(self) -> None:
+        """Remove what waits."""
+        with self.tree:
+            pass
+
+
+class CheckpointTransaction(Transaction):  # type: ignore[misc]
+    """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is.
+
+    Of one in another the outermost counts, and if one failed, all of it did.
+    """
+
+    fs: Any
+    files: deque[Any]
+
+    def __init__(self, fs: Any) -> None:
+        super().__init__(fs)
+        self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
+        self._failed = False
+        self.staging: Staging | None = None
+
+    def start(self) -> None:
+        """Begin, or go one deeper."""
+        if self._depth == 0:
+            super().start()
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.complete(commit=kind is None)
+
+    def complete(self, commit: bool = True) -> None:
+        """End it: commit, or give up, what was written.
+
+        Raises:
+            SaveFailed: A transaction in this one failed.
+            BadInput: A file is still open, or the ranks of a distributed checkpoint would each commit a part of it.
+            StepExists: The run has another checkpoint at that step.
+        """
+        self._depth -= 1
+        self._failed = self._failed or not commit
+        if self._depth > 0:
+            return
+        fs, self.fs = self.fs, None
+        files, self.files = list(self.files), deque()
+        staging, self.staging = self.staging, None
+        fs._intrans, fs._transaction = False, None  # noqa: SLF001 - as fsspec's own does
+        if staging is None:
+            return
+        try:
+            if commit:
+                self._check(files, staging)
+                store, run, step = staging.target
+                fs.last = fs.store_at(store, to_write=True).commit(staging.tree.path, step, run, if_exists=fs.if_exists)
+        finally:
+            for file in files:
+                with suppress(Exception):  # of what is given up; what was committed was closed
+                    file.close()
+            staging.end()
+
+    def _check(self, files: list[Any], staging: Staging) -> None:
+        _, run, step = staging.target
+        if self._failed:
+            msg = f"a transaction in this one failed: {run}@{step} is not committed"
+            raise SaveFailed(msg, hint="write all of its files again")
+        still_open = [file.name for file in files if not file.closed]
+        if still_open:
+            msg = f"{os.path.basename(still_open[0])} is still open: {run}@{step} is not committed"
+            raise BadInput(msg, hint="close each file in the transaction: with fs.open(…) as file")
+        world = rank_and_world()[1]
+        if world > 1 and any(staging.tree.path.rglob("*.distcp")):
+            msg = f"each of {world} ranks would commit its own part of {run}@{step}"
+            raise BadInput(msg, hint="save with ckstore.integrations.dcp: its ranks make one checkpoint")
