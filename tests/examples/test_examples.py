@@ -15,6 +15,7 @@ from tests.support.requirements import require_transformers
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = {
     "plain_loop.py": [3, 4, 5],
+    "async_loop.py": [3, 4, 5],
     "ddp.py": [1, 2, 3],
     "trainer.py": [2, 4, 6],
     "accelerate_loop.py": [0, 1, 2],

@@ -105,8 +105,19 @@ def test_many_saves_leave_nothing_behind(store: Store) -> None:
         save(number)
     descriptors = len(os.listdir("/proc/self/fd"))
     pid = _client(store).pid()
+    assert pid is not None
+    settled = 0, 0, 0
     for number in range(5, ROTATIONS):
         save(number)
+        if number == ROTATIONS // 2:  # by now what grows to a size of its own, such as the log of the catalog, has it
+            settled = _resident_bytes(pid), _resident_bytes(os.getpid()), _allocated_bytes(store.path)
+    if CRASH_FULL:
+        # A state is 1.2 MB and a manifest some KB: one state kept in 100 saves, or 10 KiB a save, would be 5 MiB more.
+        assert _resident_bytes(pid) - settled[0] < 4 * 2**20
+        assert _resident_bytes(os.getpid()) - settled[1] < 4 * 2**20
+        # Three states are kept at either time, and the log of the catalog may have got its 4 MiB only now; one state
+        # kept in 100 saves would be 6 MB more.
+        assert _allocated_bytes(store.path) - settled[2] < 5 * 2**20
 
     # The thread of the client may still be about to give a snapshot back, or have a file of /proc open.
     wait_for(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "every descriptor is closed")
@@ -115,6 +126,16 @@ def test_many_saves_leave_nothing_behind(store: Store) -> None:
     assert os.listdir(store.path / "staging") == []
     assert len(store.checkpoints()) == 3
     check_store(store.path)
+
+
+def _resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:"))
+
+
+def _allocated_bytes(folder: Path) -> int:
+    inodes = {(stat.st_dev, stat.st_ino): stat.st_blocks * 512 for stat in (p.lstat() for p in folder.rglob("*"))}
+    return sum(inodes.values())
 
 
 def test_saves_in_both_ways_follow_each_other(store: Store) -> None:
@@ -214,6 +235,26 @@ def test_a_saver_that_dies_again_is_told_with_its_signal(store: Store, strike: A
     with pytest.raises(SaveFailed, match="SIGKILL"):
         store.save_async(state_of(0), step=0).result(DEADLINE_S)
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+
+@pytest.mark.parametrize("what, times", [("stop", 1), ("kill", 2)])
+def test_saves_that_a_lost_saver_had_not_begun_are_made_by_another_in_their_order(
+    store: Store, strike: Any, what: str, times: int
+) -> None:
+    folder = strike("hashing", what, times)
+    first = store.save_async(state_of(0), step=5, max_in_flight=3, stall_timeout_s=5)
+    second = store.save_async(state_of(1), step=4, max_in_flight=3, stall_timeout_s=5)
+    wait_for((folder / "struck-0").exists, "the first is begun")
+
+    assert isinstance(first.exception(DEADLINE_S), SaveAbandoned if what == "stop" else SaveFailed)
+    third = store.save_async(state_of(2), step=3, max_in_flight=3, stall_timeout_s=DEADLINE_S)
+
+    infos = [second.result(DEADLINE_S), third.result(DEADLINE_S)]
+    assert [info.step for info in infos] == [4, 3]
+    assert infos[1].parent == infos[0].id
+    assert {info.step for info in store.checkpoints()} == {3, 4}
+    assert is_state(store.load(4), 1)
+    assert is_state(store.load(3), 2)
 
 
 def test_a_saver_that_cannot_be_sent_its_orders_is_told_with_the_cause(

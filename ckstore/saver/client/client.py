@@ -2,8 +2,8 @@
 
 One saver process, started at the first save, and one thread, which reads what it says. Neither this thread nor its
 callers touch the filesystem of the store. A saver that has died is replaced once for each save, whose snapshot is still
-there; one that is stuck is killed and its saves are given up. It has to ask before it publishes, so none of them can
-appear later: see docs/explanation/async.md.
+there; one that is stuck is killed and the save that it had begun is given up. It has to ask before it publishes, so
+that cannot appear later: see docs/explanation/async.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import logging
 import os
 import threading
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InUse, SaveAbandoned, SaveFailed, StateChanged, UnknownOutcome
+from ckstore.errors import CkstoreError, InUse, SaveFailed, StateChanged
 from ckstore.model.saver.messages import (
     Answer,
     Close,
@@ -32,6 +32,7 @@ from ckstore.model.saver.messages import (
 from ckstore.python_gc import python_gc_paused
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.process import SaverProcess
+from ckstore.saver.client.save import Save, failed, given_up, with_warning
 from ckstore.saver.client.snapshot import Snapshot, SnapshotPool, places_of
 from ckstore.saver.client.terms import Terms
 from ckstore.saver.client.watch import StallWatch
@@ -48,19 +49,6 @@ _LOOK_S = 0.5
 _TRIES = 2
 _MOST_GIVEN_UP = 4
 """A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
-
-
-@dataclass(slots=True)
-class _Save:
-    """A save under way."""
-
-    order: Order
-    snapshot: Snapshot
-    pending: PendingSave
-    tries: int = 0
-    sent: bool = False
-    granted: bool = False
-    committed: CheckpointInfo | None = field(default=None)
 
 
 class Client:
@@ -84,7 +72,7 @@ class Client:
         self._changed = threading.Condition()
         self._process: SaverProcess | None = None
         self._closing = False
-        self._saves: list[_Save] = []
+        self._saves: list[Save] = []
         self._ended: list[PendingSave] = []
         self._pool = SnapshotPool()
         self._number = 0
@@ -126,7 +114,7 @@ class Client:
                     self._start_if_needed()
                     self._number = order.number
                     self._told_parents.update(order.last_parents)
-                    self._saves.append(_Save(order, snapshot, pending))
+                    self._saves.append(Save(order, snapshot, pending))
                     self._send_waiting()
             except BaseException:
                 self._pool.give(snapshot, terms.max_in_flight)
@@ -245,7 +233,6 @@ class Client:
                 if self._process is None or not self._process.send(save.order, [save.snapshot.fd]):
                     return
                 save.sent = True
-                save.tries += 1
 
     def _watch(self, process: SaverProcess) -> None:
         """Read what the saver says until it is gone: the thread of the client."""
@@ -293,7 +280,7 @@ class Client:
                 self._heard_of(process, save, message)
                 return
 
-    def _heard_of(self, process: SaverProcess, save: _Save, message: Message) -> None:
+    def _heard_of(self, process: SaverProcess, save: Save, message: Message) -> None:
         if isinstance(message, Taken):
             save.pending.note("staged")
         elif isinstance(message, Status):
@@ -312,9 +299,9 @@ class Client:
             self._end(save, message.info)
         elif isinstance(message, Failed):
             found = save.committed
-            self._end(save, message.error if found is None else _with_warning(found, message.error.message))
+            self._end(save, message.error if found is None else with_warning(found, message.error.message))
 
-    def _end(self, save: _Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
+    def _end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         self._saves.remove(save)
         if keep:
             self._pool.give(save.snapshot, self._terms.max_in_flight)
@@ -339,18 +326,21 @@ class Client:
             if not was_closing:
                 _LOG.warning("%s, while it had nothing to do; the next save starts another", why)
             return
-        for save in [*self._saves]:
-            if save.tries < _TRIES:
-                save.sent = save.granted = False
-            elif save.committed is not None:
-                self._end(save, _with_warning(save.committed, why))
-            else:
-                msg = f"the save of {save.pending.name} failed: {why}; so did the saver before it, if there was one"
-                hint = "save() needs no other process; dmesg says whether the kernel ran out of memory"
-                self._end(save, SaveFailed(msg, hint=hint))
+        begun = self._saves[0]
+        begun.tries += 1
+        if begun.tries == _TRIES:
+            self._end(begun, failed(begun, why))
         if not self._saves:
             return
-        _LOG.warning("%s; trying again with another saver", why)
+        _LOG.warning("%s; going on with another saver", why)
+        self._go_on()
+        if was_closing:
+            self.close()
+
+    def _go_on(self) -> None:
+        """Have another saver make the saves that are left, in their order."""
+        for save in self._saves:
+            save.sent = save.granted = False
         try:
             self._start()
         except CkstoreError as error:
@@ -358,20 +348,26 @@ class Client:
                 self._end(save, error)
             return
         self._send_waiting()
-        if was_closing:
-            self.close()
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """The saver is stuck: kill it, and give up what it has. It publishes nothing after this, for it has to ask."""
+        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another.
+
+        What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
+        """
         process.kill()
         process.let_go()
         self._given_up.append(process)
-        self._process = None
+        self._process, was_closing = None, self._closing
         self._closing = False
         why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
         _LOG.error("%s; it is killed", why)
-        for save in [*self._saves]:
-            self._end(save, _given_up(save, why), keep=False)
+        if self._saves:
+            begun = self._saves[0]
+            self._end(begun, given_up(begun, why), keep=False)
+        if self._saves:
+            self._go_on()
+            if was_closing:
+                self.close()
         self._changed.notify_all()
 
 
@@ -380,22 +376,6 @@ def _check_unchanged(captured: Captured) -> None:
     if changed is not None:
         msg = f"{changed} was changed while it was being copied; nothing is saved"
         raise StateChanged(msg, hint="change the state when save_async() has returned")
-
-
-def _given_up(save: _Save, why: str) -> CheckpointInfo | CkstoreError:
-    pending = save.pending
-    if save.committed is not None:
-        return _with_warning(save.committed, why)
-    hint = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
-    if save.granted:
-        msg = f"{why} in the middle of publishing {pending.name}: it is there, or not, when the storage answers again"
-        return UnknownOutcome(msg, hint=hint)
-    return SaveAbandoned(f"{why}; the save of {pending.name}, which was {pending.state}, is given up", hint=hint)
-
-
-def _with_warning(info: CheckpointInfo, why: str) -> CheckpointInfo:
-    note = f"{info.name} is saved, but its tags and retention may be left undone: {why}"
-    return replace(info, catalogued=False, warnings=(*info.warnings, note))
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -1,0 +1,64 @@
+"""A save under way, and what becomes of it when its saver has died or is stuck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckstore.errors import SaveAbandoned, SaveFailed, UnknownOutcome
+
+if TYPE_CHECKING:
+    from ckstore.errors import CkstoreError
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.saver.messages import Order
+    from ckstore.saver.client.pending import PendingSave
+    from ckstore.saver.client.snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class Save:
+    """A save under way. A saver begins one when those before it have ended, so only the first has been begun.
+
+    Attributes:
+        order: What the saver is asked for.
+        snapshot: Where the bytes are.
+        pending: What the caller sees.
+        tries: How many savers died while it was the first.
+        sent: Whether the saver that is there now has the order.
+        granted: Whether that may publish it.
+        committed: What was published, as soon as that is known.
+    """
+
+    order: Order
+    snapshot: Snapshot
+    pending: PendingSave
+    tries: int = 0
+    sent: bool = False
+    granted: bool = False
+    committed: CheckpointInfo | None = None
+
+
+def failed(save: Save, why: str) -> CheckpointInfo | CkstoreError:
+    """Return what becomes of a save whose last saver has died."""
+    if save.committed is not None:
+        return with_warning(save.committed, why)
+    msg = f"the save of {save.pending.name} failed: {why}; so did the saver before it"
+    return SaveFailed(msg, hint="save() needs no other process; dmesg says whether the kernel ran out of memory")
+
+
+def given_up(save: Save, why: str) -> CheckpointInfo | CkstoreError:
+    """Return what becomes of a save whose saver is stuck."""
+    pending = save.pending
+    if save.committed is not None:
+        return with_warning(save.committed, why)
+    hint = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
+    if save.granted:
+        msg = f"{why} in the middle of publishing {pending.name}: it is there, or not, when the storage answers again"
+        return UnknownOutcome(msg, hint=hint)
+    return SaveAbandoned(f"{why}; the save of {pending.name}, which was {pending.state}, is given up", hint=hint)
+
+
+def with_warning(info: CheckpointInfo, why: str) -> CheckpointInfo:
+    """Return what was saved, with what is left undone."""
+    note = f"{info.name} is saved, but its tags and retention may be left undone: {why}"
+    return replace(info, catalogued=False, warnings=(*info.warnings, note))
