@@ -23,6 +23,7 @@ from ckstore.model.manifest.python_values import FACTORIES
 _OF_NUMPY = ("numpy._core", "numpy.core")
 """As NumPy 2 and NumPy 1 name it."""
 ODD_KEYS_MOST = 10_000
+_SCALAR_BYTES_MOST = 4 * 4096
 _WORDS = {2: "H", 4: "I", 8: "Q"}
 _ARRAY = Global("numpy", "ndarray")
 
@@ -118,7 +119,12 @@ def _scalar(args: tuple[Any, ...]) -> Any:
     dtype, data = args
     if dtype.order == ">" and not dtype.unknown and numpy_itemsize(dtype.text) == len(data):
         dtype, data = replace(dtype, order="<"), _swapped(dtype, data)
-    if dtype.unknown or dtype.code[0] == "S" or numpy_itemsize(dtype.text) != len(data):
+    if (
+        dtype.unknown
+        or dtype.code[0] == "S"
+        or len(data) > _SCALAR_BYTES_MOST
+        or numpy_itemsize(dtype.text) != len(data)
+    ):
         return None
     if dtype.code[0] == "U":
         return _text_scalar(data)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ckstore.containers.pickle_opcodes import decimal_of, opcodes, text_of
-from ckstore.containers.pickle_values import NumpyArray, NumpyDtype, Storage, Unknown, as_key, is_odd_key
+from ckstore.containers.pickle_values import NumpyArray, NumpyDtype, Storage, Unknown, as_key, is_odd_key, name_of
 from ckstore.containers.plain_functions import (
     ODD_KEYS_MOST,
     fill_dict,
@@ -244,7 +244,7 @@ class _Machine:
             return
         elif type(into) is not Unknown:
             # What else has a state is changed by it in ways that only its class knows.
-            self._replace(f"a {type(into).__name__} with a state of its own")
+            self._replace(f"an object with a state of its own, on top of {name_of(into)},")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], None]]] = {
         "NONE": lambda self: self._push(None),

@@ -134,6 +134,8 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
     names = _LAYOUTS.get(layout)
     if names is None:
         return Unknown(f"a tensor of the layout {layout}")
+    if len(args[1]) <= len(names):
+        return None
     *parts, shape = args[1][: len(names) + 1]
     if type(shape) is PlainNode and shape.node[0] == "torch.Size":
         shape = tuple(shape.node[1])
@@ -154,7 +156,12 @@ def _layout(args: tuple[Any, ...]) -> Any:
 def _size(args: tuple[Any, ...]) -> Any:
     if not args:
         return PlainNode(["torch.Size", []])
-    if len(args) != 1 or type(args[0]) not in (tuple, list) or any(type(size) is not int for size in args[0]):
+    if (
+        len(args) != 1
+        or type(args[0]) not in (tuple, list)
+        or len(args[0]) > MAX_DIMENSIONS
+        or any(type(size) is not int for size in args[0])
+    ):
         return None
     return _checked(["torch.Size", list(args[0])])
 

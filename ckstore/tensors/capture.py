@@ -7,8 +7,7 @@ torch and NumPy are not imported here: a value can only be theirs if another mod
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
@@ -25,6 +24,8 @@ from ckstore.tensors.refusals import refuse_key, refuse_value
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 
@@ -59,67 +60,12 @@ def capture(state: object) -> Captured:
         CannotStore: Values are of a type that the format does not hold, contain themselves, or are
             nested too deep; the error has the paths of all, and says what to do.
     """
-    walk = _Walk()
+    walk = Walk()
     node = walk.node(state, "", 1)
     if walk.refused:
         raise CannotStore.of(walk.refused)
     walk.place_tensors()
     return walk.captured(node)
-
-
-class Placed(NamedTuple):
-    """A leaf of a described value.
-
-    Attributes:
-        leaf: Its name and layout; which storage it lies in is not looked at.
-        source: The bytes of its storage.
-        memory: Equal for leaves that lie in one storage; None: it has one of its own.
-    """
-
-    leaf: LeafRecord
-    source: ByteSource
-    memory: Hashable | None = None
-
-
-class PlacedParts(NamedTuple):
-    """A described tensor that is made of other tensors: its kind, its parts by name, the node of what else it needs."""
-
-    kind: str
-    parts: Mapping[str, object]
-    extra: Node
-
-
-Place = Callable[[Any, str], "Placed | PlacedParts | Node"]
-"""Says what a described value with this path is in a state."""
-
-
-class TooMuchDescribed(ValueError):
-    """Values that a description repeats are more than what describes them can be meant to say."""
-
-
-class Description(NamedTuple):
-    """How values that are described, and not there, are captured.
-
-    Attributes:
-        places: For the types of the descriptions what they are; anything else that is no plain value is refused.
-        values_most: So many values may be in containers together, each counted at every place that it has.
-        names_most: So many characters the names of all values may have together.
-    """
-
-    places: Mapping[type, Place]
-    values_most: int
-    names_most: int
-
-
-def capture_described(state: object, description: Description) -> tuple[Captured, list[CannotStore]]:
-    """Return what a described state is, and what is refused in it; the node of that is null.
-
-    Raises:
-        TooMuchDescribed: It is more than `description` allows.
-    """
-    walk = _Walk(description)
-    node = walk.node(state, "", 1)
-    return walk.captured(node), walk.refused
 
 
 def _factory_of(value: Any, path: str) -> str | None:
@@ -133,15 +79,13 @@ def _factory_of(value: Any, path: str) -> str | None:
     return name
 
 
-class _Walk:
+class Walk:
     """One pass over a state. Storages are numbered in the order of their first leaves.
 
     Tensors are placed after it, when all that share a memory are known.
     """
 
-    def __init__(self, description: Description | None = None) -> None:
-        self._description = description
-        self._value_count = 0
+    def __init__(self) -> None:
         self.leaves: dict[int, LeafRecord] = {}
         self.sources: dict[int, ByteSource] = {}
         self.leaf_count = 0
@@ -152,7 +96,7 @@ class _Walk:
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
-        self._memories: dict[Hashable, int] = {}
+        self.memories: dict[Hashable, int] = {}
 
     def captured(self, node: Node) -> Captured:
         """Return what was captured below `node`."""
@@ -176,6 +120,7 @@ class _Walk:
         torch_leaves.wait_for_devices(every)  # placing may have queued copies
 
     def node(self, value: Any, path: str, depth: int) -> Node:
+        """Return the node of a value with this path."""
         kind = type(value)
         scalar = _SCALARS.get(kind)
         if scalar is not None:
@@ -190,9 +135,7 @@ class _Walk:
             encode = PLAIN.get(kind)
             if encode is not None:
                 return encode(value)
-            if self._description is not None:
-                return self._described(value, path, depth, self._description)
-            return self._foreign(value, path, depth)
+            return self.foreign(value, path, depth)
         except NotStored as error:
             self.refused.append(CannotStore(path, f"{error} cannot be stored", hint=error.hint))
         except CannotStore as error:  # go on: all that cannot be stored is said at once
@@ -218,18 +161,11 @@ class _Walk:
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
-        if self._description is not None:
-            self._count(len(value), self._description)
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
         finally:
             self._open.discard(id(value))
-
-    def _count(self, values: int, most: Description) -> None:
-        self._value_count += values
-        if self._value_count > most.values_most or self.name_chars > most.names_most:
-            raise TooMuchDescribed
 
     def _sequence(self, value: Any, path: str, depth: int) -> Node:
         items: Node = [
@@ -273,7 +209,12 @@ class _Walk:
             raise CannotStore(path, why, hint="store them under keys of the dict")
         return node
 
-    def _foreign(self, value: Any, path: str, depth: int) -> Node:
+    def foreign(self, value: Any, path: str, depth: int) -> Node:
+        """Return the node of a value that is none of Python's plain ones.
+
+        Raises:
+            CannotStore: The format does not hold it.
+        """
         if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path, depth)
         if is_array(value):
@@ -287,7 +228,7 @@ class _Walk:
         if (found := torch_value(value)) is not None:
             return found
         if type(value) is bytearray:
-            return self._bytearray(value, path)
+            return self.byte_array(value, path)
         if is_stateful(value):
             if id(value) in self._open:
                 why = "contains itself and cannot be stored"
@@ -299,29 +240,8 @@ class _Walk:
                 self._open.discard(id(value))
         return refuse_value(value, path)
 
-    def _described(self, value: Any, path: str, depth: int, description: Description) -> Node:
-        if type(value) is bytearray:
-            return self._bytearray(value, path)
-        place = description.places.get(type(value))
-        if place is None:
-            return refuse_value(value, path)
-        found = place(value, path)
-        if isinstance(found, PlacedParts):
-            pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
-            return ["parts", pairs, found.kind, found.extra]
-        if not isinstance(found, Placed):
-            return found
-        storage = None if found.memory is None else self._memories.get(found.memory)
-        if storage is None:
-            storage = self._next_storage()
-            self.sources[storage] = found.source
-            if found.memory is not None:
-                self._memories[found.memory] = storage
-        index = self._next_leaf()
-        self.leaves[index] = found.leaf._replace(storage=storage)
-        return ["leaf", index]
-
-    def _bytearray(self, value: bytearray, path: str) -> Node:
+    def byte_array(self, value: bytearray, path: str) -> Node:
+        """Return the node of a bytearray."""
         if len(value) <= BYTES_INLINE_MAX:
             return encode_bytearray(value)
         return self._text("bytearray", path, bytes(value))
@@ -339,12 +259,12 @@ class _Walk:
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
         self._tensor_kinds.add(type(value))
-        storage = self._memories.get(admitted.memory) if admitted.memory is not None else None
+        storage = self.memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
-            storage = self._next_storage()
+            storage = self.next_storage()
             self._tensors[storage] = []
-            self._memories[admitted.memory] = storage
-        index = self._next_leaf()
+            self.memories[admitted.memory] = storage
+        index = self.next_leaf()
         self._tensors[storage].append((index, admitted))
         return ["leaf", index]
 
@@ -376,15 +296,17 @@ class _Walk:
         return self._alone(leaf, BytesSource(path, data))
 
     def _alone(self, leaf: LeafRecord, source: ByteSource) -> Node:
-        index = self._next_leaf()
+        index = self.next_leaf()
         self.leaves[index] = leaf
-        self.sources[self._next_storage()] = source
+        self.sources[self.next_storage()] = source
         return ["leaf", index]
 
-    def _next_leaf(self) -> int:
+    def next_leaf(self) -> int:
+        """Return the number of a new leaf."""
         self.leaf_count += 1
         return self.leaf_count - 1
 
-    def _next_storage(self) -> int:
+    def next_storage(self) -> int:
+        """Return the number of a new storage."""
         self.storage_count += 1
         return self.storage_count - 1

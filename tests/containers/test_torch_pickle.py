@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ckstore.containers.pickle_values import Unknown
 from ckstore.containers.torch_pickle import read_pickle
+from ckstore.containers.torch_values import FUNCTIONS
 from ckstore.containers.torch_zip import tensors_in
 from ckstore.containers.values import Refused
 from tests.containers.files import cut_checked, pickle_file
@@ -270,6 +271,17 @@ def test_any_row_of_opcodes_is_read_or_refused() -> None:
         b"\x98",
         b"\x82\x01",
         b"Pa\n",
+    ]
+    opcodes += [b"c%b\n%b\n" % (one.module.encode(), one.name.encode()) for one in FUNCTIONS]
+    opcodes += [
+        b"cnumpy\nndarray\n",
+        b"\x8c\x10torch.sparse_coo",
+        b"\x8c\x02f4",
+        b"C\x04abcd",
+        b"\x8f",
+        b"t",
+        b"R",
+        b"R",
     ]
     rng = random.Random(11)
     read = 0

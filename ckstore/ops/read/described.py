@@ -19,7 +19,7 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.tensors.capture import Place, Placed, PlacedParts
+from ckstore.tensors.described import Place, Placed, PlacedParts
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:

@@ -18,8 +18,6 @@ from ckstore.errors import BadInput, CannotLoad
 from ckstore.fs.memory_file import memory_file
 from ckstore.model.digest import Algorithm, algorithm_of
 from ckstore.model.manifest.manifest import (
-    NAMES_MOST_CHARS,
-    NAMES_MOST_TIMES,
     BlobRecord,
     Extent,
     StateTexts,
@@ -29,7 +27,7 @@ from ckstore.model.manifest.manifest import (
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.described import StoredSource, places_of
 from ckstore.ops.read.stored_file import StoredFile, find_file
-from ckstore.tensors.capture import Description, TooMuchDescribed, capture_described
+from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +35,9 @@ if TYPE_CHECKING:
     from ckstore.errors import CannotStore
     from ckstore.model.manifest.captured import ByteSource, Captured
 
-_VALUES_LEAST, _VALUES_MOST = 2**16, 5_000_000
-_VALUES_TIMES = 64
+_VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
+_TIMES = 64
+"""A value that the pickle remembers is at another place for two of its bytes."""
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _HINT = "ckstore checkout REF DEST writes the file, for torch.load where you trust who wrote it"
@@ -137,7 +136,7 @@ def _view(
             msg = f"{path} of {name} cannot be loaded as a state: {error}"
             raise CannotLoad(msg, hint=_HINT, file=path) from error
         except TooMuchDescribed as error:
-            msg = f"{path} of {name} cannot be loaded as a state: it repeats values more often than its size allows"
+            msg = f"{path} of {name} cannot be loaded as a state: {error}"
             raise CannotLoad(msg, hint=_HINT, file=path) from error
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
@@ -152,10 +151,9 @@ def _view(
 
 
 def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[CannotStore]]:
-    values_most = min(_VALUES_MOST, _VALUES_LEAST + _VALUES_TIMES * found.pickle_bytes)
-    names_most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * found.pickle_bytes
-    description = Description(places_of(found, stored.storages), values_most, names_most)
-    return capture_described(found.value, description)
+    n = found.pickle_bytes
+    most = Most(min(_VALUES_MOST, 2**12 + _TIMES * n), _CHARS_MOST, min(_CHARS_MOST, 2**24 + _TIMES * n))
+    return capture_described(found.value, places_of(found, stored.storages), most)
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
