@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NoSuchFile,
         NoSuchRef,
         OtherHash,
+        Protected,
         RankError,
         RankFailed,
         RankMismatch,
@@ -117,6 +118,7 @@ __all__ = [
     "PlanEntry",
     "PlannedBlob",
     "Progress",
+    "Protected",
     "RankError",
     "RankFailed",
     "RankMismatch",
@@ -153,8 +155,9 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
-    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef OtherHash RankError "
-    "RankFailed RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
+    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef OtherHash Protected "
+    "RankError RankFailed RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome "
+    "UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",

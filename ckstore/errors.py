@@ -23,6 +23,7 @@
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     ├── InUse                    5   a process uses what was to be deleted, or holds a lock
+    │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
@@ -301,6 +302,10 @@ class InUse(CkstoreError):
     """A process uses what was to be deleted, or a lock was not free in time."""
 
     exit_status = 5
+
+
+class Protected(InUse):
+    """A tag or a pin names what was to be deleted or replaced."""
 
 
 class NewerFormat(CkstoreError):

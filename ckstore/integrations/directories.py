@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, NoSuchRef, Protected
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 
@@ -45,33 +45,23 @@ def commit_directory(
     metadata = {CONDITIONS: conditions.to_json()}
     return unless_protected(
         lambda: store.commit(directory, step, run, metrics=metrics, metadata=metadata, if_exists="replace"),
-        store,
-        run,
-        step,
         os.fspath(directory),
     )
 
 
-def unless_protected(
-    save: Callable[[], CheckpointInfo], store: Store, run: str | None, step: int, what: str
-) -> CheckpointInfo | None:
+def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> CheckpointInfo | None:
     """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
 
     Args:
         save: Saves at that step, replacing what is there.
-        store: The store.
-        run: The run in it; None: that of the handle, else ``main``.
-        step: The step.
         what: What is not saved then, for the warning.
 
     Raises:
-        InUse: Another process is using the run, and there is no checkpoint at that step.
+        InUse: Another process is using the run.
     """
     try:
         return save()
-    except InUse as error:
-        if not is_there(store, run, step):
-            raise
+    except Protected as error:
         warnings.warn(f"{what} is not in the store: {error}", CkstoreWarning, stacklevel=2)
         return None
 

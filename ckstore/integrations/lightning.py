@@ -65,9 +65,6 @@ class CkstoreCheckpointIO(CheckpointIO):
         step, run = int(checkpoint["global_step"]), self._run_of(path)
         info = unless_protected(
             lambda: self.store.save(state, step, run, metrics=_metrics(state), if_exists="replace"),
-            self.store,
-            run,
-            step,
             os.fspath(path),
         )
         if info is None:

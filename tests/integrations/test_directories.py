@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckstore import CkstoreWarning, Store
+from ckstore import CkstoreWarning, InUse, Store
 from ckstore.integrations.directories import commit_directory, inexact
 from ckstore.training import Conditions
 
@@ -37,6 +37,19 @@ def test_a_step_is_replaced_unless_it_has_a_pin(folder: Path, store: Store) -> N
 
     assert first.id != second.id == store.info(5).id
     assert third is None
+
+
+def test_a_run_that_another_process_uses_is_an_error_also_at_a_step_that_is_there(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
+
+    def in_use(*_: Any, **__: Any) -> None:
+        raise InUse("another process holds the lock of the run")
+
+    monkeypatch.setattr(store, "commit", in_use)
+    with pytest.raises(InUse, match="holds the lock"):
+        commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
 
 
 @pytest.mark.parametrize("metadata", [{}, {"training": "phase 2"}, {"training": {"world_size": 1}}])

@@ -37,6 +37,7 @@ _TREE = {
     "OtherHash": ("DamagedBlob", 3),
     "CatalogUnavailable": ("CkstoreError", 1),
     "InUse": ("CkstoreError", 5),
+    "Protected": ("InUse", 5),
     "NewerFormat": ("CkstoreError", 1),
     "UnsafePlace": ("CkstoreError", 1),
 }

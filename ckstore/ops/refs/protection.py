@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InUse
+from ckstore.errors import Protected
 from ckstore.objects.documents.pins import read_pins
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.doubtful import check_tags
@@ -29,7 +29,7 @@ def check_unprotected(
         replacing: Whether it is to be replaced by a save, which can be forced.
 
     Raises:
-        InUse: It is protected.
+        Protected: It is.
         CkstoreError: A tag or a pin cannot be read, so what it protects is unknown.
     """
     check_tags(context.layout)
@@ -42,11 +42,11 @@ def check_unprotected(
         raise _protected(f"{name} is pinned: {'; '.join(map(str, pins))}", "unpin it first", replacing=replacing)
 
 
-def _protected(message: str, hint: str, *, replacing: bool) -> InUse:
+def _protected(message: str, hint: str, *, replacing: bool) -> Protected:
     if not replacing:
-        return InUse(message, hint=hint)
+        return Protected(message, hint=hint)
     hint += ", save under another step, or give "
-    return InUse(message, hint=f"{hint}force=True", command_hint=f"{hint}--force")
+    return Protected(message, hint=f"{hint}force=True", command_hint=f"{hint}--force")
 
 
 def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
