@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import decimal_of_int
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
@@ -32,6 +37,28 @@ def join_key(path: str, key: str) -> str:
 def plain(name: str) -> str:
     r"""Return a name as people write it, not injective: ``model.0.weight`` for ``model.0\.weight``."""
     return _ESCAPE.sub(r"\1", name) if "\\" in name else name
+
+
+def spellings(names: Iterable[str]) -> dict[str, str]:
+    r"""Return for each name how people write it: without backslashes, unless two would then be the same.
+
+    ``a\.b`` is ``a.b``, but stays where there is an ``a.b``, too. No two names have one spelling.
+    """
+    names = tuple(names)
+    if not any("\\" in name for name in names):
+        return dict(zip(names, names, strict=True))
+    own = set(names)
+    count = Counter(plain(name) for name in own)
+    return {
+        name: name if count[short := plain(name)] > 1 or (short != name and short in own) else short for name in names
+    }
+
+
+def spelled(names: Iterable[str]) -> list[str]:
+    """Return the names as people write them; see `spellings`."""
+    names = tuple(names)
+    told = spellings(names)
+    return [told[name] for name in names]
 
 
 def join_index(path: str, index: int) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.checkpoint.refs import parse_ref
-from ckstore.model.names import check_run, check_step, check_tag, join_index, join_key
+from ckstore.model.names import check_run, check_step, check_tag, join_index, join_key, plain, spelled, spellings
 
 paths = st.lists(
     st.text(st.characters(codec=None), max_size=5) | st.text(".\\[]0a", max_size=5) | st.integers(-(10**20), 10**20),
@@ -126,3 +126,30 @@ def test_a_tag_may_not_look_like_another_kind_of_ref(tag: str, looks_like: str) 
 def test_other_tags_are_refused(tag: object) -> None:
     with pytest.raises(BadInput, match=r"a tag has 1 to 100 .* does not start with a dot, got "):
         check_tag(tag)
+
+
+@given(several=st.lists(paths, max_size=8))
+def test_no_two_names_have_one_spelling_and_only_those_that_need_it_keep_backslashes(
+    several: list[list[str | int]],
+) -> None:
+    names = list(dict.fromkeys(map(_name, several)))
+    told = spellings(names)
+
+    assert list(told) == names
+    assert len(set(told.values())) == len(names)
+    for name, written in told.items():
+        alike = [other for other in names if other != name and plain(name) in (other, plain(other))]
+        assert written == (name if alike else plain(name))
+    assert spelled(reversed(names)) == [told[name] for name in reversed(names)]
+
+
+@pytest.mark.parametrize(
+    "names,written",
+    [
+        (["model.0\\.weight", "model.1"], ["model.0.weight", "model.1"]),
+        (["a.b", "a\\.b", "c\\.d"], ["a.b", "a\\.b", "c.d"]),
+        (["a.b", "a\\.b", "a\\\\\\.b"], ["a.b", "a\\.b", "a\\\\\\.b"]),
+    ],
+)
+def test_a_name_is_written_as_people_type_it(names: list[str], written: list[str]) -> None:
+    assert spelled(names) == written

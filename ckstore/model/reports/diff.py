@@ -18,7 +18,7 @@ from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, numpy_number
 from ckstore.model.manifest.python_values import decode_value
 from ckstore.model.manifest.tiles import Block
-from ckstore.model.names import join_index
+from ckstore.model.names import join_index, spellings
 
 _SHOWN_AS_TEXT = ("datetime", "numpy.str_", "torch.Size", "torch.device", "torch.dtype")
 """Values that need a library, or time zones that this machine may not know."""
@@ -133,12 +133,13 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
     """Return what differs; each list in the order of the state that has the name."""
     old = {leaf.name: leaf for leaf in before.leaves}
     new = {leaf.name: leaf for leaf in after.leaves}
+    told = spellings_of(before, after)
     changed = []
     unchanged_count = 0
     for name, leaf in new.items():
         if name not in old:
             continue
-        change = _change(before, old[name], after, leaf)
+        change = _change(before, old[name], after, leaf, told[name])
         if change is None:
             unchanged_count += 1
         else:
@@ -146,8 +147,8 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
     return Diff(
         before=f"{before.run}@{before.step}",
         after=f"{after.run}@{after.step}",
-        added=tuple(_summary(after, leaf) for name, leaf in new.items() if name not in old),
-        removed=tuple(_summary(before, leaf) for name, leaf in old.items() if name not in new),
+        added=tuple(_summary(after, leaf, told[name]) for name, leaf in new.items() if name not in old),
+        removed=tuple(_summary(before, leaf, told[name]) for name, leaf in old.items() if name not in new),
         changed=tuple(changed),
         plain=tuple(_plain_changes(before.state, after.state)),
         files=file_changes(before, after),
@@ -156,14 +157,19 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
     )
 
 
-def _summary(manifest: Manifest, leaf: LeafRecord) -> DiffLeaf:
+def spellings_of(before: Manifest, after: Manifest) -> dict[str, str]:
+    """Return for the names of the leaves of both checkpoints how people write them; see `names.spellings`."""
+    return spellings(leaf.name for manifest in (before, after) for leaf in manifest.leaves)
+
+
+def _summary(manifest: Manifest, leaf: LeafRecord, name: str) -> DiffLeaf:
     item_bytes = itemsize(leaf.kind, leaf.dtype)
     nbytes = manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
-    return DiffLeaf(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
+    return DiffLeaf(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
-def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord) -> LeafChange | None:
-    one, other = _summary(before, old), _summary(after, new)
+def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord, name: str) -> LeafChange | None:
+    one, other = _summary(before, old, name), _summary(after, new, name)
     old_pieces, new_pieces = _pieces(before, old), _pieces(after, new)
     if one == other and old.strides == new.strides and old_pieces == new_pieces:
         return None
@@ -204,15 +210,16 @@ def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
 
 def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
     old, new = dict(_plain(before, "")), dict(_plain(after, ""))
+    told = spellings([*old, *new])
     for name, node in old.items():
         if name not in new:
             if not _is_full(node):
-                yield PlainChange(name, "removed", _shown(node), None)
+                yield PlainChange(told[name], "removed", _shown(node), None)
         elif _key(node) != _key(new[name]):
-            yield PlainChange(name, "changed", _shown(node), _shown(new[name]))
+            yield PlainChange(told[name], "changed", _shown(node), _shown(new[name]))
     for name, node in new.items():
         if name not in old and not _is_full(node):
-            yield PlainChange(name, "added", None, _shown(node))
+            yield PlainChange(told[name], "added", None, _shown(node))
 
 
 def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:

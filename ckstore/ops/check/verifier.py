@@ -17,7 +17,7 @@ from ckstore.fs import buffers, locks, peek
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
-from ckstore.model.names import CheckpointKey
+from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
@@ -268,6 +268,7 @@ class Teller:
         self._storages: dict[int, list[tuple[int, Piece]]] | None = None
         self._values: dict[int, list[int]] = defaultdict(list)
         self._files: dict[int, list[int]] = defaultdict(list)
+        self._spellings: dict[str, str] = {}
         self._told: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def damage(self, index: int, checked: Checked) -> Damage:
@@ -283,12 +284,13 @@ class Teller:
     def _hurt_by(self, index: int, checked: Checked) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._storages is None:
             self._storages = self._look()
+            self._spellings = spellings(leaf.name for leaf in self._manifest.leaves)
         hurt = frozenset(storage for storage, piece in self._storages[index] if piece in checked.bad)
         if hurt not in self._told:
             leaves = sorted({leaf for storage in hurt for leaf in self._values.get(storage, ())})
             files = sorted({file for storage in hurt for file in self._files.get(storage, ())})
             self._told[hurt] = (
-                tuple(self._manifest.leaves[leaf].name for leaf in leaves),
+                tuple(self._spellings[self._manifest.leaves[leaf].name] for leaf in leaves),
                 tuple(self._manifest.files[file].path for file in files),
             )
         return self._told[hurt]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.reports.diff import Diff, LeafChange, diff_manifests
+from ckstore.model.reports.diff import Diff, LeafChange, diff_manifests, spellings_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
@@ -37,8 +37,9 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         found = replace(found, before=_named(found.before, paths[0]), after=_named(found.after, paths[1]))
         if not values:
             return found
-        old = {leaf.name: leaf for leaf in one.manifest.leaves}
-        new = {leaf.name: leaf for leaf in other.manifest.leaves}
+        told = spellings_of(one.manifest, other.manifest)
+        old = {told[leaf.name]: leaf for leaf in one.manifest.leaves}
+        new = {told[leaf.name]: leaf for leaf in other.manifest.leaves}
         changed = [_measured(change, one, old[change.name], other, new[change.name]) for change in found.changed]
         return replace(found, changed=tuple(changed))
 

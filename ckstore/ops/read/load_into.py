@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import spelled
 from ckstore.ops.context import info_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
@@ -16,7 +17,7 @@ from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import Unchanged, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
-from ckstore.tensors.targets.differences import Differences, Terms, spelled
+from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 

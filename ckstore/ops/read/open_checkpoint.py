@@ -14,7 +14,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import plain
+from ckstore.model.names import plain, spellings
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
@@ -72,13 +72,17 @@ class OpenCheckpoint:
         self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
         self._closed = False
         self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
+        self._written: dict[str, str] = {}
 
     def keys(self) -> list[str]:
-        """Return the names of all tensors, arrays, and long bytes and strings, in the order of the state."""
-        return list(self._leaves)
+        r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
+
+        A dot in a key is written without a backslash, unless two names would then be the same.
+        """
+        return list(self._spellings().values())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._leaves)
+        return iter(self.keys())
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -108,7 +112,7 @@ class OpenCheckpoint:
 
     def leaves(self) -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
-        return [_summary(leaf, self._directory) for leaf in self._leaves.values()]
+        return [_summary(leaf, self._directory, self._spellings()[name]) for name, leaf in self._leaves.items()]
 
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
@@ -184,6 +188,11 @@ class OpenCheckpoint:
     def _act_places(self) -> tuple[object, ...]:
         return (self,)
 
+    def _spellings(self) -> dict[str, str]:
+        if not self._written:
+            self._written = spellings(self._leaves)
+        return self._written
+
     def _leaf(self, name: str) -> LeafRecord:
         if name in self._leaves:
             return self._leaves[name]
@@ -193,7 +202,7 @@ class OpenCheckpoint:
         if meant:
             msg = f"{self.info.name} has several tensors that are written {name!r}: {', '.join(meant)}"
             raise AmbiguousRef(msg, hint="give the name with its backslashes")
-        near = [key for key in self._leaves if name.rpartition(".")[2] in key][:5]
+        near = [key for key in self.keys() if name.rpartition(".")[2] in key][:5]
         msg = f"{self.info.name} has no tensor named {name!r}"
         raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them")
 
@@ -211,6 +220,7 @@ class LeafSlice:
         self._checkpoint = checkpoint
         self._here = checkpoint._here  # noqa: SLF001 - of this module
         self._leaf = leaf
+        self._name = checkpoint._spellings()[leaf.name]  # noqa: SLF001 - of this module
 
     @act
     def __getitem__(self, index: Any) -> Any:
@@ -239,7 +249,7 @@ class LeafSlice:
         leaf = self._leaf
         size = itemsize(leaf.kind, leaf.dtype)
         if size is None:
-            msg = f"{leaf.name} is not a tensor and has no rows"
+            msg = f"{self._name} is not a tensor and has no rows"
             raise BadInput(msg)
         row_bytes = size
         for n in leaf.shape[1:]:
@@ -249,11 +259,11 @@ class LeafSlice:
         check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
         # Whole pieces are read, so that they can be checked.
-        RegionReader(directory, leaf.storage, leaf.name).bytes(first, last, memory.view)
+        RegionReader(directory, leaf.storage, self._name).bytes(first, last, memory.view)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
 
 
-def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
+def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> LeafSummary:
     size = itemsize(leaf.kind, leaf.dtype)
     if size is None:
         nbytes = directory.manifest.storages[leaf.storage].nbytes
@@ -261,7 +271,7 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory) -> LeafSummary:
         nbytes = size
         for n in leaf.shape:
             nbytes *= n
-    return LeafSummary(leaf.name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
+    return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
 def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:

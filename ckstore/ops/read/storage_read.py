@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import InsufficientSpace
 from ckstore.fs import files, mapping
 from ckstore.fs.host.memory import available_bytes
+from ckstore.model.names import spellings
 from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate, wrap
@@ -42,8 +43,9 @@ class StorageNames:
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
         self._kinds: dict[int, LeafKind] = {}
+        told = spellings(leaf.name for leaf in directory.manifest.leaves)
         for leaf in directory.manifest.leaves:
-            self._names.setdefault(leaf.storage, leaf.name)
+            self._names.setdefault(leaf.storage, told[leaf.name])
             self._kinds.setdefault(leaf.storage, leaf.kind)
         for file in directory.manifest.files:
             for storage in file.storages:

@@ -9,7 +9,7 @@ from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, No
 from ckstore.fs import files, peek
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
-from ckstore.model.names import CheckpointKey
+from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS, MANIFEST
@@ -103,8 +103,9 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
         return digest == wanted if whole else digest.startswith(wanted)
 
     names: dict[int, list[str]] = {}
+    told = spellings(leaf.name for leaf in manifest.leaves)
     for leaf in manifest.leaves:
-        names.setdefault(leaf.storage, []).append(leaf.name)
+        names.setdefault(leaf.storage, []).append(told[leaf.name])
     users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.blobs if fits(blob.digest)}
     for i, storage in enumerate(manifest.storages):
         for extent in storage.extents:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.model.names import plain
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,3 @@ class Differences:
     meta: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
-
-
-def spelled(names: Iterable[str]) -> list[str]:
-    """Return names as people write them; those that would be the same stay as they are."""
-    names = list(names)
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[plain(name)] = seen.get(plain(name), 0) + 1
-    return [plain(name) if seen[plain(name)] == 1 else name for name in names]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.model.names import plain as plain_name
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import plain
 from ckstore_cli._format import columns, cut, cut_in_middle, number_text, printable
@@ -146,7 +145,7 @@ def _apart(difference: Difference | None) -> tuple[str, str]:
 
 
 def _name(name: str) -> str:
-    return printable(plain_name(name)) or "(the state itself)"
+    return printable(name) or "(the state itself)"
 
 
 def _plain_line(change: PlainChange) -> str:

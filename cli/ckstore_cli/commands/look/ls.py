@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     with frame.reading() as store:
         info = store.info(ref)
         rows = [*map(_of_file, store.files(info)), *map(_of_leaf, store.leaves(info))]
-    shown = [row for row in rows if glob is None or fits(row.name, glob) or fits(row.plain_name, glob)]
+    shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob))
     if glob is not None and not shown:
         raise NoSuchRef(
             f"no name in {info.name} matches {glob!r}",
@@ -69,15 +68,13 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
                 }
             )
         return
-    # The escapes keep {"a": {"b": t}} and {"a.b": t} apart; people want them only where both are there.
-    written = Counter(row.plain_name for row in rows)
     table = [("DTYPE", "SHAPE", "SIZE", "NAME")]
     table.extend(
         (
             row.dtype or row.kind,
             f"[{', '.join(map(str, row.shape))}]" if row.dtype else "",
             size_text(row.nbytes) if row.kind not in ("directory", "symlink") else "",
-            printable(row.plain_name if written[row.plain_name] == 1 else row.name) or "(the state itself)",
+            printable(row.name) or "(the state itself)",
         )
         for row in shown
     )
@@ -88,6 +85,10 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         out.line(line)
     if not rows:
         out.note(f"{info.name} holds no tensors, arrays, bytes or strings kept as bytes")
+
+
+def _fitting(rows: list[_Row], glob: str) -> list[_Row]:
+    return [row for row in rows if fits(row.name, glob) or fits(row.plain_name, glob)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ckstore.model.names import plain
 from ckstore_cli._format import columns, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
@@ -39,7 +38,7 @@ def why(frame: Frame, blob: str) -> None:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
     rows = [
-        (use.checkpoint, printable(plain(name)) or "(the state itself)")
+        (use.checkpoint, printable(name) or "(the state itself)")
         for use in uses
         for name in use.names or ("(no tensor: nothing uses this part any more)",)
     ]

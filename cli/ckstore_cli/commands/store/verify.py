@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
@@ -165,7 +164,7 @@ def _what(damage: Damage) -> str:
     if not damage.affects:
         return f"{what} (in a part that this checkpoint does not use)"
     known = [*damage.names, *(path for path in damage.files if path not in damage.names)]
-    names = [printable(plain(name)) or "(the state itself)" for name in known[:_NAMES_SHOWN]]
+    names = [printable(name) or "(the state itself)" for name in known[:_NAMES_SHOWN]]
     more = len(known) - len(names)
     listed = ", ".join(names) + (f" and {more} more" if more else "")
     return f"{listed}: {what}" if listed else what
