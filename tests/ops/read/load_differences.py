@@ -537,6 +537,9 @@ test that runs both.
 | --- | --- | --- | --- |"""
 
 FOOT = """\
+The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="pytorch_model.bin")`; see
+[a file as a state](../how-to/files.md#a-file-as-a-state).
+
 An object with a `load_state_dict` of its own judges its state itself; if it raises, what came before it is loaded. The
 same holds where bytes turn out to be damaged while they are read. [Load into a model](../how-to/load-into-a-model.md)
 explains the arguments.
