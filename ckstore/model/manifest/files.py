@@ -68,6 +68,8 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 def followed(links: Mapping[str, str], path: str) -> str | None:
     """Return where a path leads when the symlinks in it are followed, as the kernel does it; it may be that of nothing.
 
+    That what stands before a ``..`` is there is not looked at.
+
     Args:
         links: Path -> target of each symlink of the checkpoint.
         path: Relative, as committed.
