@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSlice, LeafSummary, OpenCheckpoint
@@ -86,6 +87,7 @@ __all__ = [
     "DoctorFinding",
     "DoctorReport",
     "DoesNotFit",
+    "ExportFormat",
     "ExportReport",
     "ExportedFile",
     "FileChange",
@@ -176,6 +178,7 @@ _HOMES = {
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",
     "ckstore.ops.read.checkout": "CheckoutReport LinkMode",
+    "ckstore.ops.read.export_formats": "ExportFormat",
     "ckstore.ops.read.load": "Select",
     "ckstore.ops.read.load_into": "LoadReport",
     "ckstore.ops.read.open_checkpoint": "LeafSlice LeafSummary OpenCheckpoint",

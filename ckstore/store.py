@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
@@ -524,6 +525,54 @@ class Store:
 
         globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
         return checkout(self._context, ref, expanded(destination), link=link, only=globs, progress=progress)
+
+    @act
+    def export(
+        self,
+        ref: RefLike,
+        destination: str | os.PathLike[str],
+        *,
+        format: ExportFormat = "safetensors",  # noqa: A002 - the word of the command line
+        max_shard_bytes: int | str = 50 * 10**9,
+        select: Select = None,
+        strip_prefix: bool = False,
+        progress: Progress | None = None,
+    ) -> ExportReport:
+        """Write a saved state as files that others read; one that many ranks saved is consolidated.
+
+        They are built beside `destination`, checked byte by byte, made durable, read back, and appear at once. However
+        large the state is, this takes at most 256 MiB of memory.
+
+        Args:
+            ref: Which checkpoint; as in `load`, ``latest-valid`` passes over damaged ones.
+            destination: A directory that does not exist yet, or is empty; for ``torch`` a file that does not exist yet.
+            format: ``safetensors``: as `export_safetensors`. ``torch``: one file that `torch.load` reads, with the
+                structure of the state, ties and strides. ``dcp``: a directory that `torch.distributed.checkpoint`
+                loads, on any number of ranks.
+            max_shard_bytes: As in `export_safetensors`; not for ``torch``.
+            select: As in `load`.
+            strip_prefix: As in `export_safetensors`, and only there.
+            progress: Called now and then with the bytes that are done and those to be done.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` fits nothing.
+            BadInput: There is something at the destination, two values would have the same name, or the format cannot
+                hold something; the message names it.
+            DamagedBlob: Some bytes are damaged or missing.
+            InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
+        """
+        from ckstore.ops.read.export_formats import export
+
+        return export(
+            self._context,
+            ref,
+            expanded(destination),
+            format=format,
+            max_shard_bytes=max_shard_bytes,
+            select=select,
+            strip_prefix=strip_prefix,
+            progress=progress,
+        )
 
     @act
     def export_safetensors(

@@ -60,6 +60,15 @@ def map_file(fd: int, nbytes: int) -> memoryview:
     return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
 
 
+def reserve(nbytes: int) -> memoryview:
+    """Return addresses for `nbytes` bytes, all zero, that take no memory until they are read; nothing may write there.
+
+    Raises:
+        OSError: The kernel has no room for the mapping.
+    """
+    return _unmapped_with(_map(None, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1), nbytes)
+
+
 def _unmapped_with(base: int, nbytes: int) -> memoryview:
     """Return a view of mapped memory, which is unmapped when nothing refers to it any more."""
     memory = (ctypes.c_ubyte * nbytes).from_address(base)

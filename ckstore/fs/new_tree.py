@@ -47,8 +47,10 @@ class NewTree:
         self._published = False
 
     @classmethod
-    def beside(cls, destination: Path) -> NewTree:
+    def beside(cls, destination: Path, *, one_file: bool = False) -> NewTree:
         """Begin a tree for `destination`, which may be an empty directory; its parent must be there.
+
+        With `one_file`, `publish_file` comes at the end, and nothing may be there.
 
         Raises:
             BadInput: There is something else, or no parent, or one that this user may not write to, or what is made
@@ -57,7 +59,7 @@ class NewTree:
         """
         destination = Path(os.path.abspath(destination))
         try:
-            _check_free(destination)
+            _check_free(destination, or_empty=not one_file)
             _remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -140,6 +142,28 @@ class NewTree:
         self._published = True
         files.sync_name(self.destination)
 
+    def publish_file(self, name: str) -> None:
+        """Give one file of the tree, made durable before, the name of the destination, and remove the tree.
+
+        Raises:
+            BadInput: There is something at the destination now, or its filesystem has no hardlinks.
+            OSError: It is not known to be durable; nothing or all of it is there.
+        """
+        try:
+            os.link(name, self.destination, src_dir_fd=self._lock.fd, follow_symlinks=False)
+        except FileExistsError as error:
+            msg = f"{self.destination} exists, and ckstore overwrites nothing"
+            raise BadInput(msg, hint="choose a destination that does not exist yet") from error
+        except OSError as error:
+            if error.errno not in links.CANNOT_LINK:
+                raise
+            msg = f"the filesystem of {self.destination} has no hardlinks, by which a file appears whole or not at all"
+            raise BadInput(msg, hint="export to another filesystem, and copy the file from there") from error
+        files.sync_name(self.path)  # it has the same parent
+        with suppress(OSError):  # the next builder removes what is left
+            _remove(self.path, self._lock)
+        self._published = True
+
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         parent, _, name = path.rpartition("/")
@@ -200,14 +224,17 @@ def _prefix(destination: Path) -> str:
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 
-def _check_free(destination: Path) -> None:
-    """Raise unless there is nothing, or an empty directory."""
+def _check_free(destination: Path, *, or_empty: bool = True) -> None:
+    """Raise unless there is nothing, or an empty directory if that will do."""
     try:
         status = os.stat(destination, follow_symlinks=False)
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
         raise BadInput(f"{destination.parent} is not a directory") from error
+    if not or_empty:
+        msg = f"{destination} exists, and ckstore overwrites nothing"
+        raise BadInput(msg, hint="choose a destination that does not exist yet")
     if not stat.S_ISDIR(status.st_mode):
         raise BadInput(f"{destination} exists and is not a directory", hint="choose another destination")
     if os.listdir(destination):

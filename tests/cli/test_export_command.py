@@ -99,3 +99,19 @@ def test_arrays_without_gaps_need_neither_torch_nor_numpy(saved: Path) -> None:
     )
 
     assert done.stdout == "set()\n"
+
+
+def test_a_torch_file_is_exported(run: Run, tmp_path: Path) -> None:
+    import torch
+
+    store = Store.init(tmp_path / "torch.store")
+    store.save({"w": torch.arange(6.0).reshape(2, 3), "array": np.arange(3)}, step=1)
+
+    shown = run("export", "latest", "state.pt", "--format", "torch", "--store", store.path)
+
+    lines = shown.stdout.splitlines()
+    assert shown.exit_code == 0
+    assert lines[0].startswith("torch.load reads it only with weights_only=False, since it has: numpy")
+    assert lines[1].startswith("exported main@1 to state.pt: 1 tensor, 1 file, ")
+    assert torch.equal(torch.load("state.pt", weights_only=False)["w"], store.load(1)["w"])
+    assert run("export", "latest", "state.pt", "--format", "torch", "--store", store.path).exit_code == 2

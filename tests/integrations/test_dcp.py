@@ -25,6 +25,7 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 import ckstore
 from ckstore import BadInput, CannotStore, DamagedBlob, RankFailed, RankMismatch, Store
@@ -79,6 +80,7 @@ def test_fsdp2_saved_by_one_comes_back_on_two(pair: Group, alone: Group, store: 
     assert pair.run("load_fsdp", store=str(store.path), step=1) == [state, state]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_shards_by_rows_and_by_columns_are_whole_tensors_for_one_process(
     pair: Group, alone: Group, store: Store, tmp_path: Path
 ) -> None:
@@ -91,6 +93,14 @@ def test_shards_by_rows_and_by_columns_are_whole_tensors_for_one_process(
             assert torch.equal(loaded["model"][name], whole(name))
             assert torch.equal(file.get_tensor(f"model.{name}"), whole(name))
     assert exported.tied == {}
+    store.export(2, tmp_path / "torch.pt", format="torch")
+    store.export(2, tmp_path / "dcp", format="dcp")
+    as_torch = torch.load(tmp_path / "torch.pt", weights_only=True)
+    peer: Any = {"model": {name: torch.zeros_like(whole(name)) for name in PLACED}, "lr": 0.0}
+    torch_load(peer, checkpoint_id=tmp_path / "dcp")
+    for other in (as_torch, peer):
+        assert other["lr"] == 0.5
+        assert all(torch.equal(other["model"][name], whole(name)) for name in PLACED)
     assert alone.run("load_shards", store=str(store.path), step=2) == [True]
     assert pair.run("load_shards", store=str(store.path), step=2) == [True, True]
     others = {name: None if dim is None else len(whole(name).shape) - 1 - dim for name, dim in PLACED.items()}
@@ -288,4 +298,7 @@ def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group
 
     with pytest.raises(DamagedBlob, match=r"main/1.* is missing; w needs it"):
         Store.open(store.path, readonly=True).export_safetensors("main@1", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for form in ("torch", "dcp"):
+        with pytest.raises(DamagedBlob, match=r"main/1.* is missing; w needs it"):
+            Store.open(store.path, readonly=True).export("main@1", tmp_path / "out", format=form)
+    assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == []

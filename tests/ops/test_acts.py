@@ -77,6 +77,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "set_retention": lambda store: store.set_retention(None),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
+    "export": lambda store: store.export(1, "out.pt", format="torch"),
     "export_safetensors": lambda store: store.export_safetensors(1, "out"),
     "opening": lambda store: Store(store.path),
     "opening for reading": lambda store: Store(store.path, readonly=True),

@@ -29,11 +29,11 @@ from ckstore.errors import BadInput, NoSuchRef, RankMismatch
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.tiles import block_of, in_bytes
 from ckstore.ops.acts import act
+from ckstore.ops.read.entries import Found, entries_of
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import find, open_directory
-from ckstore.ranks.entries import Found, entries_of
 from ckstore.store import Store
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build_with, make_leaf

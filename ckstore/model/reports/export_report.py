@@ -24,16 +24,18 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What `ckstore.Store.export_safetensors` wrote.
+    """What `ckstore.Store.export` or `ckstore.Store.export_safetensors` wrote.
 
     Attributes:
         checkpoint: Full ref of the checkpoint, ``RUN@STEP``.
         checkpoint_id: Its id.
-        destination: The directory.
+        destination: The directory, or the torch file.
         files: What is in it: the tensors first, in the order of the shards.
         tied: Name that no file has -> name of the tensor that it shares its memory with.
         state_names: What safetensors cannot hold and is in ``state.json``, by its whole path in the state.
         left_out: What is in no file, a sentence each: the versions of modules that torch keeps beside a state dict.
+        unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` does not admit: it
+            loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """
 
     checkpoint: str
@@ -43,6 +45,7 @@ class ExportReport:
     tied: Mapping[str, str] = field(default_factory=dict)
     state_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    unsafe_globals: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

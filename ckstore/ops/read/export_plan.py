@@ -67,9 +67,7 @@ def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool
         NoSuchRef: `select` fits nothing.
     """
     keep = as_filter(select)
-    if manifest.files:
-        msg = f"{manifest.run}@{manifest.step} was committed from files: there is nothing to export"
-        raise BadInput(msg, hint=f"ckstore checkout {manifest.run}@{manifest.step} DEST gives the files back")
+    refuse_files(manifest)
     chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
     values = plain_values(manifest.state, manifest.leaves, keep)
     if not chosen and not values.values and keep is not None:
@@ -94,6 +92,17 @@ def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool
         unheld=tuple(unheld),
         values=values,
     )
+
+
+def refuse_files(manifest: Manifest) -> None:
+    """Raise if a checkpoint is not of a saved state.
+
+    Raises:
+        BadInput: It is not.
+    """
+    if manifest.files:
+        msg = f"{manifest.run}@{manifest.step} was committed from files: there is nothing to export"
+        raise BadInput(msg, hint=f"ckstore checkout {manifest.run}@{manifest.step} DEST gives the files back")
 
 
 def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:

@@ -27,8 +27,7 @@ from ckstore.containers.safetensors_write import can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InsufficientSpace, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.names import join_index, join_key, plain
-from ckstore.ops.read import export as export_module
-from ckstore.ops.read import streaming_read
+from ckstore.ops.read import export_files, streaming_read
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.requirements import CRASH_FULL
 from tests.support.states import states, tensor_bits
@@ -168,8 +167,8 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a few bytes what is megabytes otherwise."""
     monkeypatch.setattr(streaming_read, "BUFFER_BYTES", 48)
     monkeypatch.setattr(streaming_read, "_READ_BYTES", 16)
-    monkeypatch.setattr(export_module, "_BLOCK_BYTES", 32)
-    monkeypatch.setattr(export_module, "RANGE_MOST_BYTES", 32)
+    monkeypatch.setattr(export_files, "_BLOCK_BYTES", 32)
+    monkeypatch.setattr(export_files, "RANGE_MOST_BYTES", 32)
 
 
 @pytest.mark.property
@@ -594,7 +593,7 @@ def test_a_full_disk_is_said_before_and_leaves_nothing(
 
     with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, \d+ are free"):
         store.export_safetensors("latest", mount / "out")
-    monkeypatch.setattr(export_module, "_check_space", lambda *_: None)  # as if others filled it meanwhile
+    monkeypatch.setattr(export_files, "_check_space", lambda *_: None)  # as if others filled it meanwhile
     with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, which did not fit .*; \d+ are free"):
         store.export_safetensors("latest", mount / "out")
 
@@ -650,7 +649,7 @@ def test_views_of_one_large_piece_are_read_at_one_go(
     monkeypatch.setattr(files, "read_into", counting)
     monkeypatch.setattr(streaming_read, "BUFFER_BYTES", 60_000)
     monkeypatch.setattr(streaming_read, "_READ_BYTES", 10_000)
-    monkeypatch.setattr(export_module, "_BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(export_files, "_BLOCK_BYTES", 20_000)
 
     check_export(store.export_safetensors("latest", tmp_path / "out"), state)
     assert read_bytes <= 2 * flat.nbytes

@@ -1,4 +1,4 @@
-"""``ckstore export``: a saved state as safetensors files."""
+"""``ckstore export``: a saved state as safetensors, a torch file, or a directory of DCP."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
     from ckstore.model.reports.export_report import ExportReport
+    from ckstore.ops.read.export_formats import ExportFormat
 
 _SHOWN = 8
 
@@ -28,6 +29,14 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "torch", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint.",
+)
 @click.option(
     "--max-shard",
     "max_shard_bytes",
@@ -49,21 +58,26 @@ def export(
     ref: str,
     destination: Path,
     *,
+    form: ExportFormat,
     max_shard_bytes: int,
     select: tuple[str, ...],
     strip_prefix: bool,
 ) -> None:
-    """Write the tensors of the saved state REF as safetensors files.
+    """Write the saved state REF as files that other programs read.
 
     The new directory DEST holds model.safetensors, or shards with
     model.safetensors.index.json. Values that safetensors cannot hold, such as a
     learning rate, go into state.json beside them. Every byte is checked, made
     durable and read back before DEST appears.
 
+    With --format torch, DEST is one new file that torch.load reads; with --format
+    dcp it is a new directory that torch.distributed.checkpoint loads.
+
     \b
     Example:
       ckstore export latest out/
       ckstore export best out/ --select model --strip-prefix
+      ckstore export latest model.pt --format torch
       ckstore export main@1200 out/ --max-shard 5GB
 
     \b
@@ -77,9 +91,10 @@ def export(
     """
     out = frame.output()
     with frame.writing() as store, Progress("exporting", quiet=out.as_json) as shown:
-        report = store.export_safetensors(
+        report = store.export(
             ref,
             destination,
+            format=form,
             max_shard_bytes=max_shard_bytes,
             select=list(select) or None,
             strip_prefix=strip_prefix,
@@ -99,6 +114,8 @@ def _lines(report: ExportReport, destination: Path) -> Iterator[str]:
         yield f"in state.json, since safetensors cannot hold it: {_listed(names)}"
     if report.left_out:
         yield f"left out: {_listed([printable(what) for what in report.left_out])}"
+    if report.unsafe_globals:
+        yield f"torch.load reads it only with weights_only=False, since it has: {_listed(report.unsafe_globals)}"
     files = f"{len(report.files)} {'file' if len(report.files) == 1 else 'files'}"
     tensors = f"{report.tensor_count} {'tensor' if report.tensor_count == 1 else 'tensors'}"
     where = printable(str(destination))
@@ -123,4 +140,5 @@ def _document(report: ExportReport) -> dict[str, Any]:
         "tied": dict(report.tied),
         "state_names": list(report.state_names),
         "left_out": list(report.left_out),
+        "unsafe_globals": list(report.unsafe_globals),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.errors import BadInput
 from ckstore.model.manifest.keys import decode_key
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
@@ -30,12 +31,22 @@ class Found:
 
 
 def entries_of(manifest: Manifest) -> dict[str, Found]:
-    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
+    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so.
+
+    Raises:
+        BadInput: Two values have the same name.
+    """
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, _at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:
         given = ((".".join(map(str, path)), path, node) for path, node in _values(manifest.state, ()))
-    return {name: Found(path, node, _tensor(manifest, node)) for name, path, node in given}
+    found: dict[str, Found] = {}
+    for name, path, node in given:
+        if name in found:
+            msg = f"{manifest.run}@{manifest.step} has two values that torch.distributed.checkpoint would name {name!r}"
+            raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
+        found[name] = Found(path, node, _tensor(manifest, node))
+    return found
 
 
 def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:

@@ -1,0 +1,112 @@
+"""The other direction: the zip archive of a torch.save that is to be written; no I/O.
+
+Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. Sizes are known
+before anything is written, so every place is; only the checksums come later.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGN_BYTES = 64
+_FOLDER = "archive"
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_EXTRA = struct.Struct("<2H")
+_FILLING = 0x4246  # "FB", as torch marks what aligns a record
+_ZIP64 = 1
+_LARGE = 0xFFFFFFFF
+_MANY = 0xFFFF
+_FIRST_DAY = 0x21  # 1980-01-01, the first that a zip can say
+_VERSION, _VERSION_64 = 20, 45
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLayout:
+    """Where everything in an archive goes.
+
+    Attributes:
+        names: Of its records, in the order in which they lie.
+        sizes: Bytes of each.
+        heads: First byte of what is before each record.
+        starts: First byte of each record.
+        end: Where the directory begins, behind the last record.
+    """
+
+    names: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    heads: tuple[int, ...]
+    starts: tuple[int, ...]
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the archive."""
+        return self.end + len(self.tail([0] * len(self.names)))
+
+    def head(self, i: int, crc: int) -> bytes:
+        """Return what is before record `i`, whose CRC-32 is `crc`."""
+        name, size = self.names[i], self.sizes[i]
+        large = size >= _LARGE
+        extra = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", size, size) if large else b""
+        filling = self.starts[i] - self.heads[i] - _LOCAL.size - len(name) - len(extra) - _EXTRA.size
+        extra += _EXTRA.pack(_FILLING, filling) + b"Z" * filling
+        version, shown = (_VERSION_64, _LARGE) if large else (_VERSION, size)
+        fields = (b"PK\x03\x04", version, 0, 0, 0, _FIRST_DAY, crc, shown, shown, len(name), len(extra))
+        return _LOCAL.pack(*fields) + name + extra
+
+    def tail(self, crcs: Sequence[int]) -> bytes:
+        """Return what is behind the last record: the directory, and where it lies."""
+        entries = b"".join(self._entry(i, crc) for i, crc in enumerate(crcs))
+        count = len(self.names)
+        end = self.end + len(entries)
+        behind = b""
+        if count >= _MANY or end >= _LARGE:
+            version = _VERSION_64
+            fields = (_END_64.size - 12, version, version, 0, 0, count, count, len(entries), self.end)
+            behind = _END_64.pack(b"PK\x06\x06", *fields) + _LOCATOR_64.pack(b"PK\x06\x07", 0, end, 1)
+        shown = min(count, _MANY)
+        last = _END.pack(b"PK\x05\x06", 0, 0, shown, shown, min(len(entries), _LARGE), min(self.end, _LARGE), 0)
+        return entries + behind + last
+
+    def _entry(self, i: int, crc: int) -> bytes:
+        size, head = self.sizes[i], self.heads[i]
+        beyond = [size, size] if size >= _LARGE else []
+        beyond += [head] if head >= _LARGE else []
+        extra = _EXTRA.pack(_ZIP64, 8 * len(beyond)) + struct.pack(f"<{len(beyond)}Q", *beyond) if beyond else b""
+        version = _VERSION_64 if beyond else _VERSION
+        shown = min(size, _LARGE)
+        name = self.names[i]
+        fields = (version, version, 0, 0, 0, _FIRST_DAY, crc, shown, shown, len(name), len(extra))
+        return _CENTRAL.pack(b"PK\x01\x02", *fields, 0, 0, 0, 0, min(head, _LARGE)) + name + extra
+
+
+def small_records(pickled: bytes) -> list[tuple[str, bytes]]:
+    """Return the records that come before the storages, with their content, in torch's order."""
+    return [
+        ("data.pkl", pickled),
+        (".format_version", b"1"),
+        (".storage_alignment", str(ALIGN_BYTES).encode("ascii")),
+        ("byteorder", b"little"),
+    ]
+
+
+VERSION_RECORD = ("version", b"3\n")
+"""The last record: torch looks for it to know one of its archives."""
+
+
+def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:
+    """Return where everything goes in an archive of these records."""
+    written = tuple(f"{_FOLDER}/{name}".encode("ascii") for name in names)
+    heads, starts, at = [], [], 0
+    for name, size in zip(written, sizes, strict=True):
+        heads.append(at)
+        least = at + _LOCAL.size + len(name) + _EXTRA.size + (20 if size >= _LARGE else 0)
+        starts.append(-(-least // ALIGN_BYTES) * ALIGN_BYTES)
+        at = starts[-1] + size
+    return ArchiveLayout(written, tuple(sizes), tuple(heads), tuple(starts), at)

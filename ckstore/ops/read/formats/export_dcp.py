@@ -1,0 +1,235 @@
+"""Write a saved state as a directory that `torch.distributed.checkpoint` loads, with its own file format.
+
+Tensors lie row-major in chunks of rows, each an archive of torch.save, since its reader takes a chunk into memory
+whole. Names are those that flattening the state gives there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.containers.safetensors_write import cut_shards
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.keys import decode_key, join
+from ckstore.model.names import join_index, join_key, plain
+from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.ops.read.entries import Found, entries_of
+from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back, write_bytes
+from ckstore.ops.read.export_plan import refuse_files, strides_of
+from ckstore.ops.read.formats.archives import Archive, LeafRows
+from ckstore.ops.read.formats.export_torch import refuse_large
+from ckstore.ops.read.load import Select, as_filter, check_selection
+from ckstore.ops.read.storage_read import read_memories
+from ckstore.tensors.allocation import allocate
+from ckstore.tensors.layout import span_elements
+from ckstore.tensors.restore import build_with, is_empty, make_leaf
+from ckstore.tensors.walks import DICTS, leaf_numbers
+
+if TYPE_CHECKING:
+    from ckstore.fs.new_tree import NewTree
+    from ckstore.model.manifest.manifest import LeafRecord, Node
+    from ckstore.model.reports.progress import Progress
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.read.streaming_read import CheckedReader
+    from ckstore.tensors.files.dcp_metadata import Placed
+
+CHUNK_MOST_BYTES = 256 * 2**20
+_ARCHIVE_BYTES = 2**10
+"""About what an archive takes beside its tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What is written at once: a chunk of a tensor, or a value.
+
+    Attributes:
+        name: Of the tensor or the value.
+        what: The value, or the bytes of the chunk.
+        shape, offsets: Of the chunk.
+    """
+
+    name: str
+    what: Found | LeafRows
+    shape: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        return _ARCHIVE_BYTES + (self.what.stop - self.what.start if isinstance(self.what, LeafRows) else 0)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What will be written."""
+
+    items: list[_Item] = field(default_factory=list)
+    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+
+def export_dcp(
+    directory: CheckpointDirectory,
+    path: Path,
+    *,
+    max_shard_bytes: int | str = MAX_SHARD_BYTES,
+    select: Select = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
+    from ckstore.tensors.files.dcp_metadata import METADATA_NAME, render_metadata
+
+    most_bytes = check_shard(max_shard_bytes)
+    manifest = directory.manifest
+    refuse_files(manifest)
+    check_selection(directory, select)
+    keep = as_filter(select)
+    plan = _plan(directory, select)
+    cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
+    all_bytes = sum(item.nbytes for item in plan.items)
+    with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
+        work = _Work(directory, tree, reader, Meter(all_bytes, progress))
+        written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
+        written.append(work.small(METADATA_NAME, render_metadata(plan.paths, plan.tensors, work.placed)))
+        tree.publish()
+    return ExportReport(
+        checkpoint=f"{manifest.run}@{manifest.step}",
+        checkpoint_id=directory.manifest_id,
+        destination=path,
+        files=tuple(written),
+        left_out=tuple(
+            f"{plain(name) or 'the state itself'}: the attributes of this dict"
+            for name in _with_attributes(manifest.state, "")
+            if keep is None or keep(name)
+        ),
+    )
+
+
+def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
+    manifest = directory.manifest
+    keep = as_filter(select)
+    plan = _Plan()
+    values: list[LeafRecord] = []
+    for name, found in entries_of(manifest).items():
+        leaf = _tensor(directory, found)
+        if keep is not None and not keep(leaf.name if leaf is not None else _name_of(found.path)):
+            continue
+        plan.paths[name] = found.path
+        if leaf is None:
+            values += [manifest.leaves[i] for i in leaf_numbers(found.node)]
+            plan.items.append(_Item(name, found))
+            continue
+        plan.tensors[name] = leaf.dtype, leaf.shape
+        plan.items += _chunks(name, leaf)
+    refuse_large(manifest, values)
+    return plan
+
+
+def _with_attributes(node: Node, path: str) -> Iterator[str]:
+    """Give the names of the dicts that have attributes, of those that become names."""
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "odict" and node[2] is not None:
+        yield path
+    if tag in DICTS:
+        for own, item in node[1]:
+            yield from _with_attributes(item, join(path, decode_key(own)))
+
+
+def _tensor(directory: CheckpointDirectory, found: Found) -> LeafRecord | None:
+    if not isinstance(found.node, list) or found.node[0] != "leaf":
+        return None
+    leaf = directory.manifest.leaves[found.node[1]]
+    return leaf if leaf.kind == "torch" else None
+
+
+def _name_of(path: tuple[str | int, ...]) -> str:
+    name = ""
+    for key in path:
+        name = join_index(name, key) if isinstance(key, int) else join_key(name, key)
+    return name
+
+
+def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
+    """Cut a tensor into rows; one that lies otherwise is one chunk, with its strides."""
+    item_bytes = TORCH_ITEMSIZE[leaf.dtype]
+    strides = strides_of(leaf)
+    nothing = (0,) * len(leaf.shape)
+    row_bytes = item_bytes * prod(leaf.shape[1:])
+    if strides is not None:
+        nbytes = item_bytes * span_elements(leaf.shape, strides)
+        yield _Item(name, LeafRows(leaf, 0, nbytes), leaf.shape, nothing)
+        return
+    leaf = leaf._replace(strides=None)
+    if is_empty(leaf) or not leaf.shape:
+        nbytes = item_bytes * prod(leaf.shape)
+        yield _Item(name, LeafRows(leaf, 0, nbytes), leaf.shape, nothing)
+        return
+    at_once = max(1, CHUNK_MOST_BYTES // row_bytes)
+    for first in range(0, leaf.shape[0], at_once):
+        stop = min(first + at_once, leaf.shape[0])
+        rows = LeafRows(leaf, first * row_bytes, stop * row_bytes)
+        yield _Item(name, rows, (stop - first, *leaf.shape[1:]), (first, *nothing[1:]))
+
+
+class _Work:
+    """Writes the files of one export, one after another.
+
+    Attributes:
+        placed: Where everything lies, by name.
+    """
+
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
+        self.placed: dict[str, list[Placed]] = {}
+        self._directory = directory
+        self._tree = tree
+        self._reader = reader
+        self._meter = meter
+
+    def file(self, name: str, items: list[_Item]) -> ExportedFile:
+        """Write a file of values and tensors, one behind another."""
+        from ckstore.tensors.files.dcp_metadata import Placed
+
+        with self._tree.create_file(name) as fd:
+            parts, at = [], 0
+            for item in items:
+                if isinstance(item.what, Found):
+                    data = self._value(item.what)
+                    parts.append(write_bytes(fd, at, data))
+                    nbytes = len(data)
+                    where = Placed(name, at, nbytes)
+                else:
+                    archive = self._archive(item.what, item.shape)
+                    parts += archive.write(fd, at, self._reader, self._meter)
+                    nbytes = archive.layout.nbytes
+                    where = Placed(name, at, nbytes, item.offsets, item.shape)
+                self.placed.setdefault(item.name, []).append(where)
+                at += nbytes
+            read_back(fd, name, at, parts, self._meter)
+        return ExportedFile(name, at, len({item.name for item in items if isinstance(item.what, LeafRows)}))
+
+    def small(self, name: str, content: bytes) -> ExportedFile:
+        """Write a file that is in memory."""
+        with self._tree.create_file(name) as fd:
+            read_back(fd, name, len(content), [write_bytes(fd, 0, content)], self._meter)
+        return ExportedFile(name, len(content))
+
+    def _archive(self, rows: LeafRows, shape: tuple[int, ...]) -> Archive:
+        from ckstore.tensors.files.pickled import pickle_tensor
+
+        nbytes = rows.stop - rows.start
+        return Archive(self._directory, pickle_tensor(rows.leaf._replace(shape=shape), nbytes), [rows])
+
+    def _value(self, found: Found) -> bytes:
+        from ckstore.tensors.files.pickled import saved
+
+        def leaf(number: int) -> object:
+            record = self._directory.manifest.leaves[number]
+            memories = {} if is_empty(record) else read_memories(self._directory, [record.storage], verify=True)
+            return make_leaf(record, memories.get(record.storage) or allocate(record.kind, 0))
+
+        return saved(build_with(found.node, leaf, self._directory.manifest.leaves))

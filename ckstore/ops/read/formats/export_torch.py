@@ -1,0 +1,134 @@
+"""Write a saved state as one file that `torch.load` reads, with tied and strided tensors as they were.
+
+The pickle is made over storages that take no memory; their bytes are streamed into the archive behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.model.names import plain
+from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back
+from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
+from ckstore.ops.read.formats.archives import Archive
+from ckstore.ops.read.load import Select, as_filter, check_selection
+from ckstore.ops.read.storage_read import read_memories
+from ckstore.tensors.restore import build, is_empty
+from ckstore.tensors.walks import PAIRS, SEQUENCES, leaf_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+    from ckstore.model.reports.progress import Progress
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.tensors.files.pickled import PickledState
+    from ckstore.tensors.memory import StorageMemory
+
+VALUES_MOST_BYTES = 32 * 2**20
+"""What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors go through memory."""
+_NUMBERS_TIMES = 5
+"""A number in a list takes so much more memory than in the store."""
+_SHOWN = 5
+
+
+def export_torch(
+    directory: CheckpointDirectory, path: Path, *, select: Select = None, progress: Progress | None = None
+) -> ExportReport:
+    """Export an open checkpoint as the file `path`; see `ckstore.Store.export`."""
+    manifest = directory.manifest
+    refuse_files(manifest)
+    check_selection(directory, select)
+    keep = as_filter(select)
+    chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
+    _refuse_two_types(chosen)
+    pickled = _pickled(directory, chosen, keep)
+    archive = Archive(directory, pickled.data, pickled.storages)
+    nbytes = archive.layout.nbytes
+    with building(directory, path, nbytes + MARGIN_BYTES, one_file=True) as (tree, reader):
+        meter = Meter(nbytes, progress)
+        with tree.create_file(path.name) as fd:
+            read_back(fd, path.name, nbytes, list(archive.write(fd, 0, reader, meter)), meter)
+        tree.publish_file(path.name)
+    tensors = len({leaf._replace(name="") for leaf in chosen if leaf.kind == "torch"})
+    return ExportReport(
+        checkpoint=f"{manifest.run}@{manifest.step}",
+        checkpoint_id=directory.manifest_id,
+        destination=path,
+        files=(ExportedFile(path.name, nbytes, tensors),),
+        unsafe_globals=pickled.unsafe_globals,
+    )
+
+
+def _pickled(
+    directory: CheckpointDirectory, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
+) -> PickledState:
+    from ckstore.tensors.files.pickled import Placeholders, pickle_state
+
+    manifest = directory.manifest
+    taken = {manifest.leaves[i].name for node in _of_parts(manifest.state) for i in leaf_numbers(node)}
+    in_memory = [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in taken]
+    refuse_large(manifest, in_memory)
+    read = {leaf.storage for leaf in in_memory if not is_empty(leaf)}
+    stand_in = Placeholders(manifest.storages)
+
+    def memory(storage: int) -> StorageMemory:
+        if storage in read:
+            return read_memories(directory, [storage], verify=True)[storage]
+        return stand_in.memory(storage)
+
+    return pickle_state(build(manifest.state, manifest.leaves, memory, keep=keep), stand_in.number)
+
+
+def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
+    """Raise if values that go through memory are too large for it.
+
+    Raises:
+        BadInput: They are; it names the largest.
+    """
+    sizes = {
+        leaf.name: leaf_bytes(manifest, leaf) * (_NUMBERS_TIMES if leaf.kind == "numbers" else 1) for leaf in leaves
+    }
+    if sum(sizes.values()) <= VALUES_MOST_BYTES:
+        return
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_SHOWN]
+    listed = "; ".join(f"{plain(name) or 'the state itself'}: {sizes[name]} bytes" for name in largest)
+    msg = (
+        f"values that are no plain tensors lie in the pickle, and would take {sum(sizes.values())} bytes of memory, "
+        f"at most {VALUES_MOST_BYTES} may: {listed}"
+    )
+    raise BadInput(
+        msg,
+        hint="select what to export without them, select='model' for example; or torch.save what load returns",
+        command_hint="select what to export without them, --select model for example",
+    )
+
+
+def _refuse_two_types(chosen: Sequence[LeafRecord]) -> None:
+    by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
+    for leaf in chosen:
+        if leaf.kind == "torch" and not is_empty(leaf):
+            by_storage[leaf.storage].append(leaf)
+    for leaves in by_storage.values():
+        other = next((leaf for leaf in leaves if leaf.dtype != leaves[0].dtype), None)
+        if other is not None:
+            first = leaves[0]
+            msg = f"{first.name} ({first.dtype}) and {other.name} ({other.dtype}) are the same memory"
+            raise BadInput(f"{msg}, which torch files cannot hold", hint="select one of them")
+
+
+def _of_parts(node: Node) -> Iterator[Node]:
+    """Give the nodes of tensors that are put together from other tensors."""
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "parts":
+        yield node
+    elif tag in SEQUENCES:
+        for item in node[1]:
+            yield from _of_parts(item)
+    elif tag in PAIRS:
+        for _, item in node[1]:
+            yield from _of_parts(item)

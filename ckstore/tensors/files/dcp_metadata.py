@@ -1,0 +1,71 @@
+"""The file ``.metadata`` of a directory of `torch.distributed.checkpoint`."""
+
+from __future__ import annotations
+
+import pickle  # that file is one by definition; nothing of it is ever read here
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ckstore.tensors.torch_leaves import DTYPES
+
+METADATA_NAME = ".metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A value, or a chunk of a tensor, and where it lies.
+
+    Attributes:
+        file: Name of its file.
+        start, nbytes: Where in it.
+        offsets, sizes: Of the chunk in its tensor; None: it is not a tensor.
+    """
+
+    file: str
+    start: int
+    nbytes: int
+    offsets: tuple[int, ...] | None = None
+    sizes: tuple[int, ...] | None = None
+
+
+def render_metadata(
+    paths: Mapping[str, tuple[str | int, ...]],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    placed: Mapping[str, Sequence[Placed]],
+) -> bytes:
+    """Return the content of the file.
+
+    Args:
+        paths: Name of each value -> its keys in the state.
+        tensors: Name of each tensor -> its dtype and shape.
+        placed: Name of each value -> its chunks, or itself.
+    """
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    where: dict[MetadataIndex, _StorageInfo] = {}
+    for name, chunks in placed.items():
+        for i, chunk in enumerate(chunks):
+            index = MetadataIndex(name) if chunk.offsets is None else MetadataIndex(name, chunk.offsets, i)
+            where[index] = _StorageInfo(chunk.file, chunk.start, chunk.nbytes)
+        if name not in tensors:
+            described[name] = BytesStorageMetadata()
+            continue
+        dtype, shape = tensors[name]
+        boxes = [ChunkStorageMetadata(torch.Size(c.offsets or ()), torch.Size(c.sizes or ())) for c in chunks]
+        properties = TensorProperties(dtype=DTYPES[dtype])
+        described[name] = TensorStorageMetadata(properties, torch.Size(shape), boxes)
+    metadata = Metadata(
+        state_dict_metadata=described, planner_data=dict(paths), storage_data=where, storage_meta=StorageMeta()
+    )
+    return pickle.dumps(metadata)

@@ -1,0 +1,139 @@
+"""Pickle a state as `torch.save` does, without the bytes of its storages, which need not be in memory."""
+
+from __future__ import annotations
+
+import io
+import pickle  # a file of torch is one by definition; nothing of it is ever read here
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.fs.mapping import reserve
+from ckstore.model.manifest.manifest import StorageRecord
+from ckstore.tensors.allocation import allocate
+from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.restore import make_leaf
+from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import LeafRecord
+
+_PROTOCOL = 2
+"""The one that torch writes, and ``weights_only=True`` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickledState:
+    """A state as a pickle, and the storages that it names by their place in this list.
+
+    Attributes:
+        data: The pickle.
+        storages: Each the number of a storage of the checkpoint, or bytes that are in no such storage.
+        unsafe_globals: What ``weights_only=True`` does not admit.
+    """
+
+    data: bytes
+    storages: tuple[int | bytes, ...]
+    unsafe_globals: tuple[str, ...]
+
+
+class Placeholders:
+    """Stands in for the memory of storages: addresses of their own, which take no memory."""
+
+    def __init__(self, storages: Sequence[StorageRecord]) -> None:
+        self._starts, at = [], 0
+        for record in storages:
+            self._starts.append(at)
+            at += -(-record.nbytes // 64) * 64
+        self._storages = storages
+        self._memory = reserve(at) if at else memoryview(b"")
+        self._numbers: dict[int, int] = {}
+        self._held: list[torch.UntypedStorage] = []
+
+    def memory(self, storage: int) -> StorageMemory:
+        """Return what stands in for a storage."""
+        start = self._starts[storage]
+        nbytes = self._storages[storage].nbytes
+        flat = bytes_in(self._memory[start : start + nbytes]) if nbytes else empty_bytes(0)
+        held = flat.untyped_storage()
+        self._held.append(held)  # so that its address stays its own
+        self._numbers[held._cdata] = storage  # noqa: SLF001 - as torch.save tells storages apart
+        return StorageMemory(flat, memoryview(b""))
+
+    def number(self, storage: torch.UntypedStorage) -> int | None:
+        """Return which storage it stands in for, if it does."""
+        return self._numbers.get(storage._cdata)  # noqa: SLF001
+
+
+def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | None]) -> PickledState:
+    """Pickle a state whose storages may be placeholders.
+
+    Args:
+        state: The state.
+        number: Gives the number of a storage that is one; None for those that hold their bytes.
+    """
+    keys: dict[int, int] = {}
+    held: list[torch.UntypedStorage] = []
+    named: dict[int, Any] = {}
+
+    class _Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if isinstance(obj, torch.storage.TypedStorage):
+                typed: Any = obj
+                storage = typed._untyped_storage  # noqa: SLF001 - all this is as torch.save does it
+                kind, count = getattr(torch, typed._pickle_storage_type()), typed._size()  # noqa: SLF001
+            elif isinstance(obj, torch.UntypedStorage):
+                storage, kind, count = obj, torch.UntypedStorage, obj.nbytes()
+            else:
+                return None
+            key = storage._cdata  # noqa: SLF001
+            if key not in keys:
+                keys[key] = len(held)
+                held.append(storage)
+            return "storage", kind, str(keys[key]), "cpu", count
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type | FunctionType | BuiltinFunctionType):
+                named[id(obj)] = obj
+            return NotImplemented
+
+    data = io.BytesIO()
+    _Pickler(data, protocol=_PROTOCOL).dump(state)
+    storages: list[int | bytes] = []
+    for storage in held:
+        there = number(storage)
+        storages.append(_bytes_of(storage) if there is None else there)
+    return PickledState(data.getvalue(), tuple(storages), _unsafe(named.values()))
+
+
+def pickle_tensor(leaf: LeafRecord, nbytes: int) -> bytes:
+    """Return the pickle of a tensor with the shape, dtype and strides of `leaf`, at the start of `nbytes`."""
+    stand_in = Placeholders([StorageRecord(nbytes, ())])
+    memory = stand_in.memory(0) if nbytes else allocate("torch", 0)
+    return pickle_state(make_leaf(leaf._replace(storage=0, offset=0), memory), stand_in.number).data
+
+
+def saved(value: object) -> bytes:
+    """Return what `torch.save` writes of a small value."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> bytes:
+    flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return bytes(memoryview(flat)) if storage.nbytes() else b""
+
+
+def _unsafe(named: Iterable[Any]) -> tuple[str, ...]:
+    """Return which of the classes and functions in a pickle torch refuses unless it is told to trust the file."""
+    from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
+
+    given: Any = _get_user_allowed_globals  # it has no types
+    admitted = {**_get_allowed_globals(), **given()}
+    same = {id(one) for one in admitted.values()}  # some have other names in a pickle
+    names = ((f"{one.__module__}.{one.__qualname__}", one) for one in named)
+    return tuple(sorted({name for name, one in names if name not in admitted and id(one) not in same}))
