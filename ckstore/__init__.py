@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from ckstore.model.reports.usage import CheckpointUsage, Usage, Use
     from ckstore.model.reports.verify_report import Damage, Repair, StoreFinding, Unrepaired, VerifyReport
     from ckstore.model.saver.status import SaveEvent, SaverStatus
-    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPlan, RetentionPolicy
+    from ckstore.model.settings.retention import Best, RetentionPolicy
+    from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
@@ -174,7 +175,8 @@ _HOMES = {
     "ckstore.model.reports.usage": "CheckpointUsage Usage Use",
     "ckstore.model.reports.verify_report": "Damage Repair StoreFinding Unrepaired VerifyReport",
     "ckstore.model.saver.status": "SaveEvent SaverStatus",
-    "ckstore.model.settings.retention": "Best PlanEntry RetentionPlan RetentionPolicy",
+    "ckstore.model.settings.retention": "Best RetentionPolicy",
+    "ckstore.model.settings.retention_plan": "PlanEntry RetentionPlan",
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",
     "ckstore.ops.read.checkout": "CheckoutReport LinkMode",

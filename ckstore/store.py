@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
-    from ckstore.model.settings.retention import RetentionPlan, RetentionPolicy
+    from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig

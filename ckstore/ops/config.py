@@ -10,7 +10,8 @@ from ckstore.fs import files
 from ckstore.model.document import refuse, shown
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
-from ckstore.model.settings.retention import RetentionPolicy, metrics_there
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import metrics_there
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects.documents import atomic_file
 from ckstore.ops.acts import act, places_of

@@ -12,7 +12,8 @@ from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.settings.retention import Best, PlanEntry, RetentionPolicy
+    from ckstore.model.settings.retention import Best, RetentionPolicy
+    from ckstore.model.settings.retention_plan import PlanEntry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

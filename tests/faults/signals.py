@@ -41,7 +41,7 @@ class HandlerError(Exception):
 
 def _loading(store: Store, journal: Journal) -> None:
     store.load(f"{RUN}@1")
-    store.load("latest-valid", mmap=True)
+    store.load(f"{RUN}@latest-valid", mmap=True)  # the handler saves to a run of its own
     with store.open_checkpoint(f"{RUN}@1") as checkpoint:
         checkpoint.slice("model.weight")[1000:300_000]
 

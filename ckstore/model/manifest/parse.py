@@ -1,13 +1,13 @@
 """Read ``manifest.json``: the digest first, then every type and number, before any of it is used.
 
-Source: docs/format/v1.md, "manifest.json". The tree of the state is checked by `model/manifest/sections`.
+Source: docs/format/v1.md, "manifest.json". Leaves are read by `leaf_records`, the tree of the state by `sections`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, NoReturn, get_args
+from typing import Any
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.model.canonical import SAFE_INT
@@ -21,23 +21,20 @@ from ckstore.model.document import (
     shown,
 )
 from ckstore.model.manifest.describe import check_metadata
-from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.leaf_records import read_leaves
 from ckstore.model.manifest.manifest import (
     BLOB_MAX_BYTES,
     EXTENT_GRAIN_BYTES,
     KNOWN_REQUIRES,
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
-    MAX_ELEMENTS,
     NAMES_MOST_CHARS,
     NAMES_MOST_TIMES,
     SHARDS,
     BlobRecord,
     Description,
     Extent,
-    LeafKind,
-    LeafRecord,
     Manifest,
     StorageRecord,
 )
@@ -47,14 +44,11 @@ from ckstore.model.names import check_run
 from ckstore.model.order import MAX_SEQUENCE
 from ckstore.python_gc import python_gc_paused
 
-NUMPY_MAX_DIMENSIONS = 64
-
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'
 _TAIL = b"}\n"
 _DIGEST_MAX_BYTES = 80
 _HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
-_LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
 _SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -162,7 +156,7 @@ class _Reader:
         self.check_head()
         blobs = self.blobs()
         storages = self.storages(blobs)
-        leaves = self.leaves(storages)
+        leaves = read_leaves(self.array("leaves"), storages, self.where)
         if "state" not in members:
             refuse(self.where, "state", "a node", "no such member", words=True)
         check_state(members["state"], leaves, self.where, NAMES_MOST_CHARS + NAMES_MOST_TIMES * self.nbytes)
@@ -313,123 +307,3 @@ class _Reader:
             wanted = f"an end within the {sizes[blob]} bytes of its blob"
             refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)
         return Extent(piece, blob, offset, length)
-
-    # ------------------------------------------------------------------ leaves
-
-    def leaves(self, storages: tuple[StorageRecord, ...]) -> tuple[LeafRecord, ...]:
-        sizes = [storage.nbytes for storage in storages]
-        # A list: a generator costs a tenth of the time of all.
-        leaves = tuple([self.leaf(item, i, sizes) for i, item in enumerate(self.array("leaves"))])
-        if len({leaf.name for leaf in leaves}) != len(leaves):
-            seen: set[str] = set()
-            for leaf in leaves:
-                if leaf.name in seen:
-                    refuse(self.where, "leaves", "each name once", leaf.name)
-                seen.add(leaf.name)
-        self.check_alone(leaves)
-        return leaves
-
-    def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
-        """Check that arrays, bytes and strings have a storage each: only tensors share, which takes no memory."""
-        owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
-        for leaf in leaves if owners else ():
-            if owners.get(leaf.storage, leaf.name) != leaf.name and 0 not in leaf.shape:
-                self.refuse_shared(leaf.name, owners[leaf.storage])
-
-    def refuse_shared(self, name: str, other: str) -> NoReturn:
-        what = f"storage of leaf {shown(name)}"
-        refuse(
-            self.where, what, "one of its own, unless all its leaves are tensors", f"that of {shown(other)}", words=True
-        )
-
-    def leaf(self, item: Any, i: int, sizes: list[int]) -> LeafRecord:
-        if type(item) is not dict:
-            refuse(self.where, f"leaves[{i}]", "an object", item)
-        get = item.get
-        name, storage, offset = get("name"), get("storage"), get("offset", 0)
-        if type(name) is not str:
-            refuse(self.where, f"name of leaves[{i}]", "a string", name)
-        kind = _LEAF_KINDS.get(get("kind")) if type(get("kind")) is str else None
-        if kind is None:
-            refuse(
-                self.where,
-                f"kind of leaf {shown(name)}",
-                ", ".join(_LEAF_KINDS.values()),
-                get("kind"),
-            )
-        if type(storage) is not int or not 0 <= storage < len(sizes):
-            refuse(
-                self.where,
-                f"storage of leaf {shown(name)}",
-                f"an index below {len(sizes)}",
-                storage,
-            )
-        if type(offset) is not int or offset < 0:
-            refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
-        if kind in ("bytes", "bytearray", "str"):
-            if offset:
-                refuse(self.where, f"offset of leaf {shown(name)}", f"none for kind {kind}", offset)
-            return LeafRecord(name, kind, "", (), storage)
-        dtype, shape, strides = self.layout(item, name, kind, offset, sizes[storage])
-        return LeafRecord(name, kind, dtype, shape, storage, offset, strides)
-
-    def layout(
-        self, item: dict[str, Any], name: str, kind: str, offset: int, storage_bytes: int
-    ) -> tuple[str, tuple[int, ...], tuple[int, ...] | None]:
-        """Return dtype, shape and strides of a tensor or an array."""
-        dtype, strides = item.get("dtype"), item.get("strides")
-        item_bytes = itemsize(kind, dtype) if isinstance(dtype, str) else None
-        if not isinstance(dtype, str) or item_bytes is None:
-            refuse(self.where, f"dtype of leaf {shown(name)}", f"a dtype of kind {kind}", dtype)
-        shape = self.sizes_of(item.get("shape"), name, kind, item_bytes)
-        if strides is not None:
-            strides = self.strides_of(strides, name, kind, len(shape))
-        if kind == "numbers" and (len(shape) != 1 or strides is not None or offset):
-            refuse(self.where, f"layout of leaf {shown(name)}", "one row from the start of its storage", item)
-        low, high = _span_bytes(shape, strides, item_bytes)
-        if offset + low < 0 or (high and offset + high > storage_bytes):
-            wanted = f"elements within the {storage_bytes} bytes of its storage"
-            found = f"bytes {offset + low} to {offset + high}"
-            refuse(self.where, f"leaf {shown(name)}", wanted, found, words=True)
-        return dtype, shape, strides
-
-    def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
-        if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
-            refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-        count = item_bytes if kind == "numpy" else 1  # which counts bytes, even of an array without elements
-        for size in shape:
-            if type(size) is not int or size < 0:
-                refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-            count *= size or 1
-            if count >= MAX_ELEMENTS:
-                refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
-        return tuple(shape)
-
-    def strides_of(self, strides: Any, name: str, kind: str, dimensions: int) -> tuple[int, ...]:
-        # torch knows no negative strides; NumPy does, and the elements are still inside.
-        if (
-            type(strides) is not list
-            or len(strides) != dimensions
-            or any(type(s) is not int or (s < 0 and kind == "torch") for s in strides)
-        ):
-            wanted = f"an array of {dimensions} strides"
-            refuse(self.where, f"strides of leaf {shown(name)}", wanted, strides)
-        return tuple(strides)
-
-
-def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> tuple[int, int]:
-    """Return where the elements begin and end, from the first one; (0, 0) if there is none."""
-    if strides is None:
-        count = 1
-        for size in shape:
-            count *= size
-        return 0, count * item_bytes
-    low, high = 0, 1
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 0:
-            return 0, 0
-        if stride < 0:
-            low += (size - 1) * stride
-        else:
-            high += (size - 1) * stride
-    return low * item_bytes, high * item_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.settings.retention import RetentionPlan
+from ckstore.model.settings.retention_plan import RetentionPlan
 
 
 @dataclass(frozen=True, slots=True)

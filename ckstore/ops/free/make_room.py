@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.model.settings.free_space import Amount, Need, Way, advice, shortest
-from ckstore.model.settings.retention import PlanEntry, RetentionPolicy
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.ops.config import make_room_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc

@@ -1,4 +1,4 @@
-"""Retention at work: look at what is there, plan, and drop. The rules are in `model/settings/retention`."""
+"""Retention at work: look at what is there, plan, and drop. The rules are in `model/settings/retention_plan`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks, peek
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
-from ckstore.model.settings.retention import Candidate, RetentionPlan, RetentionPolicy, metrics_there, plan
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, metrics_there, plan
 from ckstore.objects import reserve
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config import retention_of

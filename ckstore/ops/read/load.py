@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.ops.read.file_state import state_of
-from ckstore.ops.read.storage_read import Tally, map_memories, read_memories
+from ckstore.ops.read.mapped_read import map_memories
+from ckstore.ops.read.storage_read import Tally, read_memories
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import read_checkpoint
 from ckstore.tensors.restore import build, check_device, needed_storages

@@ -1,29 +1,28 @@
-"""Read the storages of an open checkpoint: into memory, or mapped."""
+"""Read the storages of an open checkpoint into memory. How they are mapped: `mapped_read`."""
 
 from __future__ import annotations
 
-import mmap as _mmap
 import os
 import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
-from ckstore.fs import files, mapping
+from ckstore.fs import files
 from ckstore.fs.host.memory import available_bytes
 from ckstore.model.names import spellings
 from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.ops.read.regions import RegionReader
-from ckstore.tensors.allocation import allocate, wrap
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.allocation import allocate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ckstore.model.manifest.manifest import BlobRecord, Extent, LeafKind
+    from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.unchanged import Unchanged
+    from ckstore.tensors.memory import StorageMemory
 
 _WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
@@ -312,99 +311,14 @@ def read_memories(
     return memories
 
 
-def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
-
-    With `verify`, every byte is read and checked now, not when it is used.
+def check_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> None:
+    """Check that memories hold the bytes of their storages, by several threads.
 
     Raises:
-        DamagedBlob: Some bytes are damaged or missing.
+        DamagedBlob: Some do not.
     """
-    with directory.reporting_damage():
-        return _map_memories(directory, storages, verify=verify)
-
-
-def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     names = StorageNames(directory)
-    records = directory.manifest.storages
-    memories: dict[int, StorageMemory] = {}
-    alone, to_read = [], []
-    for i in storages:
-        extents = records[i].extents
-        if records[i].tiling is not None:
-            to_read.append(i)
-        elif len(extents) == 1:
-            alone.append((extents[0].blob, extents[0].offset, i))
-        elif extents and all(_is_mappable(e, last=e is extents[-1]) for e in extents):
-            memories[i] = wrap(names.kind(i), _map_extents(directory, extents, names.name(i)))
-        else:
-            to_read.append(i)
-    parts = _PartsOfBlobs(directory)
-    for _, _, i in sorted(alone):
-        view = parts.map(records[i].extents[0], names.name(i))
-        if view is None:
-            to_read.append(i)
-        else:
-            memories[i] = wrap(names.kind(i), view)
-    if verify:
-        _verify_mapped(directory, memories, names)
-    if to_read:
-        memories.update(read_memories(directory, to_read, verify=verify))
-    return memories
 
-
-def _is_mappable(extent: Extent, *, last: bool) -> bool:
-    return extent.offset == 0 and (last or extent.length % _mmap.PAGESIZE == 0)
-
-
-def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent], what: str) -> memoryview:
-    """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
-
-    def parts() -> Iterator[mapping.FilePart]:
-        for extent in extents:
-            fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob], what)
-            try:
-                yield mapping.FilePart(fd, extent.length)
-            finally:
-                os.close(fd)
-
-    return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
-
-
-class _PartsOfBlobs:
-    """Maps storages of one extent each, by blob and offset: those of a pack together, and no byte for two of them.
-
-    Storages with the same bytes have one place in the blobs. Who writes to one that is mapped must not change another.
-    """
-
-    def __init__(self, directory: CheckpointDirectory) -> None:
-        self._directory = directory
-        self._blob, self._whole = -1, memoryview(b"")
-        self._end = 0
-
-    def map(self, extent: Extent, what: str) -> memoryview | None:
-        """Return memory of its own for an extent; None: a part of a blob that is mapped already, to be read instead.
-
-        As many small storages as there are may be equal, and a process may have only so many mappings.
-        """
-        blob = self._directory.manifest.blobs[extent.blob]
-        if extent.blob != self._blob:
-            self._blob, self._whole, self._end = extent.blob, _map_blob(self._directory, blob, what), 0
-        if extent.offset >= self._end:
-            self._end = extent.offset + extent.length
-            return self._whole[extent.offset : self._end]
-        return _map_blob(self._directory, blob, what) if extent.length == blob.nbytes else None
-
-
-def _map_blob(directory: CheckpointDirectory, blob: BlobRecord, what: str) -> memoryview:
-    fd = directory.descriptor_of_whole(blob, what)
-    try:
-        return mapping.map_file(fd, blob.nbytes)
-    finally:
-        os.close(fd)
-
-
-def _verify_mapped(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory], names: StorageNames) -> None:
     def check(storage: int) -> None:
         at = 0
         for extent in directory.manifest.storages[storage].extents:

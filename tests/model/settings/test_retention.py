@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.settings.retention import Best, Candidate, RetentionPlan, RetentionPolicy, plan
+from ckstore.model.settings.retention import Best, RetentionPolicy
+from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
 from ckstore.model.times import text_of_time
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
