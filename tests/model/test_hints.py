@@ -14,6 +14,7 @@ NO_COMMAND_ENTERS = (
     "ckstore/model/settings/retention.py",
     "ckstore/ops/acts.py",
     "ckstore/ops/index/catalog_place.py",
+    "ckstore/ops/read/committed_file.py",
     "ckstore/ops/read/load.py",
     "ckstore/ops/read/load_into.py",
     "ckstore/ops/read/storage_read.py",
