@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckstore import BadInput, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, CannotLoad, RetentionPolicy, StepExists, Store
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
 from tests.support.trees import look
@@ -65,6 +65,34 @@ def test_a_folder_comes_in_by_step_with_times_and_metrics_and_every_file_comes_b
         assert look(tmp_path / str(step)) == look(folder / f"checkpoint-{step}")
     again = import_history(store, folder, "gpt")
     assert (len(again.imported), len(again.present)) == (0, 3)
+
+
+def test_a_file_with_a_foreign_class_comes_in_as_bytes_and_is_refused_by_name_when_loaded_and_runs_nothing(
+    tmp_path: Path, folder: Path, store: Store
+) -> None:
+    torch = pytest.importorskip("torch")
+    ran = tmp_path / "ran"
+    torch.save({"weights": torch.ones(3), "hook": _Runs(str(ran))}, folder / "checkpoint-500" / "extra.pt")
+    import_history(store, folder, "gpt")
+    with pytest.raises(CannotLoad) as caught:
+        store.load("gpt@500", file="extra.pt")
+    store.checkout("gpt@500", tmp_path / "back")
+
+    assert caught.value.refused == {"hook": "posix.mkdir cannot be loaded"}
+    assert look(tmp_path / "back") == look(folder / "checkpoint-500")
+    assert not ran.exists()
+    torch.load(tmp_path / "back" / "extra.pt", weights_only=False)
+    assert ran.exists(), "the file is harmless, so the test shows nothing"
+
+
+class _Runs:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.path,)
 
 
 def test_names_of_the_usual_trainers_are_understood_and_a_latest_file_names_the_last(tmp_path: Path) -> None:
