@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import ckstore
 from ckstore import RetentionPolicy, Store
@@ -41,6 +42,8 @@ def make(path: Path) -> None:
     with Store.init(path, chunk_bytes=2**20) as store:
         (path.parent / "file").write_bytes(bytes(100_000))
         store.commit(path.parent / "file", 3)
+        torch.save({"w": torch.zeros(100_000)}, path.parent / "state.pt")
+        store.commit(path.parent / "state.pt", 4)
         store.save(STATE, 1, tags=["first"])
         store.save({**STATE, "small": np.arange(10)}, 2)
         store.pin(1, "kept")
@@ -58,8 +61,15 @@ def _inside(read: Callable[[Any], object]) -> Callable[[Store], object]:
 
 def _fresh(store: Store, write: Callable[[Path], object]) -> object:
     out = store.path.parent / "out"
+    if out.is_file():
+        out.unlink()
     shutil.rmtree(out, ignore_errors=True)
     return write(out)
+
+
+def _read_file(store: Store) -> bytes:
+    with store.open_checkpoint(3) as checkpoint, checkpoint.open_file("file") as file:
+        return file.read()
 
 
 def _digest(store: Store) -> str:
@@ -69,6 +79,7 @@ def _digest(store: Store) -> str:
 ACTS: dict[str, Callable[[Store], object]] = {
     "open": lambda store: Store(store.path, readonly=True),
     "load": lambda store: store.load(2),
+    "load of a file": lambda store: store.load(4, file="state.pt"),
     "load latest": lambda store: store.load(),
     "load by tag": lambda store: store.load("first", select="w"),
     "load latest-valid": lambda store: store.load("latest-valid", verify=False),
@@ -78,6 +89,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "open_checkpoint of a path": lambda store: ckstore.open_checkpoint(store.path / "checkpoints/main/2").close(),
     "slice": _inside(lambda checkpoint: checkpoint.slice("w")[10:500_000]),
     "slice by an index": _inside(lambda checkpoint: checkpoint.slice("w")[10]),
+    "open_file": _read_file,
     "load of an open one": _inside(lambda checkpoint: checkpoint.load(select="small")),
     "info": lambda store: store.info("first"),
     "latest valid": lambda store: store.latest(valid=True),
@@ -105,6 +117,8 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "verify quickly": lambda store: store.verify(quick=True),
     "checkout": lambda store: _fresh(store, lambda out: store.checkout(3, out)),
     "export": lambda store: _fresh(store, lambda out: store.export_safetensors(1, out)),
+    "export to a torch file": lambda store: _fresh(store, lambda out: store.export(1, out, format="torch")),
+    "export for DCP": lambda store: _fresh(store, lambda out: store.export(1, out, format="dcp")),
 }
 
 

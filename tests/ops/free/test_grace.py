@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +250,13 @@ def test_on_a_full_disk_what_only_the_failed_save_ever_had_is_freed_at_once(
     def claim() -> None:
         """As a save of the other host that has the same first bytes."""
         (of_staging,) = (one.path / "staging").iterdir()
-        mine = min((of_staging / "blobs").iterdir())
-        claimed.append(mine)
-        os.link(one.path / "blobs" / mine.name[5:7] / mine.name, tmp_path / "claim")
+        deadline = time.monotonic() + 60
+        while not claimed and time.monotonic() < deadline:  # the other threads write, and then link
+            for mine in sorted((of_staging / "blobs").iterdir()):
+                with suppress(FileNotFoundError):
+                    os.link(one.path / "blobs" / mine.name[5:7] / mine.name, tmp_path / "claim")
+                    claimed.append(mine)
+                    break
 
     filling_at(monkeypatch, 3, code, claim)
 
