@@ -10,25 +10,29 @@ from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
 KEY_ELEMENTS_MOST = 64
 """So many values may be in a tuple that is a key, at all depths together."""
+NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Unknown:
     """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
 
     what: str
 
+    def __repr__(self) -> str:
+        return self.what[:NAME_CHARS_SHOWN]
+
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that unpickling would import."""
+    """A name that unpickling would import; as a text it is cut, for a pickle may have a long one in many places."""
 
     module: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        return f"{self.module[:NAME_CHARS_SHOWN]}.{self.name[:NAME_CHARS_SHOWN]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class NumpyDtype:
     @property
     def text(self) -> str:
         """As NumPy writes it, ``<f4``."""
-        return f"{'|' if self.code in ('b1', 'i1', 'u1') or self.code[0] == 'S' else self.order}{self.code}{self.unit}"
+        return f"{'|' if self.code in ('b1', 'i1', 'u1') or self.code[:1] == 'S' else self.order}{self.code}{self.unit}"
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,7 @@ _OF_NUMPY = ("numpy._core", "numpy.core")
 """As NumPy 2 and NumPy 1 name it."""
 ODD_KEYS_MOST = 10_000
 _SCALAR_BYTES_MOST = 4 * 4096
+_UNIT_CHARS_MOST = 16
 _WORDS = {2: "H", 4: "I", 8: "Q"}
 _ARRAY = Global("numpy", "ndarray")
 
@@ -84,7 +85,7 @@ def _unit(metadata: Any) -> str:
     counted = metadata[1] if type(metadata) is tuple and len(metadata) == 2 else None
     if type(counted) is not tuple or len(counted) != 4 or type(counted[0]) is not bytes:
         return ""
-    name, count = counted[0].decode("latin-1"), counted[1]
+    name, count = counted[0][:_UNIT_CHARS_MOST].decode("latin-1"), counted[1]
     if name == "generic" or type(count) is not int or not 0 < count < 10**9:
         return ""
     return f"[{count if count > 1 else ''}{name}]"
@@ -100,7 +101,8 @@ def _fill_array(array: NumpyArray, data: Any, dtype: NumpyDtype, shape: Any, *, 
     if type(data) not in (bytes, bytearray) or item_bytes is None or elements(shape) is None:
         return
     if len(data) == item_bytes * math.prod(shape):
-        array.dtype, array.shape, array.is_fortran, array.data = dtype, shape, is_fortran, bytes(data)
+        # A copy: what the pickle says of the dtype later was not checked with this array.
+        array.dtype, array.shape, array.is_fortran, array.data = replace(dtype), shape, is_fortran, bytes(data)
         array.unknown = ""
 
 

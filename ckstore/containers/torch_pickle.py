@@ -50,7 +50,10 @@ _UNKNOWN = {
     "UNICODE": "a string of pickle protocol 0",
 }
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
+_KEYED = (*_DICTS, set, frozenset)
 _COPIED = (str, bytes, bytearray, list, tuple, dict)
+_ARGUMENTS_MOST = 9
+"""No function that is known, and no state, has more."""
 
 
 def read_pickle(data: bytes) -> Any:
@@ -93,6 +96,7 @@ class _Machine:
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._odd_keys = 0
+        self._odd_keys_called = 0
 
     def step(self, name: str, arg: bytes) -> None:
         """Follow one opcode.
@@ -185,7 +189,10 @@ class _Machine:
 
     def _check_keys(self, keys: list[Any]) -> None:
         self._odd_keys += sum(map(is_odd_key, keys))
-        if self._odd_keys > ODD_KEYS_MOST:
+        self._check_odd_keys(self._odd_keys)
+
+    def _check_odd_keys(self, count: int) -> None:
+        if count > ODD_KEYS_MOST:
             refuse("the pickle", f"at most {ODD_KEYS_MOST} keys that are no strings or integers of 64 bits", "more")
 
     def _replace(self, what: str) -> None:
@@ -227,15 +234,23 @@ class _Machine:
         self._call(kind, tuple(args))
 
     def _call(self, function: Any, args: Any) -> None:
-        if type(args) is tuple and args and type(args[0]) in _COPIED:
-            # One value may be copied by many calls, each a few bytes of the pickle.
-            self._copied_left -= len(args[0])
-            if self._copied_left < 0:
-                refuse("the pickle", "calls that copy about as much as it has", "more")
-        self._push(reduced(function, args))
+        self._count_copied(args)
+        made = reduced(function, args)
+        if type(made) in _KEYED:
+            self._odd_keys_called += sum(map(is_odd_key, made))
+            self._check_odd_keys(self._odd_keys_called)
+        self._push(made)
+
+    def _count_copied(self, given: Any) -> None:
+        """Count what a call or a state may copy: one value may be given to many, each a few bytes of the pickle."""
+        parts = given[:_ARGUMENTS_MOST] if type(given) is tuple else (given,)
+        self._copied_left -= sum(len(part) for part in parts if type(part) in _COPIED)
+        if self._copied_left < 0:
+            refuse("the pickle", "calls and states that copy about as much as it has", "more")
 
     def _build(self) -> None:
         state, into = self.pop(), self._top()
+        self._count_copied(state)
         if type(into) is NumpyArray:
             set_array_state(into, state)
         elif type(into) is NumpyDtype:

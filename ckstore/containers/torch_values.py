@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ckstore.containers.pickle_values import Global, PlainNode, Sparse, Storage, TensorView, Unknown
+from ckstore.containers.pickle_values import (
+    NAME_CHARS_SHOWN,
+    Global,
+    PlainNode,
+    Sparse,
+    Storage,
+    TensorView,
+    Unknown,
+)
 from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
 from ckstore.containers.values import MAX_DIMENSIONS
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
@@ -133,7 +141,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
     layout = args[0].what
     names = _LAYOUTS.get(layout)
     if names is None:
-        return Unknown(f"a tensor of the layout {layout}")
+        return Unknown(f"a tensor of the layout {layout[:NAME_CHARS_SHOWN]}")
     if len(args[1]) <= len(names):
         return None
     *parts, shape = args[1][: len(names) + 1]

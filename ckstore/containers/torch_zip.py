@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckstore.containers.pickle_values import TensorView
+from ckstore.containers.pickle_values import Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
 from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
@@ -106,6 +106,7 @@ class _Naming:
         self._records = records
         self._named: dict[str, FileTensor] = {}
         self._used: set[str] = set()
+        self._parts: set[str] = set()
         self._twice = ""
         self._outside = 0
 
@@ -113,14 +114,21 @@ class _Naming:
         """Return the tensors in `value`, and what is to be said of them."""
         problems = []
         chars = 0
-        for name, view in tensors_in(value):
+        for name, view in tensors_in(value, self._parts):
             chars += len(name)
             if len(self._named) >= MAX_TENSORS or chars > MAX_NAME_CHARS:
                 problems.append("it has more names than ckstore keeps")
                 break
             self._add(name, view)
         else:
-            unused = len(self._records.keys() - self._used)
+            nameless = self._records.keys() - self._used
+            parts = len(nameless & self._parts)
+            if parts:
+                problems.append(
+                    f"{parts} of its tensors' records have no name: they are parts of sparse tensors, "
+                    "which load with file= gives"
+                )
+            unused = len(nameless) - parts
             if unused:
                 problems.append(
                     f"{unused} of its tensors' records have no name: they belong to objects that ckstore does not read"
@@ -154,11 +162,12 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
     return FileTensor(name, view.dtype, view.shape, span.segment, view.offset * TORCH_ITEMSIZE[view.dtype], strides)
 
 
-def tensors_in(value: Any) -> Iterator[tuple[str, TensorView]]:
+def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str, TensorView]]:
     """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
 
     Names are plain, as people write them. What lies deeper than `MAX_DEPTH`, has a name much longer than `MAX_TEXT`
-    or comes after `MAX_STEPS` values, is left out. A tensor that is the whole value has the empty name.
+    or comes after `MAX_STEPS` values, is left out. A tensor that is the whole value has the empty name. The storages of
+    sparse tensors, whose parts have no names, are added to `parts`.
     """
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
@@ -166,6 +175,8 @@ def tensors_in(value: Any) -> Iterator[tuple[str, TensorView]]:
     while True:
         if isinstance(value, TensorView):
             yield name, value
+        elif isinstance(value, Sparse) and parts is not None:
+            parts.update(part.key for part in value.parts.values())
         elif isinstance(value, (dict, list, tuple)) and len(stack) < MAX_DEPTH and len(name) <= MAX_TEXT:
             stack.append((name, iter(value.items() if isinstance(value, dict) else enumerate(value))))
         item = None

@@ -187,7 +187,7 @@ class Walk:
                 try:
                     own = encode_key(key)
                 except ValueError as error:
-                    self.refused.append(refuse_key(key, path, str(error)))
+                    self.refused.append(self.refused_key(key, path, str(error)))
                     continue
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
@@ -196,6 +196,10 @@ class Walk:
         if kind is defaultdict:
             return ["defaultdict", pairs, _factory_of(value, path)]
         return ["dict" if kind is dict else "counter", pairs]
+
+    def refused_key(self, key: object, path: str, reason: str) -> CannotStore:
+        """Return the error for a key that the format does not hold."""
+        return refuse_key(key, path, reason)
 
     def _attributes(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         attributes = getattr(value, "__dict__", None)

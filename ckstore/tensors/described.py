@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckstore.errors import CannotStore
 from ckstore.model.names import join_key
 from ckstore.tensors.capture import Walk
 from ckstore.tensors.refusals import refuse_value
 
 if TYPE_CHECKING:
-    from ckstore.errors import CannotStore
     from ckstore.model.manifest.captured import ByteSource, Captured
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
@@ -107,6 +107,11 @@ class _Walk(Walk):
             raise TooMuchDescribed("it repeats values more often than its size allows")
         if len(self.refused) > REFUSED_MOST:
             raise TooMuchDescribed(f"it has more than {REFUSED_MOST} values that cannot be loaded")
+
+    def refused_key(self, key: object, path: str, reason: str) -> CannotStore:
+        if type(key) in self._places:  # then its type is ours, and its text says what it is
+            return CannotStore(path, f"a key, {key!a:.200}, which {reason}, cannot be loaded")
+        return super().refused_key(key, path, reason)
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
         if type(value) is bytearray:

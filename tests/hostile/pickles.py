@@ -9,6 +9,8 @@ from typing import Any
 
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 ORDERED = b"ccollections\nOrderedDict\n"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n"
+ARRAY_OF = b"(cnumpy\nndarray\nK\x00\x85C\x01bt"
 
 
 def text(value: str) -> bytes:
@@ -102,22 +104,74 @@ def _doubled(begin: bytes, double: bytes, times: int = 60) -> bytes:
     return begin + b"".join([b"q\x00" + double] * times) + b"."
 
 
-def bombs() -> dict[str, bytes]:
-    """Return pickles of a few bytes, or some thousand, that stand for much more."""
-    long_text = text("x" * 20_000)
-    numbers = b"](" + b"K\x01" * 20_000 + b"e"
+def bombs(n: int) -> dict[str, bytes]:
+    """Return pickles of a few bytes, or some thousand, that stand for much more; `n` is how many."""
+    long_text = text("x" * n)
+    numbers = b"](" + b"K\x01" * n + b"e"
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR(K\x01"
-        + number(20_000)
+        + number(n)
         + b"\x85cnumpy\ndtype\n("
         + text("u1")
         + b"\x89\x88tR\x89B"
-        + struct.pack("<I", 20_000)
-        + bytes(20_000)
+        + struct.pack("<I", n)
+        + bytes(n)
         + b"tb"
     )
-    many = b"](" + b"h\x00" * 20_000 + b"e."
+    many = b"](" + b"h\x00" * n + b"e."
+    u4 = (
+        b"cnumpy\ndtype\n("
+        + text("u4")
+        + b"\x89\x88tR(K\x03"
+        + text(">")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    odd = b"](" + b"".join(number(i * (2**61 - 1)) for i in range(1_000, 4_000)) + b"e"
     return {
+        "one state of many arrays": ARRAY
+        + b"q\x01"
+        + ARRAY_OF
+        + b"q\x02(K\x01"
+        + number(n)
+        + b"\x85cnumpy\ndtype\n("
+        + text("u1")
+        + b"\x89\x88tR\x89\x96"
+        + struct.pack("<Q", n)
+        + bytes(n)
+        + b"tq\x00000"
+        + b"h\x01h\x02Rh\x00b" * n
+        + b".",
+        "one array whose bytes are turned again and again": ARRAY
+        + ARRAY_OF
+        + b"Rq\x01(K\x01"
+        + number(n // 4)
+        + b"\x85"
+        + u4
+        + b"\x89B"
+        + struct.pack("<I", n)
+        + bytes(n)
+        + b"tq\x00b"
+        + b"h\x00b" * n
+        + b".",
+        "many scalars of one text": b"cnumpy.core.multiarray\nscalar\nq\x00cnumpy\ndtype\n("
+        + text("U4096")
+        + b"\x89\x88tRq\x01B"
+        + struct.pack("<I", 4 * 4096)
+        + "x".encode("utf-32-le") * 4096
+        + b"q\x02"
+        + b"h\x00h\x01h\x02\x86R" * n
+        + b".",
+        "the same attributes of many": ORDERED
+        + b"q\x00}("
+        + b"".join(text(f"a{i}") + b"N" for i in range(n // 5))
+        + b"uq\x01"
+        + b"h\x00)Rh\x01b" * n
+        + b".",
+        "a long name of many objects": long_text + text("a") + b"\x93q\x00" + b"h\x00)R" * n + b".",
+        "a long layout of many tensors": b"ctorch._utils\n_rebuild_sparse_tensor\nq\x00"
+        b"ctorch.serialization\n_get_layout\n" + long_text + b"\x85R)\x86q\x01" + b"h\x00h\x01R" * n + b".",
+        "many sets of keys of one hash": odd + b"q\x00cbuiltins\nset\nq\x01" + b"h\x01h\x00\x85R0" * n + b"N.",
+        "a long name of an object": b"}" + long_text + b"cos\nsystem\n)Rs.",
         "lists that double": _doubled(b"]", b"0]h\x00ah\x00a"),
         "tuples that double": _doubled(b")", b"0h\x00h\x00\x86"),
         "dicts that double": _doubled(b"}", b"0}" + text("a") + b"h\x00s" + text("b") + b"h\x00s"),
@@ -128,21 +182,24 @@ def bombs() -> dict[str, bytes]:
         "one text in many places": long_text + b"q\x000" + many,
         "one array in many places": array + b"q\x000" + many,
         "one list of numbers in many places": numbers + b"q\x000" + many,
-        "one bytes in many places": b"B" + struct.pack("<I", 20_000) + bytes(20_000) + b"q\x000" + many,
-        "one set in many places": b"cbuiltins\nset\n](" + b"".join(map(number, range(2000))) + b"e\x85Rq\x000" + many,
+        "one bytes in many places": b"B" + struct.pack("<I", n) + bytes(n) + b"q\x000" + many,
+        "one set in many places": b"cbuiltins\nset\n]("
+        + b"".join(map(number, range(n // 10)))
+        + b"e\x85Rq\x000"
+        + many,
         "one long key in many places": b"}" + long_text + b"]sq\x000" + many,
-        "long names of many values": b"}" + long_text + b"](" + b"]" * 20_000 + b"es.",
+        "long names of many values": b"}" + long_text + b"](" + b"]" * n + b"es.",
         "one unknown object in many places": b"cos\nsystem\n)Rq\x000" + many,
         "calls that copy": long_text
         + b"q\x00"
         + text("latin1")
         + b"q\x01c_codecs\nencode\nq\x02"
-        + b"h\x02h\x00h\x01\x86R" * 20_000
+        + b"h\x02h\x00h\x01\x86R" * n
         + b".",
-        "lists in lists": b"]" * 20_000 + b"a" * 19_999 + b".",
-        "tuples in tuples": b")" + b"\x85" * 20_000 + b".",
-        "dicts in dicts": b"}" + (text("a") + b"}") * 20_000 + b"s" * 20_000 + b".",
-        "marks": b"(" * 20_000 + b"t" * 20_000 + b".",
+        "lists in lists": b"]" * n + b"a" * (n - 1) + b".",
+        "tuples in tuples": b")" + b"\x85" * n + b".",
+        "dicts in dicts": b"}" + (text("a") + b"}") * n + b"s" * n + b".",
+        "marks": b"(" * n + b"t" * n + b".",
         "a list in itself": b"]q\x00h\x00a.",
         "a dict in itself": b"}q\x00" + text("a") + b"h\x00s.",
         "a text of exabytes": b"\x8d" + b"\xff" * 7 + b"\x7fabc.",
@@ -150,7 +207,7 @@ def bombs() -> dict[str, bytes]:
         "an integer of a megabyte": b"\x8b" + struct.pack("<I", 2**20) + b"\x7f" * 2**20 + b".",
         "a great number of a memo entry": b"Nr\xff\xff\xff\xffj\xff\xff\xff\xff.",
         "a size of a thousand dimensions": b"ctorch\nSize\n" + sizes((1,) * 1000) + b"\x85R.",
-        "keys of one hash": b"}(" + b"".join(number(n * (2**61 - 1)) + b"N" for n in range(2**10, 2**14)) + b"u.",
+        "keys of one hash": b"}(" + b"".join(number(i * (2**61 - 1)) + b"N" for i in range(2**10, 2**14)) + b"u.",
     }
 
 

@@ -50,7 +50,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
 
     def place_tensor(view: TensorView, path: str) -> Placed:
         if view.kind:
-            _refuse(path, view.kind)
+            _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
@@ -118,7 +118,7 @@ _PLACES: dict[type, Place] = {
     Global: _global,
     PlainNode: lambda value, _: value.node,
     NumpyArray: _array,
-    NumpyDtype: lambda value, path: _unknown(Unknown(f"the NumPy dtype {value.code}"), path),
+    NumpyDtype: lambda value, path: _unknown(Unknown(value.unknown or f"the NumPy dtype {value.code}"), path),
     Sparse: _sparse,
     Storage: lambda _, path: _unknown(Unknown("a storage without a tensor"), path),
 }

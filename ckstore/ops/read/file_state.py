@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource, Captured
 
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
+_CHARS_LEAST = 2**24
 _TIMES = 64
 """A value that the pickle remembers is at another place for two of its bytes."""
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
+_NAME_CHARS_SHOWN = 300
 _HINT = "ckstore checkout REF DEST writes the file, for torch.load where you trust who wrote it"
 
 
@@ -152,16 +154,25 @@ def _view(
 
 def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[CannotStore]]:
     n = found.pickle_bytes
-    most = Most(min(_VALUES_MOST, 2**12 + _TIMES * n), _CHARS_MOST, min(_CHARS_MOST, 2**24 + _TIMES * n))
+    most = Most(min(_VALUES_MOST, 2**12 + _TIMES * n), _CHARS_MOST, min(_CHARS_MOST, _CHARS_LEAST + _TIMES * n))
     return capture_described(found.value, places_of(found, stored.storages), most)
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
-    what = {error.path: error.message.partition(": ")[2].replace("stored", "loaded") for error in refused}
-    lines = [f"  {where or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
+    what = {error.path: _why(error) for error in refused}
+    lines = [f"  {_cut(where) or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
     more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
     return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=what)
+
+
+def _why(error: CannotStore) -> str:
+    why = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
+    return why.replace("cannot be stored", "cannot be loaded")
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS_SHOWN else f"{name[:_NAME_CHARS_SHOWN]}..."
 
 
 def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
