@@ -41,6 +41,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "pin": lambda store, ref, _: store.pin(ref, "a reason"),
     "annotate": lambda store, ref, _: store.annotate(ref, note="a note"),
     "checkout": lambda store, ref, folder: store.checkout(ref, folder / "out"),
+    "export": lambda store, ref, folder: store.export(ref, folder / "out.pt", format="torch"),
     "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
 }
 OTHERWISE = {"unpin": "the name of a pin is not a ref", "follow": "it takes a ref as one of the run that it follows"}
