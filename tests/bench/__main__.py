@@ -18,7 +18,7 @@ from typing import Any
 from tests.bench import brief, counting, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings, preload
-from tests.bench.places import Place, given, loop_ext4
+from tests.bench.places import Place, given, on_loops
 from tests.bench.plot import plot
 from tests.bench.report import report
 from tests.bench.runner import room_needed, run
@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--size", type=size, default=2 * 2**30, help="of the LLM-shaped state, such as 2GiB")
     parser.add_argument("--small", type=int, default=50_000, help="number of small tensors")
     parser.add_argument("--laps", type=int, default=60, help="saves a round of the rotation")
+    parser.add_argument("--small-saves", type=int, default=100, help="saves a round of the state of 3 MB")
     parser.add_argument("--seed", type=int, default=20_250)
     parser.add_argument("--large", action="store_true", help="a state larger than memory, mapped from a file")
     parser.add_argument(
@@ -95,12 +96,13 @@ def place_for(options: argparse.Namespace, sizes: Sizes, scenarios: Sequence[Sce
             yield place
     elif os.geteuid() == 0:
         try:
-            with loop_ext4(options.out, room_bytes, shm_bytes) as place:
+            xfs = any(scenario.place == "xfs" for scenario in scenarios)
+            with on_loops(options.out, room_bytes, shm_bytes, xfs=xfs) as place:
                 yield place
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             raise SystemExit(
-                f"error: no ext4 on a loop device: {said.strip()}\nhint: make bench BENCH_DIR=…"
+                f"error: no filesystem on a loop device: {said.strip()}\nhint: make bench BENCH_DIR=…"
             ) from error
     else:
         with given(options.out, shm_bytes) as place:
@@ -114,10 +116,24 @@ def main(arguments: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     preload()
     scenarios = chosen(options.scenarios, large=options.large)
-    sizes = Sizes(options.size, options.small, rotation_laps=options.laps, seed=options.seed)
+    sizes = Sizes(
+        options.size,
+        options.small,
+        rotation_laps=options.laps,
+        hundred_laps=options.small_saves,
+        seed=options.seed,
+    )
     if options.tiny:
         sizes, options.rounds = (
-            Sizes(8 * 2**20, small_count=200, changing_laps=2, rotation_laps=5, seed=options.seed, layers=2),
+            Sizes(
+                8 * 2**20,
+                small_count=200,
+                changing_laps=2,
+                rotation_laps=5,
+                hundred_laps=3,
+                seed=options.seed,
+                layers=2,
+            ),
             1,
         )
     if not options.large:

@@ -176,6 +176,30 @@ class Rotation(_OfSystem):
         self.compare_stored()
 
 
+class SmallSaves(_OfSystem):
+    """Saves of a small state of which all changes, one after another, as a loop with a small model does."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system, "hundred")
+
+    def prepare(self, here: Here) -> None:
+        super().prepare(here)
+        self.laps = here.sizes.hundred_laps
+        self.nbytes *= self.laps
+        self.system.ready(self.state)
+        self.system.save(self.state, 0)
+
+    def before(self, lap: int) -> None:
+        states.change(self.state, lap + 1)
+        self.system.ready(self.state)
+
+    def act(self, lap: int) -> None:
+        self.system.save(self.state, lap + 1)
+
+    def check(self) -> None:
+        self.compare_stored()
+
+
 class KeepsCache(_OfSystem):
     """A save and a load; `kept_share` of another file's pages are in the page cache afterwards."""
 

@@ -139,6 +139,8 @@ LINES = (
     Line("10 % changed: time of that of the changed bytes and the hash", 1.3, False, _changing),
     Line("small tensors: faster than torch.save + fsync", 1.0, True, _faster("small", "torch.save")),
     Line("small tensors: faster than a file each", 10.0, True, _faster("small", "file a tensor, fsync each")),
+    Line("3 MB in 100 tensors: time of torch.save + fsync", 1.5, False, _slower("small-state", "torch.save")),
+    Line("the same on XFS: time of torch.save + fsync", 1.5, False, _slower("small-state-xfs", "torch.save")),
     *_mapped("map", "mapped, warm"),
     *_mapped("map-again", "mapped, after a load"),
     Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),

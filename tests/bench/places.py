@@ -1,4 +1,4 @@
-"""Where is measured: an ext4 with a journal on a loop device, a directory that the caller gives, and memory."""
+"""Where is measured: an ext4 and an XFS on loop devices, a directory that the caller gives, and memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,11 @@ from tests.support.mounts import SYSTEM_PATH, mount, own_mounts
 _FILL_BYTES = 8 * 2**20
 _SHM = Path("/dev/shm")
 _TIMEOUT_S = 300.0
+_XFS_BYTES = 2**30
+_MKFS = {
+    "ext4": ("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
+    "xfs": ("mkfs.xfs", "-q", "-K"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class Place:
         words: What it is, for the report.
         tmpfs: A directory in memory; None: there is none, or no room.
         own: Whether no other program writes to its filesystem.
+        xfs: A directory on an XFS, which no other program writes to, either; None: there is none.
     """
 
     path: Path
     words: str
     tmpfs: Path | None
     own: bool = False
+    xfs: Path | None = None
 
 
 @contextmanager
@@ -53,33 +60,42 @@ def in_memory(need_bytes: int) -> Iterator[Path | None]:
 
 
 @contextmanager
-def loop_ext4(folder: Path, nbytes: int, need_tmpfs_bytes: int) -> Iterator[Place]:
-    """Make an ext4 of `nbytes` on a loop device over a file in `folder`; root only.
+def on_loops(folder: Path, nbytes: int, need_tmpfs_bytes: int, *, xfs: bool = False) -> Iterator[Place]:
+    """Make an ext4 of `nbytes`, and if wanted a small XFS, on loop devices over files in `folder`; root only.
 
-    The file is written once before, and the device passes the page cache of the filesystem below by: so a direct write
-    is one to the disk, and the first round allocates no more than the others. The mount is in a table of its own and
-    goes with this process, however that ends; the loop device is detached with it.
+    The files are written once before, and the devices pass the page cache of the filesystem below by: so a direct write
+    is one to the disk, and the first round allocates no more than the others. The mounts are in a table of their own,
+    and go with this process, however that ends; the loop devices are detached with them.
 
     Raises:
         subprocess.CalledProcessError, OSError: The machine does not let us.
     """
     own_mounts()
-    with tempfile.TemporaryDirectory(prefix="ckstore-bench-", dir=folder) as home, in_memory(need_tmpfs_bytes) as shm:
-        image, mountpoint = Path(home, "image"), Path(home, "mnt")
-        mountpoint.mkdir()
-        _fill(image, nbytes)
-        device = Path(_run("losetup", "--direct-io=on", "--find", "--show", str(image)).strip())
-        try:
-            options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0"
-            _run("mkfs.ext4", "-q", "-E", options, str(device))
-            mount(device, mountpoint, "ext4")
-        finally:
-            _run("losetup", "--detach", str(device))  # done by the kernel when it is no longer in use
-        try:
-            words = f"ext4 with a journal on a loop device (direct I/O), over {_kind_of(folder)}"
-            yield Place(mountpoint, words, shm, own=True)
-        finally:
-            unmount(_program("umount"), mountpoint)
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-bench-", dir=folder) as home,
+        in_memory(need_tmpfs_bytes) as shm,
+        _on_loop(Path(home), "ext4", nbytes) as ext4,
+        _on_loop(Path(home), "xfs", _XFS_BYTES) if xfs else nullcontext() as other,
+    ):
+        words = f"ext4 with a journal on a loop device (direct I/O), over {_kind_of(folder)}"
+        yield Place(ext4, words, shm, own=True, xfs=other)
+
+
+@contextmanager
+def _on_loop(home: Path, kind: str, nbytes: int) -> Iterator[Path]:
+    image, mountpoint = home / f"{kind}.image", home / kind
+    mountpoint.mkdir()
+    _fill(image, nbytes)
+    device = Path(_run("losetup", "--direct-io=on", "--find", "--show", str(image)).strip())
+    try:
+        _run(*_MKFS[kind], str(device))
+        mount(device, mountpoint, kind)
+    finally:
+        _run("losetup", "--detach", str(device))  # done by the kernel when it is no longer in use
+    try:
+        yield mountpoint
+    finally:
+        unmount(_program("umount"), mountpoint)
 
 
 def _fill(image: Path, nbytes: int) -> None:

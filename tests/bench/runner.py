@@ -68,6 +68,8 @@ def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found
             why = "there is no tmpfs with enough room"
         if not why and settings.sizes.large_file and not _can_be_large(case):
             why = "it is not run with a state larger than memory"
+        if not why and scenario.place == "xfs" and place.xfs is None:
+            why = "there is no XFS"
         if settings.only and not case.name.startswith(settings.only):
             why = "it was left out with --only"
         if why:
@@ -80,7 +82,7 @@ def _can_be_large(case: Case) -> bool:
 
 
 def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -> dict[str, Any]:
-    base = place.tmpfs if scenario.place == "tmpfs" else place.path
+    base = {"tmpfs": place.tmpfs, "xfs": place.xfs, "disk": place.path}[scenario.place]
     assert base is not None
     if scenario.place == "tmpfs":
         settings = replace(settings, drop_everything=False, own_filesystem=False)

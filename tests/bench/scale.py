@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore import RetentionPolicy, Store
-from tests.bench.places import Place, given, loop_ext4
+from tests.bench.places import Place, given, on_loops
 
 State = dict[str, npt.NDArray[np.int32]]
 Act = Callable[[], None]
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
 def _place(options: argparse.Namespace) -> AbstractContextManager[Place]:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.dir is None and os.geteuid() == 0:
-        return loop_ext4(options.out, _IMAGE_BYTES, 0)
+        return on_loops(options.out, _IMAGE_BYTES, 0)
     return given(options.dir or options.out, 0)
 
 

@@ -14,6 +14,7 @@ from tests.bench.acts import (
     MappedLoad,
     Rotation,
     SampledSave,
+    SmallSaves,
     UnchangedSave,
     Verify,
 )
@@ -84,6 +85,13 @@ def _maps(*, again: bool = False) -> tuple[Case, ...]:
         MappedLoad(system, cache="warm", again=again, touch=touch)
         for touch in (False, True)
         for system in (Ckstore(), Safetensors(), TorchSave())
+    )
+
+
+def _small_saves() -> tuple[Case, ...]:
+    return (
+        Fsync("fsync of 4 KiB, 20 times"),
+        *(SmallSaves(system) for system in (Ckstore(), TorchSave(), Safetensors())),
     )
 
 
@@ -207,6 +215,10 @@ def all_scenarios() -> tuple[Scenario, ...]:
                 FirstSave(dcp, "small"),
                 SampledSave(FileEach(), "small"),
             ),
+        ),
+        Scenario("small-state", "Saves of 3 MB in 100 tensors, one after another", _small_saves()),
+        Scenario(
+            "small-state-xfs", "Saves of 3 MB in 100 tensors, one after another, on XFS", _small_saves(), place="xfs"
         ),
         Scenario("load", "Load into fresh memory, warm", (*_copy(), *_fresh(), *_hash(), *_loads("warm"))),
         Scenario(

@@ -19,12 +19,13 @@ from typing import Literal
 import torch
 
 State = dict[str, torch.Tensor]
-Kind = Literal["llm", "rotation", "small"]
+Kind = Literal["llm", "rotation", "small", "hundred"]
 
 BLOCK_BYTES = 2**16
 _BASE_ELEMENTS = 4 * 2**20
 _SMALL_BYTES = tuple(2**power for power in range(10, 17))
 _ROTATION_SHARE = 16
+_HUNDRED, _HUNDRED_BYTES = 100, 30_000
 _BYTES_A_PARAMETER = 2 + 4 + 4
 
 
@@ -37,6 +38,7 @@ class Sizes:
         small_count: Tensors of the state of small tensors, of 1 to 64 KiB.
         changing_laps: Saves of a state of which 10 % change.
         rotation_laps: Saves of a smaller state of which all changes, of which three are kept.
+        hundred_laps: Saves of a state of 3 MB in 100 tensors of which all changes.
         seed: Of everything that is drawn.
         layers: Of the LLM-shaped state; each has 9 tensors, and two moments of each, so 19 make more than 500.
         large_file: Where a state larger than memory was written; empty: states are in memory.
@@ -46,6 +48,7 @@ class Sizes:
     small_count: int = 50_000
     changing_laps: int = 20
     rotation_laps: int = 60
+    hundred_laps: int = 100
     seed: int = 20_250
     layers: int = 19
     large_file: str = ""
@@ -70,6 +73,8 @@ def shapes(kind: Kind, sizes: Sizes) -> list[Shape]:
     if kind == "small":
         cycle = itertools.cycle(_SMALL_BYTES)
         return [Shape(f"small.{i:06}", torch.float32, (next(cycle) // 4,)) for i in range(sizes.small_count)]
+    if kind == "hundred":
+        return [Shape(f"hundred.{i:02}", torch.float32, (_HUNDRED_BYTES // 4,)) for i in range(_HUNDRED)]
     nbytes = sizes.state_bytes // (_ROTATION_SHARE if kind == "rotation" else 1)
     return list(_llm(nbytes, sizes.layers))
 
