@@ -251,7 +251,8 @@ class Store:
         about = self._description(metrics, metadata, message, parent)
         request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
         if rank is not None or world_size is not None:
-            from ckstore.ranks.save import AsRank, save_state
+            from ckstore.ranks.attempt import AsRank
+            from ckstore.ranks.save import save_state
 
             return save_state(self._context, state, request, AsRank(rank, world_size, timeout, attempt))
         from ckstore.ops.save.save import save
@@ -487,7 +488,8 @@ class Store:
         request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
         options = CommitOptions(times, allow_incomplete)
         if rank is not None or world_size is not None:
-            from ckstore.ranks.save import AsRank, commit_files
+            from ckstore.ranks.attempt import AsRank
+            from ckstore.ranks.save import commit_files
 
             as_rank = AsRank(rank, world_size, timeout, attempt)
             return commit_files(self._context, [expanded(path) for path in given], request, options, as_rank)

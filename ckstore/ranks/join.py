@@ -1,12 +1,9 @@
-"""Join parts: one manifest over the blobs of all, and a link to each of them. Source: docs/format/v1.md, "Shards"."""
+"""Join parts: the state and the storages of the whole, over the blobs of all. Source: docs/format/v1.md, "Shards"."""
 
 from __future__ import annotations
 
 import math
-import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore, RankMismatch, SaveFailed
@@ -19,29 +16,16 @@ from ckstore.model.manifest.manifest import (
     LeafRecord,
     Manifest,
     Node,
-    Ranks,
-    StateTexts,
     StorageRecord,
     Tiling,
-    content_digest,
 )
 from ckstore.model.manifest.tiles import Block, fill_exactly, in_bytes
 from ckstore.model.names import join_index, join_key
-from ckstore.model.times import text_of_time
-from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.layout import BLOBS
-from ckstore.ops.save.save import Staged, with_parent
 from ckstore.ranks.part import pieces_of
 from ckstore.tensors.walks import with_leaves
-from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.save import Request
 
 
 @dataclass
@@ -251,122 +235,3 @@ def _node(join: Join, tree: Any, path: str) -> Node:
             [None if item is None else _node(join, item, join_index(path, i)) for i, item in enumerate(items)],
         ]
     return ["dict", [[str(key), _node(join, item, join_key(path, str(key)))] for key, item in tree.items()]]
-
-
-def link_parts(context: Context, staging: Staging, paths: Sequence[Inside], opened: ExitStack) -> list[Manifest]:
-    """Link the blobs of all parts into `staging`, and return their manifests by rank.
-
-    Raises:
-        DamagedBlob: A part has no valid manifest.
-        FileNotFoundError: A part, or a blob of it, is gone.
-    """
-    parts: dict[int, Manifest] = {}
-    there: set[str] = set()
-    for path in paths:
-        directory = opened.enter_context(CheckpointDirectory.at(path, context.layout.hash_prefix))
-        part = directory.manifest
-        rank = part.description.metadata["rank"]
-        if rank in parts:
-            msg = f"two processes say that they are rank {rank}"
-            raise RankMismatch(msg, hint="give each process a rank of its own")
-        parts[rank] = part
-        for blob in part.blobs:
-            if blob.digest not in there:
-                staging.take(blob.digest, directory.lock.inside / BLOBS / blob.digest)
-                there.add(blob.digest)
-    return [parts[rank] for rank in sorted(parts)]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What is to be joined.
-
-    Attributes:
-        paths: Where the parts lie.
-        entries: What the whole must have.
-        attempt: Names the try.
-    """
-
-    paths: Sequence[Inside]
-    entries: Sequence[Entry]
-    attempt: str
-
-
-def stage_shards_of(context: Context, staging: Staging, request: Request, given: Parts) -> Staged:
-    """Join parts into `staging`.
-
-    Raises:
-        SaveFailed: Something of it is in no part.
-        RankMismatch: Parts do not belong together.
-    """
-    with ExitStack() as opened:
-        parts = link_parts(context, staging, given.paths, opened)
-        join = Join(context.settings.chunk_bytes)
-        for part in parts:
-            join.add(part)
-        there = join.names()
-        missing = [entry.name for entry in given.entries if entry.name not in there]
-        if missing:
-            msg = f"no rank saved {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}; nothing was published"
-            raise SaveFailed(msg)
-        state = state_of(join, given.entries)
-        hosts = tuple(str(part.description.metadata["host"]) for part in parts)
-        ranks = Ranks(len(parts), given.attempt, hosts, tuple(given.entries))
-        return staged_of(context, staging, request, parts, Joined(join, state, ranks))
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What parts make together."""
-
-    join: Join
-    state: Node
-    ranks: Ranks
-
-
-def staged_of(
-    context: Context, staging: Staging, request: Request, parts: Sequence[Manifest], joined: Joined
-) -> Staged:
-    """Return what is to be published, whose blobs are in `staging`."""
-    join = joined.join
-    used = {extent.blob for storage in join.storages for extent in storage.extents}
-    if len(used) < len(join.blobs.records):  # of a file that several ranks have
-        join.drop_blobs(used)
-    wanted = {blob.digest: blob.nbytes for blob in join.blobs.records}
-    lacking = staging.keep_exactly(wanted)
-    if lacking:
-        msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}; nothing was published"
-        raise SaveFailed(msg, hint="did another program change the store? save again")
-    texts = StateTexts.of(join.leaves, joined.state)
-    storages = tuple(join.storages)
-    files = tuple(join.files[path] for path in sorted(join.files))
-    written = {digest for part in parts for digest in part.description.metadata["written"]}
-    logical_bytes = sum(storage.nbytes for storage in storages)
-    new_bytes = sum(nbytes for digest, nbytes in wanted.items() if digest in written)
-    draft = Manifest(
-        run=request.run,
-        step=0,
-        sequence=0,
-        created=text_of_time(datetime.now(UTC)),
-        writer=f"ckstore {__version__}",
-        description=with_parent(context, request),
-        logical_bytes=logical_bytes,
-        new_bytes=new_bytes,
-        reused_bytes=max(0, logical_bytes - new_bytes),
-        content=content_digest(texts, storages, context.algorithm, files),
-        blobs=tuple(join.blobs.records),
-        storages=storages,
-        leaves=tuple(join.leaves),
-        state=joined.state,
-        files=files,
-        ranks=joined.ranks,
-    )
-    now_ns = time.time_ns()
-    warnings = [warning for part in parts for warning in part.description.metadata["warnings"]]
-    return Staged(
-        draft,
-        texts,
-        lambda: dict.fromkeys(written & wanted.keys(), (now_ns, 0)),
-        lambda: warnings,
-        True,
-    )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Store
-from ckstore.ranks import save as ranks_save
+from ckstore.ops.save.save import save_staged
+from ckstore.ranks import decide
 from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Who
 
@@ -82,7 +83,7 @@ def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
 def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks_save, "_GRACE_LEAST_S", 0.1)
+    monkeypatch.setattr(decide, "_GRACE_LEAST_S", 0.1)
     monkeypatch.setattr(Meeting, "deciding", lambda _: None)
 
     with pytest.raises(RankFailed, match="still publishing"):
@@ -109,3 +110,89 @@ def test_what_is_left_of_another_step_does_not_hide_that_a_rank_is_missing(store
 
         with pytest.raises(MissingRanks, match="rank 1 did not come"):
             save(store, 0, 2, timeout=0.1)
+
+
+def all_at_once(store: Store, world_size: int) -> tuple[dict[int, BaseException], set[str]]:
+    """Save as all ranks; return the errors by rank, and the ids of what the others got."""
+    errors: dict[int, BaseException] = {}
+    ids: set[str] = set()
+
+    def work(rank: int) -> None:
+        try:
+            ids.add(save(Store.open(store.path), rank, world_size).id)
+        except BaseException as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors, ids
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "broken"), RuntimeError("broken"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_whatever_stops_the_rank_that_publishes_the_others_are_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ckstore.ranks.save.save_staged", broken)
+    errors, _ = all_at_once(store, 3)
+
+    (at,) = [rank for rank, one in errors.items() if not isinstance(one, RankFailed)]
+    others = [one for one in errors.values() if isinstance(one, RankFailed)]
+    assert len(others) == 2
+    for other in others:
+        assert list(other.causes) == [at]
+        assert type(error).__name__ in str(other)
+    assert store.checkpoints() == []
+    assert list((store.path / "staging").iterdir()) == []
+
+
+def test_a_rank_that_is_stopped_after_the_rename_leaves_the_checkpoint_to_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> None:
+        save_staged(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckstore.ranks.save.save_staged", stopped)
+    errors, ids = all_at_once(store, 3)
+
+    assert [type(error) for error in errors.values()] == [KeyboardInterrupt]
+    assert ids == {info.id for info in store.checkpoints()}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_ranks_that_cannot_write_how_it_ended_still_agree(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As on a full disk, where the one that publishes can say nothing."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Meeting, "say_outcome", full)
+    if fails:
+        first = threading.Lock()
+
+        def full_at_first(*given: Any) -> Any:
+            return full() if first.acquire(blocking=False) else save_staged(*given)
+
+        monkeypatch.setattr(Meeting, "say_failed", full)
+        monkeypatch.setattr("ckstore.ranks.save.save_staged", full_at_first)
+    errors, ids = all_at_once(store, 3)
+
+    if fails:
+        kinds = sorted(type(error).__name__ for error in errors.values())
+        assert kinds == ["InsufficientSpace", "RankFailed", "RankFailed"]
+        assert store.checkpoints() == []
+        assert all("what it had staged is gone" in str(one) for one in errors.values() if isinstance(one, RankFailed))
+    else:
+        assert errors == {}
+        assert ids == {info.id for info in store.checkpoints()}

@@ -28,8 +28,8 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import failing_as_save, save_staged, what_is_read
-from ckstore.ranks.join import Parts, stage_shards_of
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
+from ckstore.ranks.whole import Parts, stage_shards_of
 from ckstore.store import Store
 
 if TYPE_CHECKING:

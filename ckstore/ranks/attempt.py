@@ -1,0 +1,72 @@
+"""What a caller without a process group says about ranks, and the name of the try that all of them have in common."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
+from ckstore.ranks.part import Who
+
+if TYPE_CHECKING:
+    from ckstore.ops.save.save import Request
+
+
+def attempt_here(attempt: str | None) -> str:
+    """Return the name of this try: that of the caller, or of the launcher.
+
+    Raises:
+        BadInput: There is neither.
+    """
+    if attempt:
+        return attempt
+    environment = os.environ
+    for job, restarts in (
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ):
+        if environment.get(job) and environment[job] != "none":
+            return f"{environment[job]}.{environment.get(restarts, '0')}"
+    port = environment.get("MASTER_PORT")
+    if environment.get("TORCHELASTIC_RUN_ID") and port:  # torchrun without --rdzv-id names every run "none"
+        return f"{environment.get('MASTER_ADDR', '')}:{port}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    msg = "the ranks need a name for this try that all of them have, so that it never meets leftovers of another"
+    raise BadInput(
+        msg,
+        hint="give attempt=, the same on all ranks and new for each start of the job",
+        command_hint="give --attempt, the same on all ranks and new for each start of the job",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AsRank:
+    """What the caller says about ranks."""
+
+    rank: int | None
+    world_size: int | None
+    timeout_s: float
+    attempt: str | None
+
+    def who(self, request: Request) -> Who:
+        """Return this process as a rank.
+
+        Raises:
+            BadInput: An argument is wrong or missing; it says which.
+        """
+        if type(self.world_size) is not int or not 1 <= self.world_size <= WORLD_SIZE_MOST:
+            raise BadInput(f"world_size must be the number of ranks, at least 1, got {self.world_size!r}")
+        if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
+            raise BadInput(f"rank must be an integer from 0 to {self.world_size - 1}, got {self.rank!r}")
+        timeout_s: object = self.timeout_s
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise BadInput(f"timeout must be a number of seconds above 0, got {timeout_s!r}")
+        if request.step is None:
+            msg = "ranks that save together give the step"
+            hint, command_hint = "step=, the same on all ranks", "--step, the same on all ranks"
+            raise BadInput(msg, hint=hint, command_hint=command_hint)
+        attempt = attempt_here(self.attempt)
+        if len(attempt) > ATTEMPT_MOST_CHARS:
+            raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
+        return Who.here(request.run, request.step, self.rank, world_size=self.world_size, attempt=attempt)
