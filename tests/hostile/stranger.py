@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -96,7 +97,7 @@ def visit(scene: Scene) -> Visit:
 
 
 def _inside(scene: Scene, nbytes: int) -> Visit:
-    _become_stranger(scene, nbytes)
+    most = _become_stranger(scene, nbytes)
     warnings.simplefilter("ignore")
     done, refused, wrong = 0, 0, list[str]()
     gc.freeze()  # what is collected below is what the acts left
@@ -106,7 +107,7 @@ def _inside(scene: Scene, nbytes: int) -> Visit:
         os.ftruncate(last, 0)
         os.pwrite(last, act.name.encode(), 0)
         try:
-            _within_time(act.do)
+            _within_bounds(act.do, most)
         except CkstoreError as error:
             refused += 1
             if not str(error):
@@ -126,12 +127,16 @@ def _where(error: BaseException) -> str:
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
 
-def _within_time(do: object) -> None:
+def _within_bounds(do: Callable[[], object], most_bytes: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, _WALL_S)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, hard))
     try:
-        do()  # type: ignore[operator]
+        do()
     finally:
+        # What an act used is still there while its error is looked at, for which there must be room.
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -140,8 +145,12 @@ def _too_long(number: int, _frame: object) -> None:
     raise _TooLong(f"{CPU_S} s of a processor" if number == signal.SIGPROF else f"{_WALL_S} s")
 
 
-def _become_stranger(scene: Scene, nbytes: int) -> None:
-    """Become the user whose files these are, in their home, with bounds; `nbytes` are those of the store."""
+def _become_stranger(scene: Scene, nbytes: int) -> int:
+    """Become the user whose files these are, in their home; `nbytes` are those of the store.
+
+    Returns:
+        How many bytes of addresses an act may have.
+    """
     os.environ |= {"HOME": str(scene.home), "TMPDIR": str(scene.out / "tmp")}
     os.chdir(scene.out)
     log = os.open(scene.out / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -155,7 +164,6 @@ def _become_stranger(scene: Scene, nbytes: int) -> None:
     os.umask(0o022)
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # each thread would set aside 64 MiB of addresses
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MORE_MEMORY_BYTES + nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _too_long)
+    return pages * resource.getpagesize() + MORE_MEMORY_BYTES + nbytes
