@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
@@ -162,6 +162,7 @@ WRONG: dict[str, Callable[[Any, Any, int], Any]] = {
     how=st.sampled_from(tuple(WRONG)),
     bit=st.integers(0, 300),
 )
+@example(where=("pieces", "offset"), rows=(0, 1), how="of another", bit=0)
 def test_what_is_saved_is_loaded_whatever_the_index_says_of_pieces(
     tmp_path_factory: pytest.TempPathFactory, where: tuple[str, str], rows: tuple[int, int], how: str, bit: int
 ) -> None:
