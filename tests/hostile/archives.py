@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 
 from tests.hostile import archives_index, archives_kinds, archives_links, archives_manifests, archives_names
 from tests.hostile.places import DOCUMENTS, spoil_document, spoil_names
@@ -51,7 +52,7 @@ def drawn(seed: int) -> Builder:
                     spoil_names(scene.store, draw)
                 else:
                     draw.choice(list(HAND_MADE.values()))(scene)
-            except (OSError, ValueError):  # what an earlier attack has taken away, or made no JSON
+            except (OSError, ValueError, sqlite3.Error):  # taken away by an earlier attack, or no JSON or database now
                 continue
 
     return build

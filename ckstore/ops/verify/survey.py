@@ -7,12 +7,14 @@ directories.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
+from ckstore.fs.inside import Held
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
@@ -160,22 +162,32 @@ def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
 
 def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
-    for digest, status in sorted(names.canonical.items()):
-        used = names.used.get(digest, {})
-        if (status.st_dev, status.st_ino) in used:
+    for folder, entries in groupby(sorted(names.canonical.items()), lambda entry: fan_out(entry[0])):
+        try:
+            held = Held(layout.blobs / folder)  # once, and not for each of what may be 100,000 files
+        except FileNotFoundError:
             continue
-        path = layout.blob(digest)
-        what = ""
-        if status.st_size > BLOB_MAX_BYTES:
-            what = f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
-        elif mode == "full":
-            what = checker.file(path, digest, status.st_size) or ""
-        elif used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
-            sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}
-            if status.st_size not in sizes:
-                what = f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
-        if what:
-            yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+        with held:
+            for digest, status in entries:
+                what = _wrong_name(held.inside / digest, status, names.used.get(digest, {}), checker, mode)
+                if what:
+                    yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+
+
+def _wrong_name(
+    path: Inside, status: os.stat_result, used: Mapping[Inode, Inside], checker: Verifier, mode: Mode
+) -> str:
+    if (status.st_dev, status.st_ino) in used:
+        return ""
+    if status.st_size > BLOB_MAX_BYTES:
+        return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
+    if mode == "full":
+        return checker.file(path, path.name, status.st_size) or ""
+    if used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
+        sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}
+        if status.st_size not in sizes:
+            return f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
+    return ""
 
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
