@@ -123,9 +123,10 @@ class CannotStore(BadInput):
     exit_status = 1
 
     def __init__(self, path: str, why: str, *, hint: str = "", command_hint: str = "") -> None:
-        super().__init__(f"{path or 'the state itself'}: {why}", hint=hint, command_hint=command_hint)
+        where = f"{path or 'the state itself'}: "
+        super().__init__(where + why, hint=hint, command_hint=command_hint)
         self.path = path
-        self.refused = {path: str(self).partition(": ")[2]}
+        self.refused = {path: str(self).removeprefix(where)}
 
     @classmethod
     def of(cls, found: Sequence[CannotStore]) -> CannotStore:

@@ -2,8 +2,8 @@
 
 The directories are the truth. What the catalog says can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
-takes an exclusive flock for as long as one transaction, and is durable when it returns. What only
-writers need is imported when a process writes, so that `ckstore log` starts fast.
+takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
+which are not waited for. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Catalog:
         timeout_s: float,
         tags: Callable[[], Tags] | None = None,
         readings: Mapping[str, tuple[int, int]] | None = None,
+        durable: bool = True,
     ) -> None:
         """Make the rows of some checkpoints equal to their directories, all of them or none.
 
@@ -72,10 +73,11 @@ class Catalog:
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
             readings: As `record_readings` takes them.
+            durable: Wait until the disk has it. Without, a power cut may leave a catalog that `mend` has to rebuild.
         """
         from ckstore.catalog import rows
 
-        with writing(self.path, timeout_s=timeout_s) as connection:
+        with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for run, step in targets:
                 found = look(run, step)
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
@@ -347,8 +349,21 @@ class Catalog:
 
         return upkeep.names_aside(self.path, "damaged")
 
-    def check(self) -> list[str]:
-        """Return what is wrong with the catalog, one sentence each; raises for none of it."""
+    def check(self, *, thorough: bool = False) -> list[str]:
+        """Return what is wrong with the catalog, one sentence each; raises for none of it.
+
+        `thorough` compares the indexes with their tables, and looks at the form of every row.
+        """
         from ckstore.catalog import upkeep
 
-        return upkeep.problems(self.path)
+        return upkeep.problems(self.path, thorough=thorough)
+
+    def check_after_power_cut(self) -> None:
+        """Look at all of it: the rows of saves are not waited for, so a power cut may have left a mixture of pages.
+
+        Raises:
+            CatalogUnavailable: It is damaged.
+        """
+        problems = self.check(thorough=True)
+        if problems:
+            raise unavailable(self.path, f"was damaged by a power cut: {problems[0]}", "damaged")

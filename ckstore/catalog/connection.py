@@ -78,8 +78,10 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, timeout_s: float) -> Iterator[BoundedConnection]:
+def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
     """Open the catalog for one transaction: it is durable after the block, or has not happened.
+
+    Without `durable` a process that dies harms nothing, but a power cut may leave the file damaged.
 
     The block must not use the catalog in any other way: the flock is held.
 
@@ -91,7 +93,7 @@ def writing(path: Path, *, timeout_s: float) -> Iterator[BoundedConnection]:
     deadline = time.monotonic() + timeout_s
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
         check_header(connection, path, for_writing=True)
-        prepare_to_write(connection, path)
+        prepare_to_write(connection, path, durable=durable)
         with transaction(connection):
             yield connection
 
@@ -141,11 +143,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def prepare_to_write(connection: sqlite3.Connection, path: Path) -> None:
+def prepare_to_write(connection: sqlite3.Connection, path: Path, *, durable: bool = True) -> None:
     """Have the connection keep what the schema promises, and make its commits durable."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-    journal.set_journal(connection, mapped=_may_be_mapped(path))
+    journal.set_journal(connection, mapped=_may_be_mapped(path), durable=durable)
 
 
 def sqlite_version() -> tuple[int, int, int]:

@@ -62,20 +62,22 @@ def map_nothing(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
 
 
-def set_journal(connection: sqlite3.Connection, *, mapped: bool) -> None:
+def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool = True) -> None:
     """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all.
 
     A catalog with the other journal is changed to this one.
+
+    Without `durable` nothing is waited for: after a power cut the file may be damaged.
     """
     mode = "delete"
     if mapped:
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
-        connection.execute("PRAGMA synchronous=EXTRA")
+        connection.execute(f"PRAGMA synchronous={'EXTRA' if durable else 'OFF'}")
 
 
 SUFFIXES = ("-wal", "-shm", "-journal")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.checkpoint.published import Published
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.objects.layout import Layout
+    from ckstore.objects.layout import Layout, RunStamp
     from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
@@ -62,12 +62,26 @@ class Outcome:
     change: RunChange | None = None
 
 
-def publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
+def publish(
+    layout: Layout,
+    staging: Staging,
+    manifest: Manifest,
+    if_there: IfThere,
+    synced_runs: dict[str, RunStamp | None] | None = None,
+) -> Outcome:
     """Give the sealed `staging` its place and make that durable.
 
     A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
     and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing can
     tag or pin the old ones by then.
+
+    Args:
+        layout: The store.
+        staging: What is published.
+        manifest: Of it.
+        if_there: What to do where there is a checkpoint already.
+        synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable: that
+            of a run which is still so is not synced again. It is kept up to date.
 
     Raises:
         StepExists: Another checkpoint is there; nothing was changed.
@@ -84,7 +98,13 @@ def publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfTh
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         outcome = _publish(layout, staging, manifest, if_there)
+        change = outcome.change
+        known = {} if synced_runs is None else synced_runs
+        if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
+            parents.pop(1)
         _sync(parents)
+        if change is not None:
+            known[manifest.run] = change.after
         return outcome
 
 

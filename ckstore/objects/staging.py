@@ -60,6 +60,7 @@ class Staging:
         self._canonical_blobs = lock.keep(layout.blobs).inside
         self._run = path.name.partition("@")[0]
         self._saved: list[Inside] | None = None
+        self._sealed = False
         self._serial = itertools.count()
         self._mutex = threading.Lock()
 
@@ -353,12 +354,16 @@ class Staging:
 
         A manifest from an earlier `seal` is replaced.
         """
-        fresh = self._own / "manifest-new"
+        # No process reads it before the directory is published, so the first one needs no other name until it is whole.
+        path = self._own / MANIFEST
+        fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
+        self._sealed = True
         files.create_file(fresh, manifest, mode=0o444)
         if self._read_back:
             check_on_disk(fresh, memoryview(manifest))
-        links.rename(fresh, self._own / MANIFEST)
-        self.stamp = Stamp.of(self.inode, peek.status(self._own / MANIFEST))
+        if fresh != path:
+            links.rename(fresh, path)
+        self.stamp = Stamp.of(self.inode, peek.status(path))
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.objects.layout import Layout
+    from ckstore.objects.layout import Layout, RunStamp
 
 _CATALOG = "catalog"
 _MARKS_SHARE = 1 / 20
@@ -54,6 +54,7 @@ class Context:
         manifest_cache: What is known of manifests that this process has read or written.
         directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
             any that is not unsure in it.
+        synced_runs: How each run was when this process last made its name durable, as `objects.publish` keeps it.
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
         watch: Is told how far a save is.
         marks_duty: How often saves look for marks of damage in all checkpoints.
@@ -78,6 +79,7 @@ class Context:
     problems: dict[str, str] = field(default_factory=dict)
     manifest_cache: ManifestCache = field(default_factory=ManifestCache)
     directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
+    synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     watch: SaveWatch = NO_WATCH
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))

@@ -77,6 +77,15 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     return [layout.format(*row) for row in rows]
 
 
+def columns_with_names(rows: Sequence[Sequence[str]], align: str, width: int | None) -> list[str]:
+    """As `columns`, with names in the last column: in lines wider than `width` these are cut in their middle."""
+    lines = columns(rows, align)
+    if width is None:
+        return lines
+    start = len(lines[0]) - len(rows[0][-1])
+    return [cut(line[:start] + cut_in_middle(line[start:], max(width - start, 1)), width) for line in lines]
+
+
 def wrap(words: Sequence[str], width: int) -> list[str]:
     """Return lines of at most `width` columns; a longer word has a line of its own."""
     lines: list[str] = []

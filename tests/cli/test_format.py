@@ -146,3 +146,18 @@ def test_a_text_that_is_cut_in_its_middle_keeps_both_ends(text: str, width: int)
     assert text.startswith(begin)
     assert text.endswith(end)
     assert not found or 0 <= len(end) - len(begin) <= 1
+
+
+@given(names=st.lists(st.text("abcdef.", min_size=1), min_size=1, max_size=4), width=st.none() | st.integers(16, 40))
+def test_a_table_of_names_keeps_the_ends_of_those_that_are_too_long(names: list[str], width: int | None) -> None:
+    rows = [("SIZE", "NAME"), *(("1.5 GiB", name) for name in names)]
+
+    _, *lines = _format.columns_with_names(rows, "><", width)
+
+    assert all(width is None or len(line) <= width for line in lines)
+    assert all(
+        line.startswith("1.5 GiB  ") and line.endswith(name[-3:]) for line, name in zip(lines, names, strict=True)
+    )
+    assert [line[9:] == name for line, name in zip(lines, names, strict=True)] == [
+        width is None or len(name) + 9 <= width for name in names
+    ]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.docs import values
 from tests.support.docblocks import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,17 @@ def test_each_value_of_the_page_about_states_is_tried_by_its_blocks() -> None:
         assert len(examples) > 12
         assert [example for example in examples if f"    {example},\n" not in tried] == []
         assert len(re.findall(r"^    \S.*,$", tried, re.MULTILINE)) == len(examples)
+
+
+def test_the_tables_of_the_page_about_states_are_what_the_code_says() -> None:
+    text = values.PAGE.read_text(encoding="utf-8")
+    rows = [cells(row) for row in sections(text)["What is stored"].splitlines() if row.startswith("| `")]
+    named = [re.findall(r"`(?:\w+\.)?(\w+)`", row[0]) for row in rows]
+    (factories,) = (set(names[1:]) for names in named if "defaultdict" in names)
+
+    assert text == values.rewritten(text), "run python -m tests.docs.values"
+    assert values.type_names() - {name for names in named for name in names} == set()
+    assert factories == values.factory_names()
 
 
 def test_each_message_of_the_troubleshooting_page_is_one_that_the_code_can_give() -> None:

@@ -24,7 +24,7 @@ from ckstore.containers.safetensors_write import (
 )
 from ckstore.errors import BadInput
 from ckstore.model.manifest.state_json import json_of_leaf, json_of_node
-from ckstore.model.names import plain
+from ckstore.model.names import spelled
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.sizes import parse_size
 from ckstore.ops.read.destination import outside_store
@@ -141,8 +141,8 @@ def export_open(
         tied=plan.tied,
         state_names=_state_names(plan),
         left_out=tuple(
-            f"{plain(name) or 'the state itself'}: the versions of modules that torch keeps in _metadata"
-            for name in plan.values.torch_versions
+            f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
+            for name in spelled(plan.values.torch_versions)
         ),
     )
 

@@ -16,7 +16,7 @@ from ckstore.containers.safetensors_write import TensorToWrite, can_be_name, dty
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.state_json import PlainValues, plain_values
-from ckstore.model.names import plain
+from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.layout import row_major
 
@@ -142,10 +142,11 @@ def _check_names(held: list[tuple[LeafRecord, TensorToWrite]]) -> None:
 
 def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:
     large = []
-    for leaf in unheld:
+    unheld = tuple(unheld)
+    for leaf, name in zip(unheld, spelled(leaf.name for leaf in unheld), strict=True):
         nbytes = leaf_bytes(manifest, leaf)
         if nbytes > (UNHELD_MOST_BYTES if leaf.dtype else TEXT_MOST_BYTES):
-            large.append(f"{plain(leaf.name) or 'the state itself'}: {leaf.dtype or leaf.kind}, {nbytes} bytes")
+            large.append(f"{name or 'the state itself'}: {leaf.dtype or leaf.kind}, {nbytes} bytes")
     if large:
         more = f"; and {len(large) - _SHOWN} more" if len(large) > _SHOWN else ""
         listed = "; ".join(large[:_SHOWN])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PACK_BELOW_BYTES = 2**20
 PACK_BYTES = 32 * 2**20
-_LEAST_PACK_BYTES = 2**20
+_LEAST_PACK_BYTES = 4 * 2**20
 _PACKS_AT_LEAST = 16
 _PACKS_IN_FLIGHT = 2
 _BATCH_BYTES = 256 * 2**20
@@ -38,8 +38,11 @@ _FIRST_OFFSET_BYTES = GRAIN_BYTES
 """Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
 _KEY_MARK = "#"
 
-WriteBlob = Callable[[memoryview], Callable[[], str]]
-"""Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has."""
+WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
+"""Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
+
+Of the last one, which the second argument tells, it may store all before it returns.
+"""
 
 
 def aligned(nbytes: int) -> int:
@@ -83,17 +86,17 @@ class Packer:
         self._entries.append((key, start, source.nbytes))
         self._end = stop
 
-    def _flush(self) -> None:
+    def _flush(self, *, last: bool = False) -> None:
         if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
             self._wait_for_first()
         if self._pack is not None:
-            wait = self._write_blob(self._pack[: self._end])
+            wait = self._write_blob(self._pack[: self._end], last)
             self._waiting.append(_Waiting(wait, self._pack, self._end, self._entries))
             self._pack, self._end, self._entries = None, 0, []
 
     def finish(self) -> None:
         """Write what is left and wait until every pack is stored."""
-        self._flush()
+        self._flush(last=True)
         while self._waiting:
             self._wait_for_first()
 
@@ -138,7 +141,7 @@ def place_small(
         StateChanged: A source gave other bytes when it was read again.
         OSError: A blob could not be written.
     """
-    packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(source.nbytes for source in sources)))
+    packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
@@ -182,8 +185,11 @@ def digest_of_key(key: str) -> str:
 
 
 def _pack_bytes_for(small_bytes: int) -> int:
-    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
-    nbytes = min(PACK_BYTES, max(_LEAST_PACK_BYTES, small_bytes // _PACKS_AT_LEAST))
+    """Return the size of new packs: not one for everything, since packs of one age are written again at one time.
+
+    What is small altogether is one, since each takes an fsync.
+    """
+    nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
 

@@ -275,7 +275,11 @@ def _publish(context: Context, staging: Staging, staged: Staged, request: Reques
             rule = "taken" if request.step is None else request.if_exists
             if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
             context.watch.publishing(step)
-            return manifest, manifest_id, publishing.publish(context.layout, staging, manifest, if_there)
+            return (
+                manifest,
+                manifest_id,
+                publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs),
+            )
         except StepExists:
             if request.step is not None:
                 raise
@@ -410,6 +414,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,
                 readings=staged.readings(),
+                durable=False,
             )
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return error.message if isinstance(error, CkstoreError) else describe_os_error(error)

@@ -232,9 +232,15 @@ class _ChunkWriter:
             with self._mutex:
                 self._done_bytes += chunk.stop - chunk.start
 
-    def start_blob(self, data: memoryview) -> Callable[[], str]:
-        """Begin to store private bytes as one blob; return a function that waits for its digest."""
-        return self._submit(self._store_private, data).result
+    def start_blob(self, data: memoryview, last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WriteBlob` is called
+        """Begin to store private bytes as one blob; return a function that waits for its digest.
+
+        The caller would only wait for the last one, so its own thread stores that: to start another takes time.
+        """
+        if not last:
+            return self._submit(self._store_private, data).result
+        digest = self._guarded(self._store_private, data)
+        return lambda: digest
 
     def finish(self, progress: Progress | None, all_bytes: int) -> None:
         """Wait for everything that was begun, and say how far it is.
@@ -366,21 +372,25 @@ class _ChunkWriter:
         digest = self._context.algorithm.digest(data)
         self._context.watch.hashed(len(data))
         self._context.watch.writing()
-        if not self._recheck.foresaw(digest):
-            self._recheck.add({digest: len(data)}, whole=False)
         if not self.is_first(digest):
             kept = bytes(data)  # the packer uses its memory again
             self._skipped[digest] = lambda: memoryview(kept)
-        elif (self._claim(digest, data) or not self._staging.put(digest, data)) and (
+        elif (self._claim(digest, data, choose=True) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
             raise collision("small pieces of the files")
         return digest
 
-    def _claim(self, digest: str, data: memoryview) -> bool:
-        """Whether the store has a blob that can be relied on; a share of these is read again."""
-        claimed = self._staging.claim(digest, len(data))
-        return claimed and self._recheck.agrees(digest, lambda begin, end: data[begin:end])
+    def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
+        """Whether the store has a blob that can be relied on; a share of these is read again.
+
+        `choose`: it has its chance to be read now if nothing foresaw it.
+        """
+        if not self._staging.claim(digest, len(data)):
+            return False
+        if choose and not self._recheck.foresaw(digest):
+            self._recheck.add({digest: len(data)}, whole=False)
+        return self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
     def _put(self, digest: str, data: memoryview) -> bool:
         """Write a blob; False if another save was faster, whose blob is there now."""

@@ -100,6 +100,17 @@ def test_what_is_refused_names_all_paths_and_nothing_is_stored(store: Store) -> 
     assert store.checkpoints() == []
 
 
+def test_what_is_said_of_a_refused_value_does_not_have_its_path_however_that_is_spelled(store: Store) -> None:
+    with pytest.raises(CannotStore) as one:
+        store.save({"a: b": {"c: d": object()}}, step=1)
+    with pytest.raises(CannotStore) as both:
+        store.save({"a: b": object(), "": object()}, step=1)
+
+    (why,) = one.value.refused.values()
+    assert why.startswith("object cannot be stored (")
+    assert set(both.value.refused.values()) == {why}
+
+
 def test_an_optimizer_with_a_thousand_parameters_is_loaded(store: Store) -> None:
     def optimizer() -> torch.optim.Optimizer:
         return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1)) for _ in range(1100)], lr=0.5, momentum=0.9)

@@ -25,7 +25,7 @@ class Written:
         self.blobs: dict[str, bytes] = {}
         self.in_flight = self.most_in_flight = 0
 
-    def start(self, data: memoryview) -> Callable[[], str]:
+    def start(self, data: memoryview, last: bool) -> Callable[[], str]:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
 

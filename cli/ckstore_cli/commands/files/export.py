@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.model.names import plain
+from ckstore.model.names import spelled
 from ckstore.model.sizes import parse_size, size_text
 from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
@@ -110,7 +110,7 @@ def _lines(report: ExportReport, destination: Path) -> Iterator[str]:
         pairs = [f"{printable(name)} is {printable(kept)}" for name, kept in report.tied.items()]
         yield f"tied, written once: {_listed(pairs)}"
     if report.state_names:
-        names = [printable(plain(name)) or "(the state itself)" for name in report.state_names]
+        names = [printable(name) or "(the state itself)" for name in spelled(report.state_names)]
         yield f"in state.json, since safetensors cannot hold it: {_listed(names)}"
     if report.left_out:
         yield f"left out: {_listed([printable(what) for what in report.left_out])}"

@@ -9,7 +9,7 @@ import click
 
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import plain
-from ckstore_cli._format import columns, cut, cut_in_middle, number_text, printable
+from ckstore_cli._format import columns_with_names, cut, number_text, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
@@ -72,14 +72,10 @@ def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:
     rows = list(_rows(found, values=values))
     if rows:
         names = ("DIFFERENCE", "RELATIVE") if values else ()
-        head, *lines = columns(
-            [("", "TYPE", "SIZE", "CHANGED", *names, "NAME"), *rows], "<<>>" + ">" * len(names) + "<"
-        )
+        align = "<<>>" + ">" * len(names) + "<"
+        head, *lines = columns_with_names([("", "TYPE", "SIZE", "CHANGED", *names, "NAME"), *rows], align, out.width)
         yield out.style(head, "dim")
-        start = len(head) - len("NAME")
-        for line in lines:
-            name = line[start:] if out.width is None else cut_in_middle(line[start:], max(out.width - start, 1))
-            yield cut(line[:start] + name, out.width)
+        yield from lines
     for change in found.plain:
         yield cut(_plain_line(change), out.width)
     if rows or found.plain:

@@ -11,7 +11,7 @@ import click
 from ckstore.errors import NoSuchRef
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import columns, printable
+from ckstore_cli._format import columns_with_names, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
@@ -78,7 +78,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         )
         for row in shown
     )
-    head, *lines = columns(table, "<<><")
+    head, *lines = columns_with_names(table, "<<><", out.width)
     if shown:
         out.line(out.style(head, "dim"))
     for line in lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore_cli._format import columns, printable
+from ckstore_cli._format import columns_with_names, printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 
@@ -42,7 +42,7 @@ def why(frame: Frame, blob: str) -> None:
         for use in uses
         for name in use.names or ("(no tensor: nothing uses this part any more)",)
     ]
-    head, *lines = columns([("CHECKPOINT", "NAME"), *rows], "<<")
+    head, *lines = columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width)
     out.line(out.style(head, "dim"))
     for line in lines:
         out.line(line)

@@ -1,0 +1,107 @@
+"""A small state is saved with few syncs: one file for its tensors, no name synced twice, and none for the index."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import CkstoreWarning, Store
+from ckstore.catalog import journal
+from ckstore.fs.host import machine
+
+
+def state(value: int, count: int = 100) -> dict[str, Any]:
+    return {f"w{i:02}": np.full(7500, value * count + i, dtype=np.float32) for i in range(count)}
+
+
+@contextmanager
+def synced(monkeypatch: pytest.MonkeyPatch, top: Path) -> Iterator[list[str]]:
+    """Give the places, below `top`, of all that Python makes durable, in order; names of saves and blobs are cut."""
+    found: list[str] = []
+    real = os.fsync
+
+    def sync(fd: int) -> None:
+        parts = Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(top.resolve()).parts
+        found.append("/".join("…" if "." in part[1:] and "json" not in part else part.split("-")[0] for part in parts))
+        real(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", sync)
+        yield found
+
+
+OWN = ["staging/…/blobs/xxh3", "staging/…/manifest.json", "staging/…/blobs", "staging/…"]
+
+
+def test_a_run_that_is_as_this_process_left_it_keeps_its_durable_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with synced(monkeypatch, store.path) as first:
+        store.save(state(0), step=0)
+    with synced(monkeypatch, store.path) as second:
+        store.save(state(1), step=1)
+
+    assert first == [*OWN, "checkpoints/main", "checkpoints", "staging"]
+    assert second == [*OWN, "checkpoints/main", "staging"]
+
+
+def test_a_run_that_others_changed_or_made_again_is_synced_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(state(0), step=0)
+    Store.open(store.path).save(state(1), step=1)
+    with synced(monkeypatch, store.path) as beside_others:
+        store.save(state(2), step=2)
+    for step in range(3):
+        store.delete(step)
+    os.rmdir(store.path / "checkpoints" / "main")
+    with synced(monkeypatch, store.path) as made_again:
+        store.save(state(3), step=3)
+    with synced(monkeypatch, store.path) as new_run:
+        store.save(state(4), step=4, run="new")
+
+    for places in (beside_others, made_again, new_run):
+        assert "checkpoints" in places
+
+
+def test_the_rows_of_a_save_are_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+    real = journal.set_journal
+
+    def noted(connection: sqlite3.Connection, *, mapped: bool, durable: bool = True) -> None:
+        real(connection, mapped=mapped, durable=durable)
+        waited.append(bool(connection.execute("PRAGMA synchronous").fetchall()[0][0]))
+
+    monkeypatch.setattr(journal, "set_journal", noted)
+    store.save(state(0), step=0)
+    assert waited == [False]
+
+    store.reindex()
+    assert all(waited[1:])
+    assert len(waited) > 1
+
+
+def test_after_a_power_cut_a_catalog_of_old_and_new_pages_is_rebuilt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = store.path / "catalog.db"
+    for step in range(6):
+        store.save(state(step), step=step)
+    old = catalog.read_bytes()
+    for step in range(6, 12):
+        store.save(state(step), step=step)
+    new = catalog.read_bytes()
+    pages = [(old if at // 4096 % 2 else new)[at : at + 4096] or new[at : at + 4096] for at in range(0, len(new), 4096)]
+    catalog.write_bytes(b"".join(pages))
+    monkeypatch.setattr(machine, "boot_id", lambda: "another")
+
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog from 12 checkpoints"):
+        opened = Store.open(store.path)
+
+    assert [info.step for info in opened.checkpoints()] == list(range(12))
+    assert opened.load("latest")["w00"][0] == 1100
