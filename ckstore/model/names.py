@@ -36,7 +36,9 @@ def join_key(path: str, key: str) -> str:
 
 def plain(name: str) -> str:
     r"""Return a name as people write it, not injective: ``model.0.weight`` for ``model.0\.weight``."""
-    return _ESCAPE.sub(r"\1", name) if "\\" in name else name
+    if "\\" not in name:
+        return name
+    return _ESCAPE.sub(r"\1", name) if "\\\\" in name or name[-1] == "\\" else name.replace("\\", "")
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
@@ -47,10 +49,11 @@ def spellings(names: Iterable[str]) -> dict[str, str]:
     names = tuple(names)
     if not any("\\" in name for name in names):
         return dict(zip(names, names, strict=True))
-    own = set(names)
-    count = Counter(plain(name) for name in own)
+    written = {name: plain(name) for name in names}
+    count = Counter(written.values())
     return {
-        name: name if count[short := plain(name)] > 1 or (short != name and short in own) else short for name in names
+        name: name if count[short] > 1 or (short != name and short in written) else short
+        for name, short in written.items()
     }
 
 

@@ -57,9 +57,11 @@ def build_with(
     leaf: Callable[[int], object],
     leaves: Sequence[LeafRecord],
     keep: Keep | None = None,
+    *,
+    path: str = "",
 ) -> object:
-    """Return the value that `state` stands for, with the leaves that `leaf` gives by their number."""
-    value = _Building(leaf, leaves, keep).value(state, "")
+    """Return the value that `state`, at `path`, stands for, with the leaves that `leaf` gives by their number."""
+    value = _Building(leaf, leaves, keep).value(state, path)
     if value is _ABSENT:
         return {} if isinstance(state, list) and state[0] in DICTS else None
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -10,8 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore import BadInput, DamagedBlob, InUse, NoSuchFile, SaveFailed, StepExists, Store, StoreNotFound
+from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec import CkstoreFileSystem
 from tests.support.damage import flip
 from tests.support.descriptors import open_below
@@ -141,6 +146,39 @@ def test_runs_steps_and_names_are_directories(tmp_path: Path, store: Store, fs: 
     assert open_below(store.path) == {}
 
 
+def test_a_store_that_is_reached_through_a_symlink_is_listed_under_the_path_that_was_asked_for(
+    tmp_path: Path, store: Store, fs: Any
+) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    store.commit(tmp_path / "f", 5)
+    (tmp_path / "link").symlink_to(store.path.parent)
+    top = f"{tmp_path}/link/store"
+
+    assert fs.glob(f"ckstore://{top}/*/5/*") == [f"{top}/main/5/f"]
+    assert fs.find(f"ckstore://{top}") == [f"{top}/main/5/f"]
+    fs.get(f"ckstore://{top}/main/5", str(tmp_path / "got"), recursive=True)
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "got").rglob("*")] == ["got/f"]
+    with fs.transaction:
+        write(fs, f"ckstore://{top}/main/6/one")
+        write(fs, url(store, "main", 6, "two"))
+    assert [file.path for file in store.files(6)] == ["one", "two"]
+
+
+def test_what_is_damaged_is_not_said_to_be_absent(tmp_path: Path, store: Store, fs: Any) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    store.commit(tmp_path / "f", 5)
+    place = url(store, "main", 5, "f")
+    assert (fs.exists(place), fs.isfile(place), fs.isdir(place)) == (True, True, False)
+    assert (fs.exists(url(store)), fs.isfile(url(store)), fs.isdir(url(store, "main"))) == (True, False, True)
+    for nothing in (place + "2", url(store, "main", 6), f"ckstore://{tmp_path}/elsewhere"):
+        assert (fs.exists(nothing), fs.isfile(nothing), fs.isdir(nothing)) == (False, False, False)
+    flip(store.directory_of(5) / "manifest.json", 60)
+
+    for ask in (fs.exists, fs.isfile, fs.isdir, fs.lexists):
+        with pytest.raises(DamagedBlob):
+            ask(place)
+
+
 def test_any_program_finds_it_by_the_url(tmp_path: Path, store: Store) -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fsspec.specs"]
     (tmp_path / "f.txt").write_text("words")
@@ -233,6 +271,47 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store, fs: Any) -> None:
     write(replacing, url(store, "main", 1, "two"))
     replacing.end_transaction()
     assert fs.find(url(store, "main", 1)) == [f"{store.path}/main/1/two"]
+
+
+def test_threads_write_one_checkpoint(store: Store, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = NewTree.beside
+    both = threading.Barrier(2)
+
+    def slowly(destination: Path) -> NewTree:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+        return begin(destination)
+
+    monkeypatch.setattr(NewTree, "beside", slowly)
+    with fs.transaction, ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: write(fs, url(store, "main", 1, name)), ("one", "two")))
+
+    assert [file.path for file in store.files(1)] == ["one", "two"]
+    assert os.listdir(store.path.parent) == ["store"]
+
+
+def test_what_cannot_be_removed_now_fails_no_checkpoint(store: Store, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rmdir = os.rmdir
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    with fs.transaction:
+        write(fs, url(store, "main", 1, "one"))
+        monkeypatch.setattr(os, "rmdir", refuse)
+    monkeypatch.setattr(os, "rmdir", rmdir)
+
+    assert fs.last.name == "main@1"
+    with fs.transaction:
+        write(fs, url(store, "main", 2, "one"))
+    assert os.listdir(store.path.parent) == ["store"]
+
+
+def test_a_name_of_other_digits_is_no_step(store: Store, fs: Any) -> None:
+    for name in ("²", "٣", "007"):
+        with pytest.raises(BadInput, match="no step"):
+            fails(fs, partial(write, fs, url(store, "main", 3, "f")), partial(write, fs, url(store, "main", name, "f")))
+    assert store.checkpoints() == []
 
 
 def test_what_cannot_be_done_whole_is_refused(tmp_path: Path, store: Store, fs: Any) -> None:

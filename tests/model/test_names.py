@@ -153,3 +153,8 @@ def test_no_two_names_have_one_spelling_and_only_those_that_need_it_keep_backsla
 )
 def test_a_name_is_written_as_people_type_it(names: list[str], written: list[str]) -> None:
     assert spelled(names) == written
+
+
+@given(st.text(alphabet="a.[]\\", max_size=12))
+def test_a_backslash_goes_and_what_is_behind_it_stays(text: str) -> None:
+    assert plain(text) == re.sub(r"\\(.)", r"\1", text)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 from fsspec import AbstractFileSystem
 from fsspec.utils import tokenize
 
-from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreNotFound
 from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
 from ckstore.model.names import is_run
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
-from ckstore.ops.save.gather import step_in_name
 from ckstore.store import Store
 
 if TYPE_CHECKING:
@@ -95,6 +94,24 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         else:
             found = [self.info(path)]
         return sorted(found, key=lambda each: str(each["name"])) if detail else sorted(each["name"] for each in found)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Whether there is something at a path. Only what is not there is not: damage is an error here, too."""
+        return bool(self._type(path))
+
+    def isdir(self, path: str) -> bool:
+        """Whether there is a directory; see `exists`."""
+        return self._type(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        """Whether there is a file; see `exists`."""
+        return self._type(path) == "file"
+
+    def _type(self, path: str) -> str:
+        try:
+            return str(self.info(path)["type"])
+        except (NoSuchRef, StoreNotFound):
+            return ""
 
     def created(self, path: str) -> datetime:
         """Return when the checkpoint was made that has this file.
@@ -220,8 +237,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         staging = self._transaction.staging if self._transaction is not None else None
         if staging is None or not place.name or (place.store, place.run) != staging.target[:2]:
             return None
-        step = int(place.name) if place.name.isdigit() else step_in_name([Path(place.name)])
-        return staging if step == staging.target[2] else None
+        return staging if place.step == staging.target[2] else None
 
     def _staging_to_write(self, place: Place) -> Staging:
         target = place.to_write()
@@ -230,19 +246,16 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 f"{place} is to be written outside a transaction: others would see a checkpoint with some of its files"
             )
             raise BadInput(msg, hint=_TRANSACTION)
-        transaction = self.transaction
-        if transaction.staging is None:
-            transaction.staging = Staging(target, self.staging)
-        if transaction.staging.target != target:
-            _, run, step = transaction.staging.target
+        staging: Staging = self.transaction.staging_for(target, self.staging)
+        if staging.target != target:
+            _, run, step = staging.target
             msg = f"{place} is not in {run}@{step}, and a transaction writes one checkpoint"
             raise BadInput(msg, hint="end it, and begin another one")
-        staging: Staging = transaction.staging
         return staging
 
     def _tree(self, place: Place) -> dict[str, dict[str, Any]]:
         """Return what is at and below the store, the run or the checkpoint of a place: path in it -> entry."""
-        top = str(place.store)
+        top = place.written
         if not place.run:
             runs = sorted({info.run for info in self.store_at(place.store).checkpoints()})
             return {"": entry(top), **{run: entry(f"{top}/{run}") for run in runs}}
@@ -266,9 +279,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             NoSuchFile: There is none.
         """
         store = self.store_at(place.store)
-        step = step_in_name([Path(place.name)])
         error: CkstoreError | None = None
-        for name in (place.name, *([] if step is None else [str(step)])):
+        for name in (place.name, *([] if place.step is None else [str(place.step)])):
             try:
                 return store.info(f"{place.run}@{name}")
             except (NoSuchRef, BadInput) as problem:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.files import FileSummary, followed
-from ckstore.model.names import check_run, check_step
+from ckstore.model.names import STEP_PATTERN, check_run, check_step
 from ckstore.ops.save.gather import step_in_name
 
 PREFIX = "ckstore://"
@@ -20,16 +20,25 @@ class Place:
     """Where a path leads; what it does not go down to is empty.
 
     Attributes:
-        store: Directory of the store.
+        store: Directory of the store, without symlinks on the way.
+        written: The same as it stands in the path.
         run: A run in it.
         name: A checkpoint of the run: a step, a name with a step in it, or what else may stand after ``RUN@``.
         path: Of a file or directory in the checkpoint.
     """
 
     store: Path
+    written: str
     run: str = ""
     name: str = ""
     path: str = ""
+
+    @property
+    def step(self) -> int | None:
+        """The step that the name is, or has in it as trainers write it; None: there is none."""
+        if STEP_PATTERN.match(self.name):
+            return int(self.name)
+        return step_in_name([Path(self.name)]) if self.name else None
 
     def to_write(self) -> tuple[Path, str, int]:
         """Return store, run and step to write to.
@@ -40,14 +49,13 @@ class Place:
         if not self.path:
             msg = f"{self} is no file in a checkpoint"
             raise BadInput(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE is one")
-        step = int(self.name) if self.name.isascii() and self.name.isdigit() else step_in_name([Path(self.name)])
-        if step is None:
+        if self.step is None:
             msg = f"{self.name!r} in {self} is no step, and what is written needs one"
             raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")
-        return self.store, check_run(self.run), check_step(step)
+        return self.store, check_run(self.run), check_step(self.step)
 
     def __str__(self) -> str:
-        return "/".join(filter(None, (f"{PREFIX}{self.store}", self.run, self.name, self.path)))
+        return "/".join(filter(None, (f"{PREFIX}{self.written}", self.run, self.name, self.path)))
 
 
 def stripped(path: str | os.PathLike[str]) -> str:
@@ -66,7 +74,7 @@ def place_of(path: str | os.PathLike[str]) -> Place:
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
-            return Place(Path(os.path.realpath(store)), run, name, "/".join(filter(None, inner)))
+            return Place(Path(os.path.realpath(store)), str(store), run, name, "/".join(filter(None, inner)))
     msg = f"there is no store on the way to {whole}"
     raise StoreNotFound(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE; ckstore init PATH makes a store")
 

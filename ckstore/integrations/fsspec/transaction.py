@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -49,15 +50,18 @@ class Staging:
         return local.open(mode)
 
     def end(self) -> None:
-        """Remove what waits."""
-        with self.tree:
+        """Remove what waits. What cannot be removed now is left to the next one who writes: it decides nothing."""
+        with suppress(OSError), self.tree:
             pass
 
 
 class CheckpointTransaction(Transaction):  # type: ignore[misc]
     """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is.
 
-    Of one in another the outermost counts, and if one failed, all of it did.
+    Of one in another the outermost counts, and if one failed, all of it did. Several threads may write in one.
+
+    Attributes:
+        staging: What waits; None: nothing was written yet.
     """
 
     fs: Any
@@ -67,13 +71,22 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         super().__init__(fs)
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
+        self._lock = threading.Lock()
         self.staging: Staging | None = None
 
     def start(self) -> None:
         """Begin, or go one deeper."""
-        if self._depth == 0:
-            super().start()
-        self._depth += 1
+        with self._lock:
+            if self._depth == 0:
+                super().start()
+            self._depth += 1
+
+    def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> Staging:
+        """Return what waits; what is to be written first to `target` begins it."""
+        with self._lock:
+            if self.staging is None:
+                self.staging = Staging(target, folder)
+            return self.staging
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -88,10 +101,11 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
             BadInput: A file is still open, or the ranks of a distributed checkpoint would each commit a part of it.
             StepExists: The run has another checkpoint at that step.
         """
-        self._depth -= 1
-        self._failed = self._failed or not commit
-        if self._depth > 0:
-            return
+        with self._lock:
+            self._depth -= 1
+            self._failed = self._failed or not commit
+            if self._depth > 0:
+                return
         fs, self.fs = self.fs, None
         files, self.files = list(self.files), deque()
         staging, self.staging = self.staging, None

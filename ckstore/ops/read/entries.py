@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.keys import decode_key
+from ckstore.model.manifest.keys import decode_key, join
+from ckstore.model.names import join_index
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ class Found:
 
     Attributes:
         path: Its keys and places in lists.
+        name: In the state, as `ckstore.Store.load` selects by.
         node: Its node.
         tensor: Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
     """
 
     path: tuple[str | int, ...]
+    name: str
     node: Node
     tensor: LeafRecord | None
 
@@ -37,15 +40,15 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
         BadInput: Two values have the same name.
     """
     if manifest.ranks is not None and manifest.ranks.entries is not None:
-        given = ((entry.name, entry.path, _at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
+        given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:
-        given = ((".".join(map(str, path)), path, node) for path, node in _values(manifest.state, ()))
+        given = ((".".join(map(str, path)), path, *there) for path, *there in _values(manifest.state, (), ""))
     found: dict[str, Found] = {}
-    for name, path, node in given:
+    for name, path, own_name, node in given:
         if name in found:
             msg = f"{manifest.run}@{manifest.step} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
-        found[name] = Found(path, node, _tensor(manifest, node))
+        found[name] = Found(path, own_name, node, _tensor(manifest, node))
     return found
 
 
@@ -57,22 +60,27 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     return leaf if plain else None
 
 
-def _at(node: Node, path: tuple[str | int, ...]) -> Node:
+def _at(node: Node, path: tuple[str | int, ...]) -> tuple[str, Node]:
+    """Return the name in the state of what is at a path, and its node."""
+    name = ""
     for key in path:
         if node[0] in DICTS:
-            node = next(value for own, value in node[1] if decode_key(own) == key or str(decode_key(own)) == key)
+            own, node = next(pair for pair in node[1] if decode_key(pair[0]) == key or str(decode_key(pair[0])) == key)
+            name = join(name, decode_key(own))
         else:
-            node = node[1][int(key)]
-    return node
+            name, node = join_index(name, int(key)), node[1][int(key)]
+    return name, node
 
 
-def _values(node: Node, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Node]]:
+def _values(node: Node, path: tuple[str | int, ...], name: str) -> Iterator[tuple[tuple[str | int, ...], str, Node]]:
+    """Give the paths, names and nodes of the values at and below a node."""
     tag = node[0] if isinstance(node, list) else None
     if tag in DICTS and node[1]:
         for own, value in node[1]:
-            yield from _values(value, (*path, str(decode_key(own))))
+            key = decode_key(own)
+            yield from _values(value, (*path, str(key)), join(name, key))
     elif tag == "list" and node[1] and any(True for _ in leaf_numbers(node)):
         for i, value in enumerate(node[1]):
-            yield from _values(value, (*path, i))
+            yield from _values(value, (*path, i), join_index(name, i))
     else:
-        yield path, node
+        yield path, name, node

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckstore.fs import mapping
-from ckstore.ops.read.storage_read import StorageNames, check_memories, read_memories
+from ckstore.ops.read.storage_read import check_memories, names_of, read_memories
 from ckstore.tensors.allocation import wrap
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
 
 
 def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    names = StorageNames(directory)
+    names = names_of(directory)
     records = directory.manifest.storages
     memories: dict[int, StorageMemory] = {}
     alone, to_read = [], []

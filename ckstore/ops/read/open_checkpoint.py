@@ -73,6 +73,7 @@ class OpenCheckpoint:
         self._closed = False
         self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
         self._written: dict[str, str] = {}
+        self._by_plain: dict[str, list[str]] = {}
 
     def keys(self) -> list[str]:
         r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
@@ -88,7 +89,7 @@ class OpenCheckpoint:
         return len(self._leaves)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._leaves or any(plain(key) == name for key in self._leaves)
+        return name in self._leaves or name in self._meant()
 
     @act
     def __getitem__(self, name: str) -> Any:
@@ -193,10 +194,19 @@ class OpenCheckpoint:
             self._written = spellings(self._leaves)
         return self._written
 
+    def _meant(self) -> dict[str, list[str]]:
+        """Return for each name without backslashes those that are written so."""
+        if not self._by_plain:
+            by_plain: dict[str, list[str]] = {}
+            for key in self._leaves:
+                by_plain.setdefault(plain(key), []).append(key)
+            self._by_plain = by_plain
+        return self._by_plain
+
     def _leaf(self, name: str) -> LeafRecord:
         if name in self._leaves:
             return self._leaves[name]
-        meant = [key for key in self._leaves if plain(key) == name]
+        meant = self._meant().get(name, ())
         if len(meant) == 1:
             return self._leaves[meant[0]]
         if meant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ Part = tuple["Extent", memoryview, str]
 
 
 class StorageNames:
-    """For messages: what the storages of a checkpoint belong to, and of which kind their leaves are."""
+    """For messages: what the storages of a checkpoint belong to, and of which kind their leaves are; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -57,6 +58,17 @@ class StorageNames:
     def kind(self, storage: int) -> LeafKind:
         """Return the kind of the first leaf of a storage."""
         return self._kinds[storage]
+
+
+_names: weakref.WeakKeyDictionary[CheckpointDirectory, StorageNames] = weakref.WeakKeyDictionary()
+
+
+def names_of(directory: CheckpointDirectory) -> StorageNames:
+    """Return the names of an open checkpoint, made once: it may have many tensors, and be read one by one."""
+    found = _names.get(directory)
+    if found is None:
+        found = _names[directory] = StorageNames(directory)
+    return found
 
 
 def read_storages(
@@ -80,7 +92,7 @@ def read_storages(
         DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
         OSError: Reading failed.
     """
-    names = StorageNames(directory)
+    names = names_of(directory)
     parts: list[Part] = []
     for storage, out in into.items():
         record = directory.manifest.storages[storage]
@@ -172,7 +184,7 @@ def stream_storages(
     Raises:
         DamagedBlob, OSError: As `read_storages`.
     """
-    names = StorageNames(directory)
+    names = names_of(directory)
     buffer = memoryview(b"")
     window: list[tuple[int, int, Extent, int]] = []
     used = 0
@@ -302,7 +314,7 @@ def read_memories(
         InsufficientSpace: They do not fit into it.
         DamagedBlob, OSError: As `read_storages`.
     """
-    names = StorageNames(directory)
+    names = names_of(directory)
     records = directory.manifest.storages
     storages = list(storages)
     check_room(directory, sum(records[i].nbytes for i in storages))
@@ -317,7 +329,7 @@ def check_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
     Raises:
         DamagedBlob: Some do not.
     """
-    names = StorageNames(directory)
+    names = names_of(directory)
 
     def check(storage: int) -> None:
         at = 0

@@ -100,6 +100,47 @@ def test_a_part_is_exported_as_load_gives_it(store: Store, tmp_path: Path) -> No
         store.export(1, tmp_path / "none", format="dcp", select="nothing")
 
 
+@pytest.mark.parametrize("select", ["o.state[0]", "o.state", "o.t[0]", "o.t", "o.l", "o.a.b", "o*c"])
+def test_what_of_a_part_is_no_tensor_is_in_a_dcp_directory_too(store: Store, tmp_path: Path, select: str) -> None:
+    parts = {"t": (torch.ones(3), 5), "l": [1, 2, torch.ones(1)], "a.b": {"c": 1.5, 2: "two"}, "rest": {}}
+    store.save({"o": {"state": {0: {"step": 3, "m": torch.ones(2)}}, **parts}, "lr": 0.1}, step=1)
+
+    store.export(1, tmp_path / "part", format="dcp", select=select)
+
+    dcp_to_torch_save(tmp_path / "part", tmp_path / "part.pt")
+    found = torch.load(tmp_path / "part.pt", weights_only=True)
+    assert_same(with_text_keys(store.load(1, select=select)), found)
+
+
+def test_a_part_of_a_list_is_refused_for_dcp_which_would_not_load_it(store: Store, tmp_path: Path) -> None:
+    store.save({"o": [{"w": torch.ones(1), "lr": 1}, 2, torch.ones(1)], "x": 1}, step=1)
+
+    for select in ("o[1]", "o[0].w", ["o[0]", "o[2]"]):
+        with pytest.raises(BadInput, match="o is a list"):
+            store.export(1, tmp_path / "part", format="dcp", select=select)
+    store.export(1, tmp_path / "part", format="dcp", select=["o[0].w", "o[1]", "o[2]"])
+    dcp_to_torch_save(tmp_path / "part", tmp_path / "part.pt")
+    found = torch.load(tmp_path / "part.pt", weights_only=True)
+    assert_same({"o": [{"w": torch.ones(1)}, 2, torch.ones(1)]}, found)
+
+
+def with_text_keys(value: Any) -> Any:
+    """Return dicts with the keys that a DCP directory has for them."""
+    if isinstance(value, dict):
+        return {str(key): with_text_keys(item) for key, item in value.items()}
+    return [*map(with_text_keys, value)] if isinstance(value, list) else value
+
+
+def test_a_tensor_in_several_files_counts_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_dcp, "CHUNK_MOST_BYTES", 100)
+    store.save({"w": torch.ones(40, 10), "scalar": torch.tensor(1), "empty": torch.ones(0, 3)}, step=1)
+
+    report = store.export(1, tmp_path / "out", format="dcp", max_shard_bytes=2000)
+
+    assert len(report.files) > 4
+    assert report.tensor_count == 3
+
+
 def test_what_needs_trust_is_named(store: Store, tmp_path: Path) -> None:
     store.save({"array": np.arange(4), "day": dt.date(2026, 1, 2), "w": torch.ones(2)}, step=1)
 

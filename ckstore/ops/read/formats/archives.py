@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
 from ckstore.ops.read.export_files import Meter, WrittenPart, write_bytes
-from ckstore.ops.read.storage_read import StorageNames
+from ckstore.ops.read.storage_read import names_of
 from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Archive:
 
     def __init__(self, directory: CheckpointDirectory, pickled: bytes, storages: Sequence[Source]) -> None:
         self._directory = directory
-        self._names = StorageNames(directory)
+        self._names = names_of(directory)
         self._records: list[tuple[str, Source]] = [
             *small_records(pickled),
             *((f"data/{i}", source) for i, source in enumerate(storages)),

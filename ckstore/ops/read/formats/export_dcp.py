@@ -6,16 +6,17 @@ whole. Names are those that flattening the state gives there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import cut_shards
+from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.keys import decode_key, join
-from ckstore.model.names import join_index, join_key, plain
+from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.ops.read.entries import Found, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
@@ -28,7 +29,7 @@ from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.layout import span_elements
 from ckstore.tensors.restore import build_with, is_empty, make_leaf
-from ckstore.tensors.walks import DICTS, leaf_numbers
+from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
 
 if TYPE_CHECKING:
     from ckstore.fs.new_tree import NewTree
@@ -93,7 +94,7 @@ def export_dcp(
     cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
     all_bytes = sum(item.nbytes for item in plan.items)
     with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
-        work = _Work(directory, tree, reader, Meter(all_bytes, progress))
+        work = _Work(directory, tree, reader, Meter(all_bytes, progress), keep)
         written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
         written.append(work.small(METADATA_NAME, render_metadata(plan.paths, plan.tensors, work.placed)))
         tree.publish()
@@ -115,19 +116,45 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
     keep = as_filter(select)
     plan = _Plan()
     values: list[LeafRecord] = []
-    for name, found in entries_of(manifest).items():
+    entries = entries_of(manifest)
+    wanted = {
+        name: found
+        for name, found in entries.items()
+        if keep is None or any(map(keep, value_names(found.node, found.name, manifest.leaves)))
+    }
+    _refuse_parts_of_lists(entries, wanted)
+    for name, found in wanted.items():
         leaf = _tensor(directory, found)
-        if keep is not None and not keep(leaf.name if leaf is not None else _name_of(found.path)):
-            continue
         plan.paths[name] = found.path
         if leaf is None:
-            values += [manifest.leaves[i] for i in leaf_numbers(found.node)]
+            held = (manifest.leaves[i] for i in leaf_numbers(found.node))
+            values += [one for one in held if keep is None or keep(one.name)]
             plan.items.append(_Item(name, found))
             continue
         plan.tensors[name] = leaf.dtype, leaf.shape
         plan.items += _chunks(name, leaf)
     refuse_large(manifest, values)
     return plan
+
+
+def _refuse_parts_of_lists(entries: Mapping[str, Found], wanted: Mapping[str, Found]) -> None:
+    """Raise if only some elements of a list are wanted: torch loads no list that has gaps.
+
+    Raises:
+        BadInput: It is so.
+    """
+    elements = {found.path[: i + 1] for found in wanted.values() for i in _places_in_lists(found.path)}
+    lists = {path[:-1] for path in elements}
+    for found in entries.values():
+        for i in _places_in_lists(found.path):
+            if found.path[:i] in lists and found.path[: i + 1] not in elements:
+                where = ".".join(map(str, found.path[:i])) or "the state itself"
+                msg = f"{where} is a list, and a directory of torch.distributed.checkpoint has it whole or not at all"
+                raise BadInput(msg, hint=f"select all of it, or export as torch: {found.name} was not selected")
+
+
+def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:
+    return [i for i, key in enumerate(path) if isinstance(key, int)]
 
 
 def _with_attributes(node: Node, path: str) -> Iterator[str]:
@@ -145,13 +172,6 @@ def _tensor(directory: CheckpointDirectory, found: Found) -> LeafRecord | None:
         return None
     leaf = directory.manifest.leaves[found.node[1]]
     return leaf if leaf.kind == "torch" else None
-
-
-def _name_of(path: tuple[str | int, ...]) -> str:
-    name = ""
-    for key in path:
-        name = join_index(name, key) if isinstance(key, int) else join_key(name, key)
-    return name
 
 
 def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
@@ -183,12 +203,20 @@ class _Work:
         placed: Where everything lies, by name.
     """
 
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        tree: NewTree,
+        reader: CheckedReader,
+        meter: Meter,
+        keep: Callable[[str], bool] | None,
+    ) -> None:
         self.placed: dict[str, list[Placed]] = {}
         self._directory = directory
         self._tree = tree
         self._reader = reader
         self._meter = meter
+        self._keep = keep
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
         """Write a file of values and tensors, one behind another."""
@@ -210,7 +238,8 @@ class _Work:
                 self.placed.setdefault(item.name, []).append(where)
                 at += nbytes
             read_back(fd, name, at, parts, self._meter)
-        return ExportedFile(name, at, len({item.name for item in items if isinstance(item.what, LeafRows)}))
+        begun = sum(isinstance(item.what, LeafRows) and not any(item.offsets) for item in items)
+        return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
 
     def small(self, name: str, content: bytes) -> ExportedFile:
         """Write a file that is in memory."""
@@ -232,4 +261,4 @@ class _Work:
             memories = {} if is_empty(record) else read_memories(self._directory, [record.storage], verify=True)
             return make_leaf(record, memories.get(record.storage) or allocate(record.kind, 0))
 
-        return saved(build_with(found.node, leaf, self._directory.manifest.leaves))
+        return saved(build_with(found.node, leaf, self._directory.manifest.leaves, self._keep, path=found.name))

@@ -74,12 +74,11 @@ def _pickled(
     in_memory = [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in taken]
     refuse_large(manifest, in_memory)
     read = {leaf.storage for leaf in in_memory if not is_empty(leaf)}
+    memories = read_memories(directory, sorted(read), verify=True)
     stand_in = Placeholders(manifest.storages)
 
     def memory(storage: int) -> StorageMemory:
-        if storage in read:
-            return read_memories(directory, [storage], verify=True)[storage]
-        return stand_in.memory(storage)
+        return memories[storage] if storage in memories else stand_in.memory(storage)
 
     return pickle_state(build(manifest.state, manifest.leaves, memory, keep=keep), stand_in.number)
 
