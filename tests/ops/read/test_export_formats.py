@@ -101,7 +101,7 @@ def test_a_part_is_exported_as_load_gives_it(store: Store, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("select", ["o.state[0]", "o.state", "o.t[0]", "o.t", "o.l", "o.a.b", "o*c"])
-def test_what_of_a_part_is_no_tensor_is_in_a_dcp_directory_too(store: Store, tmp_path: Path, select: str) -> None:
+def test_the_plain_values_of_a_part_are_in_a_dcp_directory_too(store: Store, tmp_path: Path, select: str) -> None:
     parts = {"t": (torch.ones(3), 5), "l": [1, 2, torch.ones(1)], "a.b": {"c": 1.5, 2: "two"}, "rest": {}}
     store.save({"o": {"state": {0: {"step": 3, "m": torch.ones(2)}}, **parts}, "lr": 0.1}, step=1)
 
