@@ -96,12 +96,28 @@ def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) ->
             shutil.rmtree(directory)
 
 
+def checked_out(store: Store, info: CheckpointInfo, directory: Path) -> None:
+    """Write the files of a checkpoint."""
+    store.checkout(info, directory, link="auto")
+
+
 def checkout_to_resume(
-    store: Store, run: str | None, ref: RefLike, folder: str | os.PathLike[str]
+    store: Store,
+    run: str | None,
+    ref: RefLike,
+    folder: str | os.PathLike[str],
+    write: Callable[[Store, CheckpointInfo, Path], None] = checked_out,
 ) -> tuple[CheckpointInfo, Path]:
     """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first.
 
     Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
+
+    Args:
+        store: The store.
+        run: Of which run; None: that of `Store.open`, else ``main``.
+        ref: Which checkpoint.
+        folder: Where.
+        write: How it is written.
 
     Raises:
         NoSuchRef: There is no such checkpoint.
@@ -116,8 +132,9 @@ def checkout_to_resume(
     while True:
         destination = base / f"{RESUME_PREFIX}{info.step}"
         try:
-            store.checkout(info, destination, link="auto")
+            write(store, info, destination)
         except DamagedBlob:
+            shutil.rmtree(destination, ignore_errors=True)
             before, info = info, store.info(wanted)  # the damage is marked now
             if before.id == info.id:
                 raise
@@ -132,10 +149,12 @@ def rng_ranks(names: list[str]) -> tuple[int, ...]:
 
 
 def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
-    """Say what will not continue exactly from committed files, as far as rank 0 can see; one sentence each."""
+    """Say what will not continue exactly from a checkpoint, as far as rank 0 can see; one sentence each."""
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # none, or metadata of the user with the same name
         return (f"{info.name} does not say under which conditions it was saved",)
-    there = rng_ranks([file.path for file in store.files(info)])
-    return tuple(differences(replace(recorded, rng_ranks=there), now, 0))
+    names = [file.path for file in store.files(info)]
+    if names:
+        recorded = replace(recorded, rng_ranks=rng_ranks(names))
+    return tuple(differences(recorded, now, 0))

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ckstore.training.history import run_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.saver.client.pending import PendingSave
     from ckstore.store import Store
 
 _PREFIX = "ckstore:"
@@ -43,17 +45,22 @@ class CkstoreCheckpointIO(CheckpointIO):
         store: The store.
         run: The run in it; None: that of `Store.open`, else ``main``.
         delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept.
+        background: Save while training goes on, by a process of its own. A marker is written, and what was to be
+            removed meanwhile is, when the save before it is durable: at the next save, or at the end of the run. What
+            a save raises is raised there.
     """
 
-    def __init__(self, store: Store, run: str | None = None, *, delete: bool = True) -> None:
+    def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
         self.store = store
         self.run = run_of(store, run)
         self.delete = delete
+        self.background = background
+        self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save a state durably, then write the marker; a checkpoint of that step is replaced.
+        """Save a state durably, then write the marker; a checkpoint of that step is replaced. See `background`.
 
         One that a tag or a pin names is not: a `CkstoreWarning` says so, and no marker is written.
         """
@@ -63,16 +70,38 @@ class CkstoreCheckpointIO(CheckpointIO):
         if isinstance(state.get("hyper_parameters"), Mapping):
             state["hyper_parameters"] = dict(state["hyper_parameters"])
         step, run = int(checkpoint["global_step"]), self._run_of(path)
-        info = unless_protected(
-            lambda: self.store.save(state, step, run, metrics=_metrics(state), if_exists="replace"),
-            os.fspath(path),
-        )
+        options: dict[str, Any] = {"metrics": _metrics(state), "if_exists": "replace"}
+        if self.background:
+            self._settle(wait=False)
+            self._to_do.append((Path(path), self.store.save_async(state, step, run, **options)))
+        else:
+            self._mark(Path(path), lambda: self.store.save(state, step, run, **options))
+
+    def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
+        """Have a state saved, then write its marker."""
+        info = unless_protected(save, os.fspath(path))
         if info is None:
             return
-        before = _marker_or_none(Path(path))
-        _write_marker(Path(path), self.store, info)
+        before = _marker_or_none(path)
+        _write_marker(path, self.store, info)
         if before is not None and before["id"] != info.id:
-            self._delete(before["id"], Path(path).parent)
+            self._delete(before["id"], path.parent)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Write the markers of saves that are durable and remove what was to be removed after them, in order."""
+        while self._to_do:
+            path, pending = self._to_do[0]
+            if pending is not None and not wait and not pending.done():
+                return
+            self._to_do.popleft()
+            if pending is None:
+                self._remove(path)
+            else:
+                self._mark(path, pending.result)
+
+    def teardown(self) -> None:
+        """Wait for the saves in the background; Lightning calls it at the end of a run."""
+        self._settle(wait=True)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
@@ -83,6 +112,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             NoSuchRef: There is no such checkpoint, or the marker is of another store.
             BadInput: There is no marker at `path`.
         """
+        self._settle(wait=True)
         found: dict[str, Any]
         device = "cpu" if map_location is None else map_location
         name = os.fspath(path)
@@ -103,8 +133,11 @@ class CkstoreCheckpointIO(CheckpointIO):
         return found
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a marker, and what it names unless something else names it."""
-        place = Path(path)
+        """Remove a marker, and what it names unless something else names it; when the saves before are durable."""
+        self._to_do.append((Path(path), None))
+        self._settle(wait=False)
+
+    def _remove(self, place: Path) -> None:
         if not place.exists():
             return
         marker = read_marker(place)

@@ -1,29 +1,33 @@
 """The `Trainer` of transformers, and what is made of it (TRL, PEFT): its checkpoints go into a store.
 
 The Trainer writes its files as always; then they are committed. Equal tensors are stored once, and what the store keeps
-its own policy says. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the store;
-`CkstoreCallback` is one line.
+its own policy says. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the store, and can save the
+state itself, without files, also in the background; `CkstoreCallback` is one line.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
 
 from ckstore.errors import BadInput, CkstoreWarning, NoSuchRef
+from ckstore.integrations import trainer_state
 from ckstore.integrations.directories import (
+    CONDITIONS,
     checkout_to_resume,
     commit_directory,
     inexact,
     keep_newest,
     ref_of,
     rng_ranks,
+    unless_protected,
 )
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
@@ -32,8 +36,11 @@ from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.saver.client.pending import PendingSave
     from ckstore.store import Store
 
+Saves = Literal["files", "state", "background"]
+"""How `CkstoreTrainerMixin` saves."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
 _DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
 
@@ -50,13 +57,19 @@ class CkstoreTrainerMixin:
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
         ckstore_run: The run in it; None: that of `Store.open`, else ``main``.
+        ckstore_saves: ``files``: those that the Trainer writes are committed. ``state``: weights and optimizer are
+            saved themselves, and are no file in between. ``background``: so, too, by a process of its own while
+            training goes on. Both are for what is whole on rank 0, so not for FSDP and DeepSpeed.
+        ckstore_last: The last checkpoint that is known to be durable; on every rank.
     """
 
     ckstore: Store | None = None
     ckstore_run: str | None = None
+    ckstore_saves: Saves = "files"
     ckstore_last: CheckpointInfo | None = None
     resumed_inexactly: tuple[str, ...] = ()
     _keep_count: int | None = None
+    _pending: tuple[PendingSave, str] | None = None
 
     # What this has of the Trainer.
     args: Any
@@ -65,6 +78,8 @@ class CkstoreTrainerMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
         """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
         store = self._store()
+        if self._natively:
+            trainer_state.check_suits(self)
         self._keep_count = taken_over_limit(self.args, self._keep_count)
         path = resume_from_checkpoint
         if path is True or path == "auto" or (isinstance(path, str) and path.startswith("ckstore:")):
@@ -73,16 +88,80 @@ class CkstoreTrainerMixin:
                 store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
             )
             path, self.resumed_inexactly = found
-        return super().train(path, *arguments, **options)  # type: ignore[misc]
+        result = super().train(path, *arguments, **options)  # type: ignore[misc]
+        self._settle()
+        return result
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, as `transformers.Trainer.save_model`; natively a checkpoint has no file of it."""
+        if not (self._natively and _internal_call and output_dir is not None):
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        elif self.args.should_save:
+            os.makedirs(output_dir, exist_ok=True)
+            trainer_state.write_small_files(self, output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self._natively:
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        elif self.args.should_save:
+            trainer_state.write_scheduler(self, output_dir)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
         folder = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
+        directory = folder / f"checkpoint-{self.state.global_step}"
+        if self._natively:  # what a killed save left there is not of this one
+            from_rank_zero(lambda: shutil.rmtree(directory, ignore_errors=True))
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        if self._natively:
+            self._save_state(directory)
+            return
         self.ckstore_last = committed(
             self._store(), self.ckstore_run, folder, self.state, self._conditions(), self._keep_count
         )
 
+    @property
+    def _natively(self) -> bool:
+        return self.ckstore_saves != "files"
+
+    def _save_state(self, directory: Path) -> None:
+        """Save the state from rank 0, with the small files that all ranks have written into `directory`."""
+        wait_for_all()
+        self._settle()
+
+        def act() -> CheckpointInfo | None:
+            about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+            (directory / _INCOMPLETE).unlink(missing_ok=True)
+            state = trainer_state.state_of(self, directory)
+            store, step = self._store(), self.state.global_step
+            options: dict[str, Any] = {
+                "metrics": metrics_of(self.state),
+                "metadata": {CONDITIONS: about.to_json()},
+                "if_exists": "replace",
+            }
+            run = run_of(store, self.ckstore_run)
+            info = None
+            if self.ckstore_saves == "background":
+                self._pending = store.save_async(state, step, run, **options), str(directory)
+            else:
+                info = unless_protected(lambda: store.save(state, step, run, **options), str(directory))
+            shutil.rmtree(directory)
+            return info
+
+        self.ckstore_last = from_rank_zero(act) or self.ckstore_last
+
+    def _settle(self) -> None:
+        """Wait for the save in the background."""
+        if self.ckstore_saves != "background":
+            return
+
+        def act() -> CheckpointInfo | None:
+            pending, self._pending = self._pending, None
+            return None if pending is None else unless_protected(pending[0].result, pending[1])
+
+        self.ckstore_last = from_rank_zero(act) or self.ckstore_last
+
     def _load_best_model(self) -> None:
+        self._settle()
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
         if match:
@@ -90,7 +169,7 @@ class CkstoreTrainerMixin:
 
             def act() -> None:  # rank 0 looks, too: the others would see the directory that it makes
                 if not os.path.isdir(best):
-                    store.checkout(ref, best)
+                    trainer_state.write_directory(store, store.info(ref), Path(best))
 
             from_rank_zero(act)
         super()._load_best_model()  # type: ignore[misc]
@@ -209,7 +288,7 @@ def directory_to_resume(
 
     def act() -> tuple[str | None, tuple[str, ...]]:
         try:
-            info, path = checkout_to_resume(store, run, ref, output_dir)
+            info, path = checkout_to_resume(store, run, ref, output_dir, trainer_state.write_directory)
         except NoSuchRef:
             if or_none and not store.checkpoints(run_of(store, run)):
                 return None, ()

@@ -184,7 +184,7 @@ class _Building:
             items = [self.value(item, "") for item in node[1]]
         else:
             items = [self.value(item, join_index(path, i)) for i, item in enumerate(node[1])]
-            if all(item is _ABSENT for item in items):
+            if self._is_absent(path, was_empty=not node[1], is_empty=all(item is _ABSENT for item in items)):
                 return _ABSENT
             items = [None if item is _ABSENT else item for item in items]
         if node[0] == "deque":
@@ -192,7 +192,9 @@ class _Building:
         return tuple(items) if node[0] == "tuple" else items
 
     def _dict(self, out: dict[Any, Any], pairs: Iterable[Any], path: str) -> Any:
+        was_empty = True
         for own, node in pairs:
+            was_empty = False
             key = decode_key(own)
             if self._keep is None:
                 out[key] = self.value(node, "")
@@ -200,7 +202,13 @@ class _Building:
             value = self.value(node, join(path, key))
             if value is not _ABSENT:
                 out[key] = value
-        return _ABSENT if self._keep is not None and not out else out
+        return _ABSENT if self._is_absent(path, was_empty=was_empty, is_empty=not out) else out
+
+    def _is_absent(self, path: str, *, was_empty: bool, is_empty: bool) -> bool:
+        """Whether a container was not asked for: an empty one by its own name, another by what is in it."""
+        if self._keep is None:
+            return False
+        return not self._keep(path) if was_empty else is_empty
 
     def _parts(self, node: Node, path: str) -> Any:
         parts = {own: self.value(item, join(path, own)) for own, item in node[1]}

@@ -66,6 +66,53 @@ def test_model_checkpoint_keeps_the_best_and_the_last_and_resumes_by_its_names(t
     assert torch.equal(again.layer.weight, model.layer.weight)
 
 
+def test_in_the_background_nothing_is_removed_before_the_next_is_durable(tmp_path: Path, store: Store) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
+    seen: list[list[int]] = []
+    remove = CkstoreCheckpointIO._remove
+
+    def removing(io: CkstoreCheckpointIO, place: Path) -> None:
+        remove(io, place)
+        seen.append([info.step for info in store.checkpoints()])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CkstoreCheckpointIO, "_remove", removing)
+        fit(store, tmp_path / "two", background=True, save_top_k=1, monitor="step", mode="max")
+
+    assert seen == [[4], [6], [8]]
+    (marker,) = (tmp_path / "two" / "ckpt").iterdir()
+    assert marker.name.endswith("step=8.ckpt")
+    assert torch.equal(store.load(8)["state_dict"]["layer.weight"], whole.layer.weight)
+    again, _ = fit(store, tmp_path / "three", str(marker), background=True)
+    assert torch.equal(again.layer.weight, whole.layer.weight)
+
+
+def test_what_a_save_in_the_background_raises_is_raised_at_the_next(tmp_path: Path, store: Store) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    io = CkstoreCheckpointIO(store, background=True)
+    paths = [tmp_path / "ckpt" / f"step={step}.ckpt" for step in (2, 4, 6)]
+    io.save_checkpoint({"global_step": 2}, paths[0])
+    assert io.load_checkpoint(paths[0])["global_step"] == 2
+    store.tag("good", 2)
+    io.save_checkpoint({"global_step": 2, "other": 1}, paths[0])
+    io.remove_checkpoint(paths[0])  # waits its turn
+    with pytest.warns(CkstoreWarning, match="has the tag good"):
+        io.teardown()
+    assert os.listdir(tmp_path / "ckpt") == []
+
+    io.save_checkpoint({"global_step": 4}, paths[1])
+    pending = io._to_do[0][1]
+    assert pending is not None
+    assert pending.exception() is None
+    pending._error = NoSuchRef("of this test")
+    with pytest.raises(NoSuchRef, match="of this test"):
+        io.save_checkpoint({"global_step": 6}, paths[2])
+    assert not paths[1].exists()
+
+
 def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Path, store: Store) -> None:
     from ckstore.integrations.lightning import CkstoreCheckpointIO
 

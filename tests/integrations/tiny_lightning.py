@@ -13,7 +13,9 @@ from tests.integrations.tiny_trainer import kill_when_step_is_published
 STEPS = 8
 
 
-def fit(store: Store, folder: Path, ckpt_path: str | None = None, **checkpoint: Any) -> tuple[Any, Any]:
+def fit(
+    store: Store, folder: Path, ckpt_path: str | None = None, *, background: bool = False, **checkpoint: Any
+) -> tuple[Any, Any]:
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -46,7 +48,7 @@ def fit(store: Store, folder: Path, ckpt_path: str | None = None, **checkpoint: 
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[CkstoreCheckpointIO(store)],
+        plugins=[CkstoreCheckpointIO(store, background=background)],
         callbacks=[callback],
     )
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=ckpt_path)

@@ -1,4 +1,4 @@
-"""A tiny run of the Trainer of transformers, in this process or as a program: STORE OUT RESUME KILL_AT."""
+"""A tiny run of the Trainer of transformers, in this process or as a program: STORE OUT RESUME KILL_AT SAVES."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ def mixed() -> Any:
     return type("Mixed", (CkstoreTrainerMixin, Trainer), {})
 
 
+def native(saves: str) -> Any:
+    """Return a class of Trainers that saves its state itself."""
+    return type("Native", (mixed(),), {"ckstore_saves": saves})
+
+
 def kill_when_step_is_published(step: int) -> None:
     """Kill this process with -9 in the middle of the save of a step: all is written, nothing is published."""
     from ckstore.objects import publish
@@ -71,15 +76,30 @@ def kill_when_step_is_published(step: int) -> None:
             module.publish = publishing  # type: ignore[attr-defined]
 
 
-def main(store: str, out: str, resume: str, kill_at: str) -> None:
+def kill_when_step_is_on_its_way(step: int) -> None:
+    """Kill this process with -9 when a save in the background has begun: its saver may make it or not."""
+    real = Store.save_async
+
+    def saving(self: Store, state: object, at: int | None = None, *arguments: Any, **options: Any) -> Any:
+        pending = real(self, state, at, *arguments, **options)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pending
+
+    Store.save_async = saving  # type: ignore[method-assign,assignment]
+
+
+def main(store: str, out: str, resume: str, kill_at: str, saves: str = "files") -> None:
     import torch
 
     import ckstore.ops.save.save  # noqa: F401 - it has its own name for what is replaced
 
     torch.set_num_threads(1)
-    if int(kill_at):
+    if saves == "background":
+        kill_when_step_is_on_its_way(int(kill_at))
+    elif int(kill_at):
         kill_when_step_is_published(int(kill_at))
-    trainer = make(mixed(), Path(out), Store.open(store))
+    trainer = make(native(saves), Path(out), Store.open(store))
     trainer.train(resume_from_checkpoint=resume or None)
     print(f"ENDED {trainer.state.global_step} {list(trainer.resumed_inexactly)}")
     sys.stdout.flush()

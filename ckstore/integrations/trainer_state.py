@@ -1,0 +1,123 @@
+"""The state of a Trainer of transformers, saved as a state and not as files; and the directory to resume from again.
+
+What is small (configuration, tokenizer, schedulers, random states of each rank, the Trainer's own state) the Trainer
+writes as it always does, into a directory that is taken up and removed. Weights and the optimizer are never a file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.errors import BadInput
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import Store
+
+_OPTIMIZER, _SCHEDULER, _ARGUMENTS = "optimizer.pt", "scheduler.pt", "training_args.bin"
+_MODEL, _ADAPTER = "model", "adapter"
+_HINT = 'leave ckstore_saves at "files"'
+
+
+def check_suits(trainer: Any) -> None:
+    """Raise unless weights and optimizer of a Trainer are whole on rank 0, and nothing else wants files.
+
+    Raises:
+        BadInput: They are not, or it does.
+    """
+    args = trainer.args
+    sharded = {
+        "FSDP": trainer.is_fsdp_enabled,
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "tensor parallelism": getattr(trainer, "is_distributed_loading_by_transformers", False),
+    }
+    found = next((name for name, is_used in sharded.items() if is_used), None)
+    if found is not None:
+        msg = f"with {found} rank 0 does not have the whole state"
+        raise BadInput(msg, hint=f"{_HINT}: each rank writes its own")
+    if args.push_to_hub:
+        raise BadInput("push_to_hub pushes files of a checkpoint, and there are none", hint=_HINT)
+    if args.save_total_limit:
+        msg = "save_total_limit deletes directories, and there are none"
+        raise BadInput(msg, hint="store.config.retention = RetentionPolicy(keep_last=N) keeps as many checkpoints")
+    adapters = getattr(_model(trainer), "peft_config", {})
+    if _is_peft(trainer) and list(adapters) != ["default"]:
+        raise BadInput(f"a model with the adapters {', '.join(adapters)} has no one state", hint=_HINT)
+
+
+def write_small_files(trainer: Any, directory: str) -> None:
+    """Write what `Trainer.save_model` writes, but the weights."""
+    model = _model(trainer)
+    if _is_peft(trainer):
+        model.peft_config["default"].save_pretrained(directory)
+    elif hasattr(getattr(model, "config", None), "save_pretrained"):
+        model.config.save_pretrained(directory)
+        if getattr(model, "generation_config", None) is not None and model.can_generate():
+            model.generation_config.save_pretrained(directory)
+    named = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
+    if named is not None:
+        named.save_pretrained(directory)
+    torch.save(trainer.args, os.path.join(directory, _ARGUMENTS))
+
+
+def write_scheduler(trainer: Any, directory: str) -> None:
+    """Write what `Trainer` writes beside the optimizer."""
+    torch.save(trainer.lr_scheduler.state_dict(), os.path.join(directory, _SCHEDULER))
+
+
+def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
+    """Return the whole state, with the small files that the Trainer has written into `directory`."""
+    model = _model(trainer)
+    if _is_peft(trainer):
+        from peft import get_peft_model_state_dict
+
+        weights = {_ADAPTER: get_peft_model_state_dict(model)}
+    else:
+        weights = {_MODEL: model.state_dict()}
+    optimizer = {} if trainer.args.save_only_model else {"optimizer": trainer.optimizer.state_dict()}
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = {str(path.relative_to(directory)): path.read_bytes() for path in found}
+    return {**weights, **optimizer, "files": files}
+
+
+def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
+    """Write a state as the directory that the Trainer resumes from; a checkpoint of files as it is.
+
+    Raises:
+        DamagedBlob: It is damaged.
+        BadInput: It is another state.
+    """
+    if store.files(info):
+        store.checkout(info, directory, link="auto")
+        return
+    state = store.load(info, select=lambda name: not name.startswith((_MODEL, _ADAPTER)))
+    if not isinstance(state, dict) or not isinstance(state.get("files"), dict):
+        msg = f"{info.name} is a state, but none of the Trainer"
+        raise BadInput(msg, hint="store.load(ref) loads it")
+    names = {leaf.name.partition(".")[0] for leaf in store.leaves(info)}
+    kind = _ADAPTER if _ADAPTER in names else _MODEL
+    store.export(info, directory, select=kind, strip_prefix=True)
+    if kind == _ADAPTER:
+        (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    if "optimizer" in state:
+        torch.save(state["optimizer"], directory / _OPTIMIZER)
+    for name, data in state["files"].items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _model(trainer: Any) -> Any:
+    return trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+
+
+def _is_peft(trainer: Any) -> bool:
+    try:
+        from peft import PeftModel
+    except ModuleNotFoundError:
+        return False
+    return isinstance(_model(trainer), PeftModel)

@@ -1,0 +1,171 @@
+"""The Trainer whose state is saved itself, without files in between, also in the background."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, Store
+from tests.integrations import tiny_trainer
+from tests.support.damage import blobs_by_size, flip
+from tests.support.requirements import require_transformers
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),  # those of transformers are not ours
+]
+
+
+@pytest.fixture(autouse=True)
+def _transformers() -> None:
+    require_transformers()
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights, by name, of a run of transformers alone, without a stop."""
+    from transformers import Trainer
+
+    trainer = tiny_trainer.make(Trainer, tmp_path_factory.mktemp("whole"))
+    trainer.train()
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def assert_is(trainer: Any, whole: dict[str, torch.Tensor]) -> None:
+    state = trainer.model.state_dict()
+    assert state.keys() == whole.keys()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("saves", ["state", "background"])
+def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit_with_one_checkpoint(
+    tmp_path: Path, whole: Any, saves: str
+) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=1)
+    words = [sys.executable, "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
+    killed = subprocess.run(
+        [*words, "", "4", saves],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    deadline = time.monotonic() + 120
+    while store.savers() and time.monotonic() < deadline:  # one whose trainer died makes what it has, or gives it up
+        time.sleep(0.05)
+    (there,) = store.checkpoints()
+    assert there.step == 2 or (saves, there.step) == ("background", 4)
+    again = tiny_trainer.make(tiny_trainer.native(saves), tmp_path / "out", Store.open(store.path))
+
+    again.train(resume_from_checkpoint="auto")
+
+    assert_is(again, whole)
+    assert [info.step for info in store.checkpoints()] == [6]
+    assert again.ckstore_last.step == 6
+    assert again.resumed_inexactly == ()
+    assert set(os.listdir(tmp_path / "out")) <= {f".ckstore-resume-{there.step}", f"checkpoint-{there.step}"}
+
+
+def test_what_is_saved_are_tensors_by_name_and_small_files_as_they_are(tmp_path: Path, whole: Any) -> None:
+    from transformers import AutoModelForCausalLM, Trainer
+
+    store = Store.init(tmp_path / "store")
+    trainer = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store)
+    trainer.train()
+    files = tiny_trainer.make(Trainer, tmp_path / "files")
+    files.train()
+
+    state = store.load(6)
+    assert state["model"].keys() == whole.keys()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in state["model"].items())
+    assert state["optimizer"].keys() == {"state", "param_groups"}
+    there = set(os.listdir(tmp_path / "files" / "checkpoint-6")) - {"model.safetensors", "optimizer.pt"}
+    assert state["files"].keys() == there
+    assert store.info(6).metrics["loss"] > 0
+    assert os.listdir(tmp_path / "out") == []
+
+    (tmp_path / "config.json").write_bytes(state["files"]["config.json"])
+    store.export(6, tmp_path / "model", format="pretrained", select="model", add=[tmp_path / "config.json"])
+    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in opened.state_dict().items())
+
+
+def test_a_damaged_newest_is_passed_over_and_the_best_is_loaded_at_the_end(tmp_path: Path, whole: Any) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=2, keep_best=Best("eval_loss"))
+    options: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "learning_rate": 1.0,  # so that the last one is hardly the best
+    }
+    trainer = tiny_trainer.make(tiny_trainer.native("background"), tmp_path / "out", store, **options)
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert best in {info.step for info in store.checkpoints()}
+    saved = store.load(best)["model"]
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in trainer.model.state_dict().items())
+
+    newest = store.info("latest")
+    own = [blob for blob in blobs_by_size(store, newest.step) if blob.stat().st_nlink == 2]
+    flip(own[-1], own[-1].stat().st_size // 2)
+    again = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "again", store, **options)
+    with pytest.warns(CkstoreWarning, match=f"main@{newest.step}"):
+        again.train(resume_from_checkpoint=True)
+    assert store.verify("latest").ok
+
+
+def test_an_adapter_of_peft_is_saved_alone_and_goes_on(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    store = Store.init(tmp_path / "store")
+
+    def adapted() -> Any:
+        torch.manual_seed(5)
+        return get_peft_model(tiny_trainer.model(), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+
+    whole = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, made=adapted())
+    whole.train()
+    weights = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
+    again = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, made=adapted())
+    again.train(resume_from_checkpoint="ckstore:4")
+
+    assert store.load(6)["adapter"].keys() == get_peft_model_state_dict(whole.model).keys()
+    assert all(torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in weights.items())
+
+
+def test_what_cannot_be_saved_natively_is_refused_before_training(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    trainer = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, save_total_limit=1)
+
+    with pytest.raises(BadInput, match="save_total_limit") as caught:
+        trainer.train()
+    assert "RetentionPolicy(keep_last=N)" in (caught.value.hint or "")
+    trainer.args.save_total_limit = None
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(BadInput, match="with FSDP rank 0 does not have"):
+        trainer.train()
+    trainer.is_fsdp_enabled = False
+    trainer.args.push_to_hub = True
+    with pytest.raises(BadInput, match="push_to_hub"):
+        trainer.train()
+    trainer.args.push_to_hub = False
+    store.save({"something": 1}, step=2)
+    with pytest.raises(BadInput, match="main@2 is a state, but none of the Trainer"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 0
