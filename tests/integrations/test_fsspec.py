@@ -61,7 +61,9 @@ def write(fs: Any, url: str, data: bytes = b"data") -> None:
 @settings(max_examples=20, deadline=None)
 @given(
     files=st.dictionaries(PATHS, st.binary(max_size=200), min_size=1, max_size=5),
-    links=st.dictionaries(SEGMENT, st.sampled_from(["a", "model.bin", "./a", "../a", "/etc/passwd", "b c"])),
+    links=st.dictionaries(
+        SEGMENT, st.sampled_from(["a", "model.bin", "./b c/../a", "a/.", "../a", "/etc/passwd", "b c"])
+    ),
 )
 def test_law_what_is_seen_and_read_equals_the_checkout(files: dict[str, bytes], links: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

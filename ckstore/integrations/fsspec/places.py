@@ -87,7 +87,6 @@ def entry(name: str, nbytes: int | None = None, **more: Any) -> dict[str, Any]:
 
 def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[str, Any]]:
     """Return what fsspec is told of everything in a checkpoint whose path is `top`: path in it -> entry."""
-    links = {file.path: file.target for file in files if file.kind == "symlink"}
     by_path = {file.path: file for file in files}
     found = {"": entry(top, **more)}
     for file in files:
@@ -99,7 +98,7 @@ def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[s
         elif file.kind == "file":
             found[file.path] = entry(where, file.nbytes, mode=file.mode, **more)
         else:
-            end = by_path.get(followed(links, file.path) or "")
+            end = by_path.get(followed(by_path, file.path) or "")
             as_link = {"islink": True, "destination": file.target, **more}
             is_file = end is not None and end.kind == "file"
             found[file.path] = entry(where, end.nbytes if end is not None and is_file else 0, **as_link)

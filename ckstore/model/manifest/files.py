@@ -65,13 +65,11 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
     return [_summary(manifest, file) for file in manifest.files]
 
 
-def followed(links: Mapping[str, str], path: str) -> str | None:
+def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
     """Return where a path leads when the symlinks in it are followed, as the kernel does it; it may be that of nothing.
 
-    That what stands before a ``..`` is there is not looked at.
-
     Args:
-        links: Path -> target of each symlink of the checkpoint.
+        files: All of the checkpoint, by path.
         path: Relative, as committed.
 
     Returns:
@@ -80,21 +78,30 @@ def followed(links: Mapping[str, str], path: str) -> str | None:
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
     while to_do:
+        if done and not is_directory(files, "/".join(done)):
+            return "/".join((*done, *reversed(to_do)))  # what goes on from there is of nothing
         name = to_do.pop()
         if name == "..":
             if not done:
                 return None
             done.pop()
         elif name not in ("", "."):
-            target = links.get("/".join((*done, name)))
-            if target is None:
+            there = files.get("/".join((*done, name)))
+            if there is None or there.kind != "symlink":
                 done.append(name)
                 continue
+            target = there.target
             links_left -= 1
             if not links_left or target.startswith("/"):
                 return None
             to_do += target.split("/")[::-1]
     return "/".join(done)
+
+
+def is_directory(files: Mapping[str, FileRecord | FileSummary], path: str) -> bool:
+    """Whether there is a directory of that path in a checkpoint."""
+    found = files.get(path)
+    return found is not None and found.kind == "directory"
 
 
 def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:

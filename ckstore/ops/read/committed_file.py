@@ -29,7 +29,7 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
         NoSuchFile: There is none.
     """
     records = {record.path: record for record in manifest.files}
-    where = followed({record.path: record.target for record in manifest.files if record.kind == "symlink"}, path)
+    where = followed(records, path)
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
         return record
