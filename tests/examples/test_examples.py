@@ -20,7 +20,11 @@ STEPS = {
     "trainer.py": [2, 4, 6],
     "accelerate_loop.py": [0, 1, 2],
     "lightning_run.py": [8, 16, 24],
+    "deepspeed_run.py": [2, 4, 6],
 }
+
+
+# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py.
 
 
 def run(name: str, folder: Path) -> str:
@@ -40,7 +44,7 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "plain_loop.py"])  # it has a test of its own
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in {"plain_loop.py", "deepspeed_run.py"}])
 def test_an_example_runs_and_its_checkpoints_are_in_the_store(name: str, tmp_path: Path) -> None:
     require_transformers()
     run(name, tmp_path)

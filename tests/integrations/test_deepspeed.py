@@ -1,8 +1,9 @@
-"""DeepSpeed's own classes, without an engine: what commits, and that loading nothing is an error."""
+"""DeepSpeed: its own classes without an engine, and the example with the real one, killed and resumed."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,42 @@ def test_a_tag_is_committed_when_it_is_written_and_loading_nothing_is_an_error(t
 
     assert "ENDED [6, 5]" in done.stdout, done.stdout + done.stderr
     assert Store.open(tmp_path / "store").latest() is not None
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_example_with_the_real_engine_is_killed_in_a_save_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("deepspeed") is not None, "needs deepspeed")
+
+    def launch(kill_at: int) -> subprocess.CompletedProcess[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        words = [
+            "-m",
+            "tests.integrations.tiny_deepspeed",
+            str(kill_at),
+            str(tmp_path / "store"),
+            str(tmp_path / "out"),
+        ]
+        return subprocess.run(
+            [*launcher, *words],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    killed = launch(6)
+    assert "Signal 9 (SIGKILL)" in killed.stderr, killed.stdout + killed.stderr
+    with Store.open(tmp_path / "store") as store:
+        assert [info.step for info in store.checkpoints()] == [2, 4]
+
+    resumed = launch(0)
+
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert resumed.stdout.count("ENDED") == 2
+    with Store.open(tmp_path / "store") as store:
+        assert [info.step for info in store.checkpoints()] == [2, 4, 6]
+        files = {file.path for file in store.files(6)}
+    assert {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)} <= {Path(path).name for path in files}
