@@ -13,7 +13,7 @@ from ckstore.model.user_paths import expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -539,9 +539,10 @@ class Store:
         max_shard_bytes: int | str = 50 * 10**9,
         select: Select = None,
         strip_prefix: bool = False,
+        add: Sequence[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Write a saved state as files that others read; one that many ranks saved is consolidated.
+        """Write a checkpoint as files that others read; a state that many ranks saved is consolidated.
 
         They are built beside `destination`, checked byte by byte, made durable, read back, and appear at once. However
         large the state is, this takes at most 256 MiB of memory.
@@ -551,10 +552,14 @@ class Store:
             destination: A directory that does not exist yet, or is empty; for ``torch`` a file that does not exist yet.
             format: ``safetensors``: as `export_safetensors`. ``torch``: one file that `torch.load` reads, with the
                 structure of the state, ties and strides. ``dcp``: a directory that `torch.distributed.checkpoint`
-                loads, on any number of ranks.
-            max_shard_bytes: As in `export_safetensors`; not for ``torch``.
-            select: As in `load`.
+                loads, on any number of ranks. ``pretrained``, ``peft``: a directory that ``from_pretrained`` or
+                ``PeftModel.from_pretrained`` opens, of a state dict that was saved, or of what a trainer wrote and
+                `commit` took, without what only a resume needs.
+            max_shard_bytes: As in `export_safetensors`; not for ``torch`` and ``peft``.
+            select: As in `load`; for ``pretrained`` and ``peft`` it names the state dict.
             strip_prefix: As in `export_safetensors`, and only there.
+            add: For ``pretrained`` and ``peft``: files to put beside the weights, such as ``config.json``, and
+                directories, of which all files but weights are taken.
             progress: Called now and then with the bytes that are done and those to be done.
 
         Raises:
@@ -574,6 +579,7 @@ class Store:
             max_shard_bytes=max_shard_bytes,
             select=select,
             strip_prefix=strip_prefix,
+            add=add,
             progress=progress,
         )
 

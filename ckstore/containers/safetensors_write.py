@@ -148,9 +148,9 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
     return shards
 
 
-def shard_name(number: int, count: int) -> str:
+def shard_name(number: int, count: int, stem: str = "model") -> str:
     """Return the name of file `number`, from 1, of `count`."""
-    return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+    return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 
 def render_index(weight_map: Mapping[str, str], total_bytes: int, tied: Mapping[str, str]) -> bytes:

@@ -72,15 +72,17 @@ class NewTree:
             raise BadInput(msg, hint="choose a destination in a directory that you may write to") from error
         return cls(destination, path, lock)
 
-    def make_directory(self, path: str, mode: int) -> None:
+    def make_directory(self, path: str, mode: int | None = None) -> None:
         """Make the directory `path`, relative to the tree, whose parents were made before; it gets `mode` in the end.
+
+        None: those permissions that the umask leaves of 0o777.
 
         Raises:
             FileExistsError: There is such a name.
         """
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
-        self._modes[path] = mode
+        self._modes[path] = self._modes[""] if mode is None else mode
 
     @contextmanager
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:

@@ -49,6 +49,20 @@ def test_a_part_is_selected_and_its_prefix_stripped(run: Run, saved: Path) -> No
     assert set(load_file("out/model.safetensors")) == {"weight", "a.b"}
 
 
+def test_a_directory_of_a_model_takes_what_is_added(run: Run, saved: Path) -> None:
+    Path("config.json").write_text("{}", encoding="utf-8")
+    words = ("export", "best", "out", "--format", "pretrained", "--select", "layers[0]", "--store", saved)
+
+    without = run(*words)
+    shown = run(*words, "--add", "config.json")
+
+    assert without.exit_code == 2
+    assert "hint: --add PATH puts it beside the weights" in without.stderr
+    assert shown.exit_code == 0, shown.stderr
+    assert sorted(os.listdir("out")) == ["config.json", "model.safetensors"]
+    assert shown.stdout.startswith("exported main@200 to out: 2 tensors, 2 files")
+
+
 def test_wrong_usage_is_refused_with_what_to_do(run: Run, saved: Path) -> None:
     Path("full").mkdir()
     Path("full/x").touch()

@@ -33,7 +33,8 @@ class ExportReport:
         files: What is in it: the tensors first, in the order of the shards.
         tied: Name that no file has -> name of the tensor that it shares its memory with.
         state_names: What safetensors cannot hold and is in ``state.json``, by its whole path in the state.
-        left_out: What is in no file, a sentence each: the versions of modules that torch keeps beside a state dict.
+        left_out: What is in no file, a sentence each: the versions of modules that torch keeps beside a state dict, and
+            committed files that are no part of a model.
         unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` does not admit: it
             loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ def check_shard(max_shard_bytes: int | str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class Shard:
     """One file of tensors: its name, what goes into it, and where."""
 
     name: str
@@ -122,14 +122,14 @@ def export_open(
         msg = f"the destination is a directory, {path.name} looks like a file"
         raise BadInput(msg, hint=f"give a directory: model.safetensors is made in it, as in {path.with_suffix('')}")
     plan = plan_export(directory.manifest, select=select, strip_prefix=strip_prefix)
-    shards = _shards(plan, most_bytes)
+    shards = shards_of(plan, most_bytes)
     needed_bytes = _needed_bytes(directory, plan, shards)
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
-        work = _Work(directory, tree, reader, meter)
+        work = Work(directory, tree, reader, meter)
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
-            written.append(work.small(INDEX_NAME, [_index(plan, shards)]))
+            written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))
         if plan.has_state:
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         tree.publish()
@@ -140,14 +140,22 @@ def export_open(
         files=tuple(written),
         tied=plan.tied,
         state_names=_state_names(plan),
-        left_out=tuple(
-            f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
-            for name in spelled(plan.values.torch_versions)
-        ),
+        left_out=versions_left_out(plan),
     )
 
 
-def _shards(plan: ExportPlan, most_bytes: int) -> list[_Shard]:
+def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
+    """Say that what torch keeps beside a state dict is in no file."""
+    return tuple(
+        f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
+        for name in spelled(plan.values.torch_versions)
+    )
+
+
+def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[Shard]:
+    """Return the files that the tensors go into, each with at most `most_bytes` of them; None: one file."""
+    if most_bytes is None:
+        most_bytes = sum(tensor.nbytes for tensor in plan.tensors)
     cut = cut_shards([tensor.nbytes for tensor in plan.tensors], most_bytes)
     dropped: dict[str, list[str]] = {}
     for name, kept in plan.tied.items():
@@ -158,17 +166,18 @@ def _shards(plan: ExportPlan, most_bytes: int) -> list[_Shard]:
         tied = {name: tensor.name for tensor in tensors for name in dropped.get(tensor.name, ())}
         layout = lay_out(tensors, {"format": "pt", **tied})
         leaves = tuple(plan.leaves[i] for i in indexes)
-        shards.append(_Shard(shard_name(number, len(cut)), leaves, tensors, layout))
+        shards.append(Shard(shard_name(number, len(cut), stem), leaves, tensors, layout))
     return shards
 
 
-def _index(plan: ExportPlan, shards: list[_Shard]) -> bytes:
+def index_of(plan: ExportPlan, shards: Sequence[Shard]) -> bytes:
+    """Return the index of several files."""
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     return render_index(weight_map, sum(tensor.nbytes for tensor in plan.tensors), plan.tied)
 
 
-def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list[_Shard]) -> int:
-    index = len(_index(plan, shards)) if len(shards) > 1 else 0
+def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list[Shard]) -> int:
+    index = len(index_of(plan, shards)) if len(shards) > 1 else 0
     unheld = sum(leaf_bytes(directory.manifest, leaf) * 4 // 3 + _VALUE_BYTES for leaf in plan.unheld)
     values = (len(plan.values.values) + len(plan.values.attributes)) * _VALUE_BYTES
     return sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
@@ -180,7 +189,7 @@ def _state_names(plan: ExportPlan) -> tuple[str, ...]:
     return (*names, *(f"{name} (attribute)" for name, _ in plan.values.attributes))
 
 
-class _Work:
+class Work:
     """Writes the files of one export, one after another."""
 
     def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
@@ -189,7 +198,7 @@ class _Work:
         self._reader = reader
         self._meter = meter
 
-    def shard(self, shard: _Shard) -> ExportedFile:
+    def shard(self, shard: Shard) -> ExportedFile:
         """Write a file of tensors."""
         with self._tree.create_file(shard.name) as fd:
             parts = [write_bytes(fd, 0, shard.layout.head)]

@@ -12,13 +12,15 @@ from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.ops.context import Context
 
-ExportFormat = Literal["safetensors", "torch", "dcp"]
+ExportFormat = Literal["safetensors", "torch", "dcp", "pretrained", "peft"]
 """What `ckstore.Store.export` writes."""
+_WITH_FILES = ("pretrained", "peft")
+_ONE_FILE = ("torch", "peft")
 
 
 def export(
@@ -29,10 +31,14 @@ def export(
     format: ExportFormat,  # noqa: A002 - the word of the command line
     max_shard_bytes: int | str,
     strip_prefix: bool,
+    add: Sequence[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> ExportReport:
     """Export the checkpoint that `ref` names; see `ckstore.Store.export`."""
     path = outside_store(context.layout, destination)
+    if add and format not in _WITH_FILES:
+        msg = f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}"
+        raise BadInput(msg, hint="leave add out", command_hint="leave --add out")
     if format == "safetensors":
         options |= {"max_shard_bytes": max_shard_bytes, "strip_prefix": strip_prefix}
         return read_checkpoint(context, ref, partial(export_open, destination=path, **options))
@@ -40,17 +46,24 @@ def export(
         msg = f"format must be one of {', '.join(get_args(ExportFormat))}, got {format!r}"
         raise BadInput(msg)
     if strip_prefix:
-        msg = f"strip_prefix is for safetensors: the names in {format} are those of the state"
+        names = "those of the model" if format in _WITH_FILES else "those of the state"
+        msg = f"strip_prefix is for safetensors: the names in {format} are {names}"
         raise BadInput(msg, hint="leave strip_prefix out", command_hint="leave --strip-prefix out")
-    if format == "torch" and max_shard_bytes not in (MAX_SHARD_BYTES, "50GB"):
-        msg = "max_shard_bytes does not go with torch, which is one file"
+    if format in _ONE_FILE and max_shard_bytes not in (MAX_SHARD_BYTES, "50GB"):
+        msg = f"max_shard_bytes does not go with {format}, which is one file"
         raise BadInput(msg, hint="leave max_shard_bytes out", command_hint="leave --max-shard out")
-    if format == "dcp":
+    if format not in _ONE_FILE:
         options["max_shard_bytes"] = max_shard_bytes
+    if format in _WITH_FILES:
+        options |= {"form": format, "add": add, "chunk_bytes": context.settings.chunk_bytes}
     return read_checkpoint(context, ref, partial(_writer(format), path=path, **options))
 
 
 def _writer(kind: ExportFormat) -> Callable[..., ExportReport]:
+    if kind in _WITH_FILES:
+        from ckstore.ops.read.formats.export_pretrained import export_pretrained
+
+        return export_pretrained
     try:
         from ckstore.tensors.files import pickled
     except ModuleNotFoundError as error:

@@ -58,8 +58,10 @@ class ExportPlan:
         return bool(self.unheld or self.values.values or self.values.attributes)
 
 
-def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool = False) -> ExportPlan:
-    """Return what an export of the checkpoint will write.
+def plan_export(
+    manifest: Manifest, *, select: Select = None, strip_prefix: bool = False, ties: bool = True
+) -> ExportPlan:
+    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself.
 
     Raises:
         BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
@@ -84,7 +86,7 @@ def plan_export(manifest: Manifest, *, select: Select = None, strip_prefix: bool
             held.append((leaf, tensor))
     _check_names(held)
     _check_sizes(manifest, unheld)
-    written, tied = _untie(held)
+    written, tied = _untie(held) if ties else (held, {})
     return ExportPlan(
         leaves=tuple(leaf for leaf, _ in written),
         tensors=tuple(tensor for _, tensor in written),
@@ -109,6 +111,12 @@ def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:
     """Return the bytes of the elements of a leaf."""
     item_bytes = itemsize(leaf.kind, leaf.dtype)
     return manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
+
+
+def is_one_key(leaf: LeafRecord, name: str) -> bool:
+    """Whether `name`, under which a tensor is written, is one key of a dict, as in the state dict of a module."""
+    last = _LAST_PART.search(leaf.name)
+    return last is not None and name != "" and plain(last[0]) == name
 
 
 def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:

@@ -1,1 +1,1 @@
-"""The formats of torch that a saved state is exported in; `ops/read/export` has safetensors."""
+"""The other formats of an export: those of torch, and directories of models. `ops/read/export` has safetensors."""

@@ -1,4 +1,4 @@
-"""``ckstore export``: a saved state as safetensors, a torch file, or a directory of DCP."""
+"""``ckstore export``: a checkpoint as safetensors, a torch file, a directory of DCP or of a model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["safetensors", "torch", "dcp"]),
+    type=click.Choice(["safetensors", "torch", "dcp", "pretrained", "peft"]),
     default="safetensors",
     show_default=True,
-    help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint.",
+    help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint. "
+    "pretrained, peft: a directory for from_pretrained.",
 )
 @click.option(
     "--max-shard",
@@ -50,6 +51,13 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     "--select", metavar="NAME", multiple=True, help="Only this name and what is below it, or what matches a glob."
 )
 @click.option("--strip-prefix", is_flag=True, help="Remove the path given by --select from the tensors' names.")
+@click.option(
+    "--add",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
+)
 @store_option
 @json_option
 @pass_frame
@@ -62,8 +70,9 @@ def export(
     max_shard_bytes: int,
     select: tuple[str, ...],
     strip_prefix: bool,
+    add: tuple[Path, ...],
 ) -> None:
-    """Write the saved state REF as files that other programs read.
+    """Write the checkpoint REF as files that other programs read.
 
     The new directory DEST holds model.safetensors, or shards with
     model.safetensors.index.json. Values that safetensors cannot hold, such as a
@@ -71,7 +80,9 @@ def export(
     durable and read back before DEST appears.
 
     With --format torch, DEST is one new file that torch.load reads; with --format
-    dcp it is a new directory that torch.distributed.checkpoint loads.
+    dcp it is a new directory that torch.distributed.checkpoint loads. With
+    --format pretrained or peft it is one that from_pretrained opens: of a state
+    dict that was saved, or of what a trainer wrote and was committed.
 
     \b
     Example:
@@ -79,6 +90,7 @@ def export(
       ckstore export best out/ --select model --strip-prefix
       ckstore export latest model.pt --format torch
       ckstore export main@1200 out/ --max-shard 5GB
+      ckstore export main@500 out/ --format pretrained
 
     \b
     Exit status:
@@ -98,6 +110,7 @@ def export(
             max_shard_bytes=max_shard_bytes,
             select=list(select) or None,
             strip_prefix=strip_prefix,
+            add=add,
             progress=shown.at,
         )
     out.document(_document(report))

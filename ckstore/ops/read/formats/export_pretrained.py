@@ -1,0 +1,280 @@
+"""Write what `from_pretrained` opens: weights as safetensors, with the configuration and the tokenizer beside them.
+
+The weights are tensors of a saved state, or files that a trainer wrote. Those are copied as they are, unless they are
+a pickle, or one file that has to be cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.containers.safetensors_write import INDEX_NAME
+from ckstore.errors import BadInput
+from ckstore.model.names import plain
+from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.ops.read.export import MAX_SHARD_BYTES, Shard, Work, check_shard, index_of, shards_of, versions_left_out
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back, write_bytes
+from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
+from ckstore.ops.read.file_state import state_of
+from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
+from ckstore.ops.read.load import Select
+from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
+
+if TYPE_CHECKING:
+    from ckstore.fs.new_tree import NewTree
+    from ckstore.model.manifest.manifest import FileRecord
+    from ckstore.model.reports.progress import Progress
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+_FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What will be written.
+
+    Attributes:
+        copied: Committed files that are copied.
+        added: Files of the user.
+        left_out: What is not written, a sentence each.
+        weights: The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
+    """
+
+    copied: tuple[FileRecord, ...]
+    added: tuple[Added, ...]
+    left_out: tuple[str, ...]
+    weights: tuple[CheckpointDirectory, ExportPlan, tuple[Shard, ...]] | None
+
+
+def export_pretrained(
+    directory: CheckpointDirectory,
+    path: Path,
+    *,
+    form: str,
+    chunk_bytes: int,
+    max_shard_bytes: int | str = MAX_SHARD_BYTES,
+    select: Select = None,
+    add: object = (),
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
+    manifest = directory.manifest
+    most_bytes = check_shard(max_shard_bytes)
+    with ExitStack() as opened:
+        if manifest.files:
+            plan = _of_files(
+                directory,
+                _FORMS[form],
+                select=select,
+                added=added_files(add),
+                most_bytes=most_bytes,
+                chunk_bytes=chunk_bytes,
+                opened=opened,
+            )
+        else:
+            plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes)
+        _check_beside(plan, _FORMS[form][0], f"{manifest.run}@{manifest.step}")
+        written = _write(directory, path, plan, progress)
+    return ExportReport(
+        checkpoint=f"{manifest.run}@{manifest.step}",
+        checkpoint_id=directory.manifest_id,
+        destination=path,
+        files=tuple(written),
+        tied={} if plan.weights is None else plan.weights[1].tied,
+        left_out=plan.left_out,
+    )
+
+
+def _of_state(
+    directory: CheckpointDirectory, form: ModelForm, select: Select, added: tuple[Added, ...], most_bytes: int
+) -> _Plan:
+    strips = select is not None and not callable(select)
+    plan = plan_export(directory.manifest, select=select, strip_prefix=strips, ties=form.is_cut)
+    _check_state_dict(plan, form)
+    shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
+    return _Plan((), added, versions_left_out(plan), (directory, plan, tuple(shards)))
+
+
+def _of_files(
+    directory: CheckpointDirectory,
+    forms: tuple[ModelForm, ModelForm],
+    *,
+    select: Select,
+    added: tuple[Added, ...],
+    most_bytes: int,
+    chunk_bytes: int,
+    opened: ExitStack,
+) -> _Plan:
+    form, other = forms
+    if select is not None:
+        msg = f"{directory.manifest.run}@{directory.manifest.step} was committed from files: select names no part of it"
+        raise BadInput(msg, hint="leave select out", command_hint="leave --select out")
+    chosen = choose(directory.manifest, form, other)
+    left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)
+    (first, *more) = chosen.weights
+    nbytes = _bytes_of(directory, first)
+    if more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut)):
+        _check_shards(directory, chosen, most_bytes)
+        return _Plan((*chosen.weights, *chosen.beside), added, left_out, None)
+    view = opened.enter_context(state_of(directory, first.path, chunk_bytes=chunk_bytes, can_select=False))
+    plan = plan_export(view.manifest, ties=form.is_cut)
+    _check_state_dict(plan, form)
+    shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
+    return _Plan(chosen.beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
+
+
+def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: int) -> None:
+    """Raise if weights that were committed in several files should be cut smaller."""
+    large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
+    if most_bytes != MAX_SHARD_BYTES and large:
+        msg = f"{large[0]} has more than {most_bytes} bytes, and weights that were committed in several files stay so"
+        raise BadInput(msg, hint="leave max_shard_bytes out", command_hint="leave --max-shard out")
+
+
+def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
+    """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find.
+
+    Raises:
+        BadInput: There is something else, or something below a key.
+    """
+    others = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values + plan.values.attributes]
+    deep = (
+        leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
+    )
+    what = others[0] if others else next(deep, None)
+    if what is None and plan.tensors:
+        _check_names_of_peft(plan, form)
+        return
+    msg = f"{form.call} reads the state dict of a model"
+    msg += ", and there is no tensor" if what is None else f", and {plain(what) or 'the state'} is not a tensor of one"
+    raise BadInput(
+        msg,
+        hint="select the state dict: select='model' for example",
+        command_hint="select the state dict: --select model for example",
+    )
+
+
+def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
+    """Raise if names are those in a model with its adapters, which both calls would take for no weights at all."""
+    inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
+    found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
+    if found is not None:
+        msg = f"{form.call} does not know the name {found}: it is one in a model with adapters in it"
+        raise BadInput(msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model")
+
+
+def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
+    """Raise if two files would have one name, or the configuration is missing."""
+    paths = [file.path for file in plan.copied]
+    if plan.weights is not None:
+        shards = plan.weights[2]
+        paths += [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
+    for one in plan.added:
+        if one.name in paths:
+            msg = f"{one.path} cannot be added: {name} has a {one.name} already"
+            raise BadInput(msg, hint="leave it out of add", command_hint="leave it out of --add")
+    if form.config not in paths and form.config not in (one.name for one in plan.added):
+        msg = f"{form.call} needs {form.config}, and {name} has none"
+        raise BadInput(
+            msg,
+            hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it",
+            command_hint=f"--add PATH puts it beside the weights: that of {form.config}, or a directory with it",
+        )
+
+
+def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Progress | None) -> list[ExportedFile]:
+    sizes = [_bytes_of(directory, file) for file in plan.copied] + [one.nbytes for one in plan.added]
+    shards = () if plan.weights is None else plan.weights[2]
+    sizes += [shard.layout.nbytes for shard in shards]
+    index = index_of(plan.weights[1], shards) if plan.weights is not None and len(shards) > 1 else b""
+    written = []
+    with building(directory, path, sum(sizes) + len(index) + MARGIN_BYTES) as (tree, reader):
+        meter = Meter(sum(sizes), progress)
+        if plan.weights is not None:
+            source = plan.weights[0]
+            with CheckedReader(source) as own, source.reporting_damage():
+                work = Work(source, tree, own, meter)
+                written += [work.shard(shard) for shard in shards]
+            if index:
+                written.append(work.small(INDEX_NAME, [index]))
+        beside = _Beside(directory, tree, reader, meter)
+        written += [beside.committed(file) for file in plan.copied]
+        written += [beside.added(one) for one in plan.added]
+        tree.publish()
+    return written
+
+
+def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
+    return sum(directory.manifest.storages[storage].nbytes for storage in file.storages)
+
+
+class _Beside:
+    """Copies files, one after another."""
+
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
+        self._directory = directory
+        self._tree = tree
+        self._reader = reader
+        self._meter = meter
+        self._made = {""}
+
+    def committed(self, file: FileRecord) -> ExportedFile:
+        """Copy a committed file, every byte checked."""
+        self._make_parents(file.path)
+        nbytes = self._copy(file.path, self._committed(file))
+        leaves = self._directory.manifest.leaves
+        return ExportedFile(file.path, nbytes, sum(leaf.storage in file.storages for leaf in leaves))
+
+    def added(self, one: Added) -> ExportedFile:
+        """Copy a file of the user.
+
+        Raises:
+            BadInput: It cannot be read.
+        """
+        return ExportedFile(one.name, self._copy(one.name, _read(one.path)))
+
+    def _committed(self, file: FileRecord) -> Iterator[memoryview]:
+        for storage in file.storages:
+            nbytes = self._directory.manifest.storages[storage].nbytes
+            self._reader.begin(storage)
+            for at in range(0, nbytes, RANGE_MOST_BYTES):
+                yield self._reader.read(at, min(at + RANGE_MOST_BYTES, nbytes), file.path)
+            self._reader.finish()
+
+    def _copy(self, name: str, contents: Iterator[memoryview]) -> int:
+        with self._tree.create_file(name) as fd:
+            parts = []
+            at = 0
+            for content in contents:
+                parts.append(write_bytes(fd, at, content))
+                at += len(content)
+                self._meter.add(len(content))
+            read_back(fd, name, at, parts, self._meter)
+        return at
+
+    def _make_parents(self, path: str) -> None:
+        parent = path.rpartition("/")[0]
+        if parent not in self._made:
+            self._make_parents(parent)
+            self._tree.make_directory(parent)
+            self._made.add(parent)
+
+
+def _read(path: Path) -> Iterator[memoryview]:
+    """Give a file of the user in parts.
+
+    Raises:
+        BadInput: It cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            while data := file.read(_READ_BYTES):
+                yield memoryview(data)
+    except OSError as error:
+        raise BadInput(f"{path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error

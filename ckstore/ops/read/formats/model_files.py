@@ -1,0 +1,185 @@
+"""Which files make a model that `from_pretrained` opens: of a directory that a trainer wrote, and of the user's own.
+
+A trainer writes what it resumes from beside the model: optimizers, random states, its own state. That is known by name;
+everything else belongs to the model, since there may be code and templates under any name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, NoSuchFile
+from ckstore.ops.read.committed_file import file_record
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import FileRecord, Manifest
+
+_OF_TRAINERS = re.compile(
+    r"""(?: optimizer(?:_\d+)?\.(?:pt|bin) | scheduler(?:_\d+)?\.(?:pt|bin) | scaler(?:_\d+)?\.(?:pt|bin)
+      | rng_state(?:_\d+)?\.pth | random_states_\d+\.pkl | (?:sampler|dl_state_dict)(?:_\d+)?\.bin
+      | custom_checkpoint_\d+\.pkl | trainer_state\.json | training_args\.bin | latest | zero_to_fp32\.py | \.metadata
+      | (?: global_step\d+ | checkpoint[-_]\d+ | pytorch_model_fsdp_\d+ | optimizer_\d+ | runs | wandb ) (?:/.*)?
+    )\Z""",
+    re.VERBOSE | re.DOTALL,
+)
+_WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|distcp|index\.json)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForm:
+    """A kind of directory.
+
+    Attributes:
+        name: Of the format.
+        stem: How the name of its weights begins.
+        pickled_stem: The same where they are a pickle.
+        config: The file that has to be there.
+        call: What opens it.
+        other: The other kind.
+        is_cut: Whether its weights may be several files.
+    """
+
+    name: str
+    stem: str
+    pickled_stem: str
+    config: str
+    call: str
+    other: str
+    is_cut: bool
+
+    def is_weights(self, path: str) -> bool:
+        """Whether a file holds the weights, or a part of them, or the list of the parts."""
+        stems = f"{re.escape(self.stem)}|{re.escape(self.pickled_stem)}"
+        return bool(re.fullmatch(rf"(?:{stems})(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?", path))
+
+
+PRETRAINED = ModelForm("pretrained", "model", "pytorch_model", "config.json", "from_pretrained", "peft", is_cut=True)
+PEFT = ModelForm(
+    "peft",
+    "adapter_model",
+    "adapter_model",
+    "adapter_config.json",
+    "PeftModel.from_pretrained",
+    "pretrained",
+    is_cut=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is taken of committed files.
+
+    Attributes:
+        weights: The files of the weights, with their index.
+        beside: What else is taken.
+        left_out: Paths of what is not.
+    """
+
+    weights: tuple[FileRecord, ...]
+    beside: tuple[FileRecord, ...]
+    left_out: tuple[str, ...]
+
+
+def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
+    """Return which committed files are those of the model; a symlink stands for the file of the checkpoint it leads to.
+
+    Raises:
+        BadInput: There are no weights at the top.
+    """
+    weights: list[str] = []
+    beside: list[str] = []
+    left_out: list[str] = []
+    files = {record.path: found for record in manifest.files if (found := _file(manifest, record)) is not None}
+    for record in manifest.files:
+        if record.kind == "directory":
+            continue
+        path = record.path
+        not_ours = other.is_weights(path) or (other.config == path and form.name == "pretrained")
+        if path not in files or _OF_TRAINERS.match(path) or not_ours:
+            left_out.append(path)
+        else:
+            (weights if form.is_weights(path) else beside).append(path)
+    if not weights:
+        name = f"{manifest.run}@{manifest.step}"
+        others = any(other.is_weights(path) for path in left_out)
+        msg = f"{name} has no {form.stem}.safetensors or {form.pickled_stem}.bin at its top"
+        hint = f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files"
+        command_hint = f"it has {other.stem} files: --format {other.name}" if others else ""
+        raise BadInput(msg, hint=hint, command_hint=command_hint)
+    preferred = [path for path in weights if not path.endswith((".bin", ".bin.index.json"))]
+    if preferred:  # the same once more as a pickle
+        left_out += [path for path in weights if path not in preferred]
+        weights = preferred
+    return Chosen(
+        tuple(files[path] for path in weights), tuple(files[path] for path in beside), tuple(sorted(left_out))
+    )
+
+
+def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
+    """Return the file that a record stands for, under its own path."""
+    if record.kind != "symlink":
+        return record if record.kind == "file" else None
+    try:
+        return replace(file_record(manifest, record.path), path=record.path)
+    except NoSuchFile:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A file of the user's that is put beside the weights.
+
+    Attributes:
+        name: In the export.
+        path: Where it is.
+        nbytes: Its size.
+    """
+
+    name: str
+    path: Path
+    nbytes: int
+
+
+def added_files(add: object) -> tuple[Added, ...]:
+    """Return the files that `add` names; of a directory those at its top that are no weights.
+
+    Raises:
+        BadInput: It is no list of paths, or one is neither a file nor a directory, or two have the same name.
+    """
+    if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
+        msg = f"add must be a list of paths, got {add!r}"
+        raise BadInput(msg)
+    found: dict[str, Added] = {}
+    for path in _files_of(add):
+        if path.name in found:
+            msg = f"two files to add are named {path.name}: {found[path.name].path} and {path}"
+            raise BadInput(msg)
+        found[path.name] = Added(path.name, path, path.stat().st_size)
+    return tuple(found.values())
+
+
+def _files_of(add: Iterable[object]) -> Iterable[Path]:
+    for item in add:
+        if not isinstance(item, (str, os.PathLike)):
+            msg = f"add must be a list of paths, got {item!r} in it"
+            raise BadInput(msg)
+        path = Path(os.path.abspath(os.path.expanduser(os.fsdecode(item))))
+        try:
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                there = sorted(path.iterdir())
+                yield from (one for one in there if one.is_file() and not _WEIGHTS.match(one.name))
+                continue
+        except OSError as error:
+            msg = f"{path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}"
+            raise BadInput(msg) from error
+        if not stat.S_ISREG(mode):
+            msg = f"{path}, which is to be added, is no file and no directory"
+            raise BadInput(msg)
+        yield path
