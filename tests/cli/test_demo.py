@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput
-from ckstore_cli.demo import main
+from ckstore_cli.demo import main, ranks
 from ckstore_cli.demo.cut import kill_in_a_save, published, saves_in_flight
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
 from ckstore_cli.demo.programs import Watch
@@ -88,6 +88,37 @@ def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path
     assert "mapping  " in done.stdout
     assert resumed.content == whole.content
     assert whole.new_bytes < whole.logical_bytes / 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_of_ranks_goes_on_with_fewer_and_proves_that_all_is_the_same(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    done = subprocess.run(
+        [sys.executable, "-m", "ckstore_cli", "demo", "--ranks", "2", "--quick", "--directory", str(place)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=840,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("  equal") == 4
+    assert "PROVEN: what 2 ranks saved, 1 rank loaded" in done.stdout
+    assert processes_about(place) == []
+    with Store.open(place / "store") as store:
+        assert [info.name for info in store.checkpoints()] == ["ranks@2", "ranks@4"]
+        assert store.info("ranks@4").new_bytes < store.info("ranks@4").logical_bytes / 4  # the rest is from two ranks
+
+
+def test_a_rank_that_fails_fails_the_demo_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "one-fails"
+    program.write_text('#!/bin/sh\n[ "$4" = 1 ] && exit 7\nexec sleep 600\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    with pytest.raises(DemoFailed, match="rank 1 should exit with 0, it exited with 7"):
+        ranks.train(tmp_path, 3, 1, ranks.QUICK)
 
 
 def test_a_trainer_that_fails_fails_the_demo_and_leaves_no_directory(

@@ -17,15 +17,15 @@ def test_the_demo_is_called_with_what_was_asked_and_its_status_is_the_exit_statu
 
     called: list[tuple[object, ...]] = []
 
-    def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:
-        called.append((directory, keep, quick))
+    def run_demo(directory: Path | None, keep: bool, quick: bool, ranks: int | None) -> int:
+        called.append((directory, keep, quick, ranks))
         return status
 
     monkeypatch.setattr(main, "run_demo", run_demo)
 
     assert run("demo").exit_code == status
-    assert run("demo", "--keep", "--quick", "--directory", "there").exit_code == status
-    assert called == [(None, False, False), (Path("there"), True, True)]
+    assert run("demo", "--keep", "--quick", "--directory", "there", "--ranks", "4").exit_code == status
+    assert called == [(None, False, False, None), (Path("there"), True, True, 4)]
 
 
 def test_without_torch_it_says_what_to_install() -> None:

@@ -17,18 +17,20 @@ STEPS = {
     "plain_loop.py": [3, 4, 5],
     "async_loop.py": [3, 4, 5],
     "ddp.py": [1, 2, 3],
+    "fsdp2.py": [4, 6, 8],
     "trainer.py": [2, 4, 6],
     "accelerate_loop.py": [0, 1, 2],
     "lightning_run.py": [8, 16, 24],
     "deepspeed_run.py": [2, 4, 6],
 }
+ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
 # plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py.
 
 
 def run(name: str, folder: Path) -> str:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "ddp.py" else []
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name in ON_TWO_RANKS else []
     words = [sys.executable, *launch, str(EXAMPLES / name), str(folder / "store"), str(folder / "out")]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

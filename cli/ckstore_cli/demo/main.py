@@ -34,6 +34,8 @@ PARTS = {
     "data": "order of the data",
 }
 _DIGITS_SHOWN = 32
+_STORY = "train, be killed in the middle of a save, resume, lose nothing"
+_STORY_OF_RANKS = "train on several ranks, stop, go on with half as many, export, compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ FULL = Scale(steps=80, save_every=10, kill_after=3, layers=4)
 QUICK = Scale(steps=24, save_every=4, kill_after=2, layers=2)
 
 
-def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
+def run_demo(directory: Path | None, keep: bool, quick: bool, ranks: int | None = None) -> int:  # noqa: FBT001 - click's
     """Run the demo, print its story and return 0, the exit status; a failure is raised.
 
     No process is left, and no file unless it is to be kept.
@@ -67,6 +69,7 @@ def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: F
             temporary one.
         keep: Keep the temporary directory too.
         quick: A smaller model and fewer steps.
+        ranks: Tell the story of so many processes that train together; None: that of one that is killed.
 
     Raises:
         BadInput: There is something in `directory`.
@@ -75,7 +78,7 @@ def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: F
     """
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
-        say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
+        say(f"ckstore demo: {_STORY if ranks is None else _STORY_OF_RANKS}\n")
         kept = keep or directory is not None
         say_rows(
             [
@@ -83,7 +86,12 @@ def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: F
                 ("with", f"Python {platform.python_version()}, torch {version('torch')}, 1 thread"),
             ]
         )
-        Demo(place, QUICK if quick else FULL).tell()
+        if ranks is None:
+            Demo(place, QUICK if quick else FULL).tell()
+        else:
+            from ckstore_cli.demo import ranks as of_ranks
+
+            of_ranks.tell(place, ranks, of_ranks.QUICK if quick else of_ranks.FULL)
         say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
     return 0
 

@@ -46,18 +46,26 @@ def run_trainer(arguments: list[str], watch: Watch | None = None, *, program: st
         process_group=0,  # Ctrl-C reaches this process alone, which then ends the trainer
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
     )
+    with stopped(running):
+        try:
+            if watch is not None and kill_in_a_save(
+                running, watch.store, watch.run, after_saves=watch.after_saves, deadline_s=deadline_s
+            ):
+                return None
+            return running.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the {program} should end within {DEADLINE_S:.0f} s") from None
+
+
+@contextmanager
+def stopped(program: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a program; after the block it is no longer there."""
     try:
-        if watch is not None and kill_in_a_save(
-            running, watch.store, watch.run, after_saves=watch.after_saves, deadline_s=deadline_s
-        ):
-            return None
-        return running.wait(max(0.0, deadline_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the {program} should end within {DEADLINE_S:.0f} s") from None
+        yield program
     finally:
-        if running.poll() is None:
-            running.kill()
-            running.wait(_STOP_WITHIN_S)
+        if program.poll() is None:
+            program.kill()
+            program.wait(_STOP_WITHIN_S)
 
 
 @contextmanager

@@ -18,8 +18,20 @@ from ckstore.errors import CkstoreError
 )
 @click.option("--keep", is_flag=True, help="Keep the temporary directory too.")
 @click.option("--quick", is_flag=True, help="Train fewer steps.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(2, 16),
+    metavar="N",
+    help="Instead: train with FSDP2 on N processes of the CPU, stop, go on with half as many, export, compare.",
+)
 @click.pass_context
-def demo(ctx: click.Context, directory: Path | None, keep: bool, quick: bool) -> None:  # noqa: FBT001 - click's
+def demo(
+    ctx: click.Context,
+    directory: Path | None,
+    keep: bool,  # noqa: FBT001 - click's
+    quick: bool,  # noqa: FBT001
+    ranks: int | None,
+) -> None:
     """Train, be killed in the middle of a save, resume, and prove that nothing was lost.
 
     A small GPT is trained on the text of Python's own standard library, killed
@@ -31,6 +43,7 @@ def demo(ctx: click.Context, directory: Path | None, keep: bool, quick: bool) ->
     Example:
       ckstore demo
       ckstore demo --quick --directory /data/demo
+      ckstore demo --ranks 4
 
     \b
     Exit status:
@@ -44,4 +57,4 @@ def demo(ctx: click.Context, directory: Path | None, keep: bool, quick: bool) ->
             raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
     from ckstore_cli.demo.main import run_demo
 
-    ctx.exit(run_demo(directory, keep, quick))
+    ctx.exit(run_demo(directory, keep, quick, ranks))
