@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from tests.bench.acts import (
     ChangingSaves,
@@ -25,6 +26,7 @@ from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors,
 from tests.bench.limits import MapFiles, RestedCopy
 from tests.bench.loaders import Orbax, Tensorizer
 from tests.bench.ours import Ckstore
+from tests.bench.ranks import OfRanks
 
 CORES = len(os.sched_getaffinity(0))
 WRITE_FLOORS = ("direct write, 1 file", "direct write, 4 files")
@@ -159,6 +161,24 @@ def _curves() -> tuple[Scenario, ...]:
     )
 
 
+def _ranks() -> tuple[Scenario, ...]:
+    """Four processes: `make bench BENCH=ranks`."""
+    told: tuple[tuple[Literal["save", "again", "load"], str], ...] = (
+        ("save", "First durable save of a sharded state by four ranks"),
+        ("again", "Save of the unchanged state by four ranks"),
+        ("load", "Load by four ranks into existing tensors, warm"),
+    )
+    return tuple(
+        Scenario(
+            f"ranks-{what}",
+            title,
+            (*(_write()[:2] if what == "save" else ()), OfRanks("ckstore", what), OfRanks("FileSystemWriter", what)),
+            curve=True,
+        )
+        for what, title in told
+    )
+
+
 def all_scenarios() -> tuple[Scenario, ...]:
     """Return every scenario, in the order in which they run."""
     backups = (Restic, Borg, Dvc)
@@ -262,6 +282,7 @@ def all_scenarios() -> tuple[Scenario, ...]:
         ),
         *_curves(),
         *_limits(),
+        *_ranks(),
         Scenario(
             "cache",
             "Page cache of another file over a save and a load",
