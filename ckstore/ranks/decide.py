@@ -52,6 +52,8 @@ class Deciding:
             if outcome is not None:
                 return self._ended(outcome)
             if meeting.is_over():
+                if self._published() is not None:
+                    return find(self.context, f"{who.run}@{who.step}")
                 msg = f"the place where the ranks meet for {who.run}@{who.step} was moved away; nothing was published"
                 raise RankFailed(msg, hint="another process took all of them for dead; save again")
             info = self._decide(staging)
@@ -98,7 +100,11 @@ class Deciding:
             except BaseException as error:
                 if staging is not None:
                     reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
-                self._tell(error)
+                published = None if isinstance(error, UnknownOutcome) else self._published()
+                if published is None:
+                    self._tell(error)
+                elif isinstance(error, CkstoreError):  # a rank of another host, which no lock reaches, was faster
+                    return self._end({"published": published})
                 raise
             with suppress(OSError):  # the others see that it is there
                 meeting.say_outcome({"published": info.id})
@@ -117,7 +123,7 @@ class Deciding:
         with suppress(OSError):  # they find its part gone, and say so
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
-            elif isinstance(error, UnknownOutcome) or self._published() is None:  # a signal may come after the rename
+            else:
                 self.meeting.say_failed(why(error))
                 self.meeting.say_outcome({"failed": [self.meeting.who.rank]})
 

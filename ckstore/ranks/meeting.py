@@ -5,7 +5,8 @@ of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``
 directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
 publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
 looks again.
-The directory goes to trash with the outcome, so that the next try begins with an empty one. No clock is compared.
+The directory goes to trash with the outcome, so that the next try begins with an empty one; where other hosts may be at
+work, the next try or gc takes it there. No clock is compared.
 Source: docs/protocol.md, "Ranks".
 """
 
@@ -17,6 +18,7 @@ import json
 import os
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankMismatch, SaveFailed
@@ -110,9 +112,13 @@ class Meeting:
         self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why[:_WHY_MOST_CHARS]})
 
     def say_outcome(self, outcome: dict[str, Any]) -> None:
-        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
+        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
+
+        Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
+        """
         self._say(OUTCOME, outcome)
-        self.remove()
+        if not self.layout.shared:
+            self.remove()
 
     def outcome(self) -> dict[str, Any] | None:
         """Return how the try ended; None: it has not."""
@@ -156,8 +162,10 @@ class Meeting:
             trash.move_to_trash(self.layout, self._path, self._lock)
 
     def leave(self) -> None:
-        """Leave the place. The last to leave moves it to trash, if the outcome did not."""
+        """Leave the place. The last to leave moves it to trash, if the outcome did not; never a host for the others."""
         self._lock.release()
+        if self.layout.shared:
+            return
         with contextlib.suppress(OSError, InUse):  # the next opener sweeps it
             lock = locks.try_exclusive(self._path)
             if lock is not None:
@@ -238,4 +246,13 @@ def is_gone(document: dict[str, Any], host: str) -> bool:
         os.kill(pid, 0)
     except OSError as error:
         return error.errno == errno.ESRCH
-    return False
+    return _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and only its parent has not asked for that yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # it has just gone, or /proc does not show it
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import hashlib
 import io
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,11 @@ def load_shards(store: str, step: int, dims: dict[str, int | None] | None = None
     return state["lr"] == 0.5 and all(torch.equal(full["model"][name], whole(name)) for name in PLACED)
 
 
+def let_go() -> None:
+    """Close what stores of earlier calls have open, so that their filesystem can be unmounted."""
+    gc.collect()
+
+
 def save_at(store: str, run: str, step: int) -> Any:
     return ours.save(store, {"w": _sharded({"odd": 0})["odd"]}, step, run).id
 
@@ -160,6 +167,13 @@ def save_odd_value(store: str, step: int) -> Any:
     return ours.save(store, {"a": {"b": object()}, "w": torch.ones(2)}, step).id
 
 
+def save_late(store: str, step: int, late_s: float = 0.0, bad: bool = False) -> Any:
+    """Save what differs from step to step; a rank may come late, or with a value that cannot be stored."""
+    time.sleep(late_s)
+    state = {"w": _sharded({"odd": 0})["odd"] + step, "same": _sharded({"wide": 0})["wide"], "step": step}
+    return ours.save(store, {**state, "bad": object()} if bad else state, step).id
+
+
 class Counter:
     """A `Stateful`."""
 
@@ -182,14 +196,28 @@ def stateful(store: str, step: int) -> Any:
     return loaded.state["count"], loaded.state["t"].tolist()
 
 
-def load_missing(store: str, step: int, strict: bool) -> Any:
-    state = {"model": {"odd": torch.zeros(37, 12), "more": torch.ones(3)}}
-    ours.load(store, state, step, strict=strict)
-    return torch.equal(state["model"]["odd"], whole("odd")), state["model"]["more"].tolist()
+def load_other(store: str, step: int, strict: bool) -> Any:
+    """Load into what fits in part: a name more, another shape, another kind, another dtype, and some names less."""
+    state: dict[str, Any] = {
+        "model": {
+            "odd": torch.zeros(37, 12, dtype=torch.float64),
+            "wide": torch.ones(64, 49),
+            "more": torch.ones(3),
+            "line": 7,
+        },
+        "epoch": 3,
+    }
+    try:
+        return ours.load(store, state, step, strict=strict)
+    finally:
+        model = state["model"]
+        untouched = [model["wide"].eq(1).all(), model["more"].eq(1).all(), model["line"] == 7, state["epoch"] == 3]
+        assert all(untouched)
+        assert torch.equal(model["odd"], torch.zeros(37, 12) if strict else whole("odd").double())
 
 
-def load_other_shape(store: str, step: int) -> Any:
-    ours.load(store, {"model": {"odd": torch.zeros(37, 13)}}, step)
+def load_nothing_that_fits(store: str, step: int) -> Any:
+    return ours.load(store, {"head": torch.ones(3 + dist.get_rank())}, step, strict=False)
 
 
 def load_part(store: str, step: int) -> int:
@@ -234,3 +262,16 @@ def peer_loses_an_error(folder: str) -> str:
     finally:
         filesystem._write_item = real
     return "saved"
+
+
+def peer_scatters(folder: str, clock: int) -> bool:
+    """Save with the writer of torch into a directory that the rank names by its clock."""
+    dcp_save({"w": _sharded({"odd": 0})["odd"]}, checkpoint_id=f"{folder}/step-{clock}")
+    return True
+
+
+def peer_loads(folder: str) -> bool:
+    """Load what the peer saved, as all ranks or as one process."""
+    state = {"w": torch.zeros_like(whole("odd"))}
+    dcp_load(state, checkpoint_id=folder, no_dist=True)
+    return torch.equal(state["w"], whole("odd"))

@@ -15,6 +15,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 import ckstore
-from ckstore import BadInput, CannotStore, DamagedBlob, RankFailed, RankMismatch, Store
+from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, RankFailed, RankMismatch, Store
 from ckstore.integrations.dcp import CkstoreReader
 from ckstore.model.manifest.tiles import Block
 from ckstore.ops.read.regions import RegionReader
@@ -36,6 +37,8 @@ from ckstore.ops.refs.find import open_directory
 from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
 from tests.support.gloo import Group
+from tests.support.requirements import require_fuse, require_root
+from tests.support.shared_folder import shared_folder
 
 CASES = Path(__file__).with_name("dcp_cases.py")
 
@@ -153,6 +156,19 @@ def test_ranks_that_mean_different_steps_or_runs_all_fail_and_nothing_is_visible
         assert stagings(store) == []
 
 
+def test_the_peer_scatters_a_checkpoint_over_directories_that_are_named_by_clocks(pair: Group, tmp_path: Path) -> None:
+    """What the test before is about, as on the forum: each rank is told that all went well, and no rank can load."""
+    folder = tmp_path / "peer"
+    saved = pair.call_each("peer_scatters", [{"folder": str(folder), "clock": clock} for clock in (1700, 1701)])
+
+    assert saved == [True, True]
+    names = {path.name: sorted(file.name for file in path.iterdir()) for path in folder.iterdir()}
+    assert names == {"step-1700": [".metadata", "__0_0.distcp"], "step-1701": ["__1_0.distcp"]}
+    for name in names:
+        (answer, _) = pair.call("peer_loads", folder=str(folder / name))
+        assert "FileNotFoundError" in str(answer) or "No such file" in str(answer)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_an_error_of_the_disk_at_one_rank_fails_the_save_on_all(
@@ -187,17 +203,38 @@ def test_stateful_objects_are_saved_and_loaded_as_their_state(pair: Group, store
     assert pair.run("stateful", store=str(store.path), step=10) == [(41, [0, 3, 6, 9, 12])] * 2
 
 
-def test_names_that_lack_and_shapes_that_differ_are_refused_or_left(pair: Group, store: Store) -> None:
-    path = str(store.path)
-    pair.run("save_shards", store=path, step=2)
+NOT_LOADED = {
+    "model.wide": "shape [64, 49] wanted, found shape [64, 48]",
+    "model.line": "a plain value (int) wanted, found a tensor",
+}
 
-    (answer, _) = pair.call("load_missing", store=path, step=2, strict=True)
-    assert isinstance(answer, RankFailed)
-    assert "model.more" in str(answer)
-    assert pair.run("load_missing", store=path, step=2, strict=False) == [(True, [1.0, 1.0, 1.0])] * 2
-    (answer, _) = pair.call("load_other_shape", store=path, step=2)
-    assert isinstance(answer, RankFailed)
-    assert "model.odd" in str(answer)
+
+def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+
+    for error in pair.call("load_other", store=str(store.path), step=2, strict=True):
+        assert isinstance(error, DoesNotFit)
+        assert error.missing == ("epoch", "model.more")
+        assert set(error.unexpected) == {"model.cube", "model.scalar", "lr"}
+        assert error.mismatched == NOT_LOADED
+        assert "model.wide: shape [64, 49] wanted, found shape [64, 48]" in str(error)
+        assert "strict=False" in error.hint
+
+
+def test_a_lenient_load_takes_what_fits_and_reports_the_rest(pair: Group, store: Store) -> None:
+    pair.run("save_shards", store=str(store.path), step=2)
+
+    for report in pair.run("load_other", store=str(store.path), step=2, strict=False):
+        assert report.info == store.info(2)
+        assert report.missing == ("epoch", "model.more")
+        assert set(report.unexpected) == {"model.cube", "model.scalar", "lr"}
+        assert report.not_loaded == NOT_LOADED
+        assert report.cast == {"model.odd": "float32 to float64"}
+        assert report.read_bytes == whole("odd").numel() * 4
+        assert "do not fit, left as they were (2):" in str(report)
+    for error in pair.call("load_nothing_that_fits", store=str(store.path), step=2):
+        assert isinstance(error, DoesNotFit)
+        assert error.missing == ("head",)
 
 
 def test_loading_a_part_reads_only_what_holds_it(pair: Group, store: Store) -> None:
@@ -283,6 +320,28 @@ def test_the_same_weights_again_write_nothing_and_cost_a_manifest(pair: Group, s
 
     assert new_bytes == 0
     assert store.gc().freed_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_ranks_on_two_mounts_that_know_nothing_of_each_others_locks_make_one_checkpoint(
+    pair: Group, tmp_path: Path
+) -> None:
+    require_root()
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        places = [
+            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name, lacks="exchange")) / "store"
+            for name in ("one", "two")
+        ]
+        Store.init(places[0]).close()
+        each = [{"store": str(place), "step": 1} for place in places]
+        ids = [answer[0] for answer in pair.call_each("save_shards", each)]
+        assert pair.call_each("load_shards", each[::-1]) == [True, True]
+        pair.run("let_go")
+        with Store.open(tmp_path / "real" / "store", readonly=True) as store:
+            assert ids == [store.info(1).id] * 2
+            assert store.load(1)["lr"] == 0.5
 
 
 def test_a_checkpoint_of_one_process_loads_on_ranks(pair: Group, store: Store) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import json
 import os
 import random
-import signal
-import subprocess
-import sys
+import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,62 +19,12 @@ from click.testing import CliRunner
 from ckstore import BadInput, NoSuchRef, RankMismatch, StepExists, Store
 from ckstore_cli.app import app
 from tests.ranks.racers import state_of
+from tests.ranks.racing import Racers
 
-ROOT = Path(__file__).parents[2]
 LONG = os.environ.get("CKSTORE_CRASH") == "full"
 ROUNDS = 200 if LONG else 6
 RANKS = 8 if LONG else 3
 PATIENT_S = 120
-
-
-class Racers:
-    """Processes that live through all rounds; one that was killed is started again."""
-
-    def __init__(self, count: int) -> None:
-        self.processes = [self._start() for _ in range(count)]
-
-    @staticmethod
-    def _start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "ranks" / "racers.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
-    def say(self, number: int, **given: Any) -> None:
-        process = self.processes[number]
-        if process.poll() is not None:
-            self._close(process)
-            process = self.processes[number] = self._start()
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(given) + "\n")
-        process.stdin.flush()
-
-    def answer(self, number: int) -> dict[str, Any]:
-        """Return what a process answers; an empty one if it died."""
-        stdout = self.processes[number].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        return json.loads(line) if line else {}
-
-    def kill(self, number: int) -> None:
-        self.processes[number].send_signal(signal.SIGKILL)
-        self.processes[number].wait()
-
-    @staticmethod
-    def _close(process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
-
-    def close(self) -> None:
-        for process in self.processes:
-            self._close(process)
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +198,29 @@ def test_directories_of_files_make_one_checkpoint(racers: Racers, store: Store, 
         store.load(9, rank=0)
 
 
+def test_the_peers_ranks_race_to_copy_their_files_into_one_directory(tmp_path: Path) -> None:
+    """What the test before is about: this is all that DeepSpeed does with offloaded tensors, on every rank."""
+    errors: list[BaseException] = []
+    together = threading.Barrier(RANKS)
+    for rank in range(RANKS):
+        offload(tmp_path / "swap", rank, 1)
+
+    def save() -> None:
+        together.wait(PATIENT_S)
+        try:
+            shutil.copytree(tmp_path / "swap", tmp_path / "checkpoint" / "offloaded_tensors", dirs_exist_ok=False)
+        except FileExistsError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save) for _ in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(errors) == RANKS - 1
+
+
 def test_files_that_differ_under_one_name_are_refused(racers: Racers, store: Store, tmp_path: Path) -> None:
     for rank in range(2):
         folder = tmp_path / f"offloaded-{rank}"
@@ -319,8 +289,26 @@ def test_the_command_commits_as_a_rank(store: Store, tmp_path: Path) -> None:
     assert store.info(3).name == "main@3"
 
 
+def offload(folder: Path, rank: int, step: int) -> str:
+    """Write what a rank has offloaded at a step; return where."""
+    (folder / f"rank{rank}").mkdir(parents=True, exist_ok=True)
+    (folder / f"rank{rank}" / "moments.bin").write_bytes(bytes([rank, step % 256]) * 3000)
+    (folder / "config.json").write_text(f'{{"step": {step}}}')
+    return str(folder)
+
+
+def check_files(store: Store, step: int, out: Path) -> None:
+    store.checkout(step, out)
+    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    wanted = {f"rank{rank}/moments.bin": bytes([rank, step % 256]) * 3000 for rank in range(RANKS)}
+    assert found == {**wanted, "config.json": f'{{"step": {step}}}'.encode()}
+
+
 @pytest.mark.crash
-def test_rounds_with_a_late_a_dead_or_a_duplicate_rank(racers: Racers, store: Store) -> None:
+@pytest.mark.parametrize("of_files", [False, True], ids=["states", "files"])
+def test_rounds_with_a_late_a_dead_or_a_duplicate_rank(
+    racers: Racers, store: Store, tmp_path: Path, of_files: bool
+) -> None:
     """Each step is complete, or absent with the missing rank named; no round trips over what an earlier one left."""
     seed = int(os.environ.get("CKSTORE_CRASH_SEED", "27"))
     draw = random.Random(seed)
@@ -330,22 +318,28 @@ def test_rounds_with_a_late_a_dead_or_a_duplicate_rank(racers: Racers, store: St
         common = {"store": str(store.path), "step": step, "world_size": RANKS, "attempt": f"round-{step}"}
         timeout_s = 8.0 if what == "dead" else PATIENT_S
         others = [rank for rank in range(RANKS) if rank != victim]
+        given: list[dict[str, Any]] = [{} for _ in range(RANKS)]
+        if of_files:
+            given = [{"files": offload(tmp_path / f"offloaded-{rank}", rank, step)} for rank in range(RANKS)]
         for rank in others if what == "late" else range(RANKS):
-            racers.say(rank, rank=rank, timeout=timeout_s, **common)
+            racers.say(rank, rank=rank, timeout=timeout_s, **common, **given[rank])
         if what == "late":
             time.sleep(draw.random() / 10)
-            racers.say(victim, rank=victim, timeout=timeout_s, **common)
+            racers.say(victim, rank=victim, timeout=timeout_s, **common, **given[victim])
         if what == "dead":
             time.sleep(draw.random() / 20)
             racers.kill(victim)
         answers = {rank: racers.answer(rank) for rank in range(RANKS)}
         if what == "duplicate":
-            racers.say(victim, rank=victim, timeout=timeout_s, **common)
+            racers.say(victim, rank=victim, timeout=timeout_s, **common, **given[victim])
             assert racers.answer(victim)["error"] == "RankMismatch"
         told = [answers[rank] for rank in others]
         there = step in {info.step for info in store.checkpoints()}
         if there:
-            check_states(store, step)
+            if of_files:
+                check_files(store, step, tmp_path / f"out-{step}")
+            else:
+                check_states(store, step)
             assert all("id" in answer for answer in told), (seed, step, what, told)
         else:
             assert what == "dead", (seed, step, what, told)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType, TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,17 +51,28 @@ class Group:
         """Call a function on all ranks; return what each returns, or the error that it raises."""
         return self.call_each(case, [arguments] * self.size)
 
-    def call_each(self, case: str, arguments: list[dict[str, Any]]) -> list[Any]:
-        """As `call`, with arguments for each rank."""
+    def call_each(
+        self, case: str, arguments: list[dict[str, Any]], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Any]:
+        """As `call`, with arguments for each rank, and with what is done meanwhile; a dead one gives an EOFError."""
         for process, given in zip(self.processes, arguments, strict=True):
             assert process.stdin is not None
             pickle.dump((case, given), process.stdin)
             process.stdin.flush()
-        answers = []
+        meanwhile()
+        answers: list[Any] = []
         for process in self.processes:
             assert process.stdout is not None
-            answers.append(pickle.load(process.stdout))
+            try:
+                answers.append(pickle.load(process.stdout))
+            except EOFError as error:
+                answers.append(error)
         return answers
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank; the group is of no use then but for the errors of the others."""
+        self.processes[rank].kill()
+        self.processes[rank].wait()
 
     def run(self, case: str, **arguments: Any) -> list[Any]:
         """As `call`; raise the first error."""

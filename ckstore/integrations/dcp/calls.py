@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from ckstore.errors import CkstoreError, RankFailed, RankMismatch
+from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
+from ckstore.ops.read.load_into import LoadReport
+from ckstore.ranks.meeting import is_gone
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
     from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.store import RefLike, Store
+
+_SEEN_TO_END_S = 10.0
+"""How long a process may take to end after it has closed its connections."""
 
 
 def save(
@@ -54,11 +61,11 @@ def save(
     """
     writer = CkstoreWriter(store, step, run, **about)
     try:
-        with _failing_as_ranks(f"saving {writer.checkpoint_id}"):
+        with _failing_as_ranks(f"saving {writer.checkpoint_id}", process_group):
             state_dict_saver.save(
                 state, storage_writer=writer, planner=planner, process_group=process_group, no_dist=_is_alone()
             )
-        return _told(writer.info, process_group)
+            return _told(writer.info, process_group)
     finally:
         writer.close()
 
@@ -103,34 +110,40 @@ def load(
     strict: bool = True,
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> CheckpointInfo:
+) -> LoadReport:
     """Load a checkpoint into the tensors of `state`, in place; each rank calls this, on any number of ranks.
+
+    Tensors of another dtype are converted. What the checkpoint has and `state` has not is not loaded.
 
     Args:
         store: The store, or its path.
         state: As for `dcp.load`.
         ref: Which checkpoint.
-        strict: Refuse a name of `state` that the checkpoint lacks; False: it stays as it was.
-        planner: As in `dcp.load`; `strict` does not count then.
+        strict: Refuse names of `state` that the checkpoint lacks, and other shapes and kinds of values, before anything
+            is read; False: they stay as they were, and the report has them.
+        planner: As in `dcp.load`; `strict` does not count then, and the report does not say what fits.
         process_group: The ranks; None: all.
 
     Returns:
-        The checkpoint that was loaded.
+        What was loaded on this rank, and what was not.
 
     Raises:
         NoSuchRef: There is no such checkpoint.
+        DoesNotFit: Names, shapes or kinds differ, on all ranks in the same way; or with ``strict=False`` nothing fits.
         RankMismatch: The ranks found different ones.
-        RankFailed: Loading failed at a rank; the causes of all ranks are in it.
+        RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
     """
     reader = CkstoreReader(store, ref)
-    planner = planner or DefaultLoadPlanner(allow_partial_load=not strict)
-    with _failing_as_ranks(f"loading {ref}"):
+    planner = planner or ComparingPlanner(strict=strict)
+    with _failing_as_ranks(f"loading {ref}", process_group):
         state_dict_loader.load(
             state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=_is_alone()
         )
     if reader.info is None:
         raise CkstoreError(f"loading {ref}: nothing was read")
-    return reader.info
+    if isinstance(planner, ComparingPlanner):
+        return planner.report(reader.info, reader.read_bytes)
+    return LoadReport(reader.info, read_bytes=reader.read_bytes)
 
 
 def _is_alone() -> bool:
@@ -149,12 +162,48 @@ def _told(info: CheckpointInfo | None, group: dist.ProcessGroup | None) -> Check
 
 
 @contextmanager
-def _failing_as_ranks(what: str) -> Iterator[None]:
-    """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours."""
+def _failing_as_ranks(what: str, group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours.
+
+    So also that of a backend which has lost a rank.
+    """
+    ranks: list[tuple[str, int]] = []
     try:
+        ranks = _everyone(group)
         yield
     except CheckpointException as error:
         raise _of_ranks(what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
+    except RuntimeError as error:
+        raise _lost(what, ranks, error) from error
+
+
+def _everyone(group: dist.ProcessGroup | None) -> list[tuple[str, int]]:
+    """Return the host and the process of each rank."""
+    if _is_alone():
+        return []
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, (socket.gethostname(), os.getpid()), group=group)
+    return told
+
+
+def _lost(what: str, ranks: list[tuple[str, int]], error: RuntimeError) -> RankFailed:
+    """Return the error for what a collective raised, which names the ranks of this host that have ended."""
+    here = socket.gethostname()
+    deadline_s = time.monotonic() + (_SEEN_TO_END_S if ranks else 0)
+    while True:  # the connections of a process are closed a moment before it is seen to have ended
+        gone = [
+            (rank, host, pid) for rank, (host, pid) in enumerate(ranks) if is_gone({"host": host, "pid": pid}, here)
+        ]
+        if gone or time.monotonic() >= deadline_s:
+            break
+        time.sleep(0.05)
+    ended = [f"rank {rank} ({host}, process {pid}) has ended" for rank, host, pid in gone]
+    said = ", ".join(ended) or "no rank of this host has ended; see what the others say"
+    msg = f"{what}: the ranks lost one another: {said}: {error}"
+    hint = "start all ranks again; ckstore log says whether the checkpoint was published before"
+    return RankFailed(
+        msg, hint=hint, causes={rank: CkstoreError(why) for (rank, *_), why in zip(gone, ended, strict=True)}
+    )
 
 
 def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
@@ -162,7 +211,7 @@ def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
     if (
         len(ours) == len(causes)
         and len({(type(one), str(one)) for one in ours}) == 1
-        and (len(causes) > 1 or isinstance(ours[0], RankMismatch))
+        and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
     ):
         return ours[0]  # all say the same, or it is about all of them
     said = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, cause in sorted(causes.items()))

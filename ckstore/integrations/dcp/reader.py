@@ -196,10 +196,18 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
     sizes = tuple(item.lengths)
     if out.numel():
         wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
-        flat = torch.empty(wanted.nbytes, dtype=torch.uint8)
+        straight = _takes_bytes(out, DTYPES[leaf.dtype])
+        flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
         reader.block(in_bytes(leaf.shape, item_bytes), wanted, _memory_of(flat))
-        out.copy_(flat.view(DTYPES[leaf.dtype]).reshape(sizes))
+        if not straight:
+            out.copy_(flat.view(DTYPES[leaf.dtype]).reshape(sizes))
     planner.commit_tensor(item, target)
+
+
+def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether bytes as they are stored can be read straight into the memory of a tensor."""
+    plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
+    return plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
 
 
 def _memory_of(flat: torch.Tensor) -> memoryview:

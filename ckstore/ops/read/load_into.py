@@ -77,10 +77,10 @@ class LoadReport:
         kinds = (
             ("only in the target, left as they were", self.missing),
             ("only in the checkpoint, not loaded", self.unexpected),
-            ("do not fit, left as they were", _pairs(self.not_loaded)),
-            ("converted", _pairs(self.cast)),
+            ("do not fit, left as they were", pairs(self.not_loaded)),
+            ("converted", pairs(self.cast)),
         )
-        lines = [line for what, names in kinds for line in _listed(what, names)]
+        lines = [line for what, names in kinds for line in listed(what, names)]
         return "\n".join([f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines])
 
 
@@ -250,13 +250,13 @@ def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoReq
     report = _report(CheckpointInfo.of(directory.manifest, directory.manifest_id), found)
     dtypes = _spelled_keys(found.dtypes)
     kinds = (
-        ("another shape or kind", _pairs(report.not_loaded)),
-        ("another dtype", _pairs(dtypes)),
+        ("another shape or kind", pairs(report.not_loaded)),
+        ("another dtype", pairs(dtypes)),
         ("on the meta device, without memory", spelled(found.meta)),
         ("only in the target", report.missing),
         ("only in the checkpoint", report.unexpected),
     )
-    lines = [line for what, names in kinds for line in _listed(what, names)]
+    lines = [line for what, names in kinds for line in listed(what, names)]
     advice = _advice(found, request, loadable=not plan.is_empty and not found.strangers)
     name = f"{directory.manifest.run}@{directory.manifest.step}"
     name = name if request.file is None else f"{request.file} of {name}"
@@ -290,7 +290,8 @@ def _advice(found: Differences, request: IntoRequest, *, loadable: bool) -> Iter
         yield "ckstore ls REF lists the names of the checkpoint"
 
 
-def _listed(what: str, names: Iterable[str]) -> list[str]:
+def listed(what: str, names: Iterable[str]) -> list[str]:
+    """Return lines for a message: what the names are, and the first of them."""
     names = list(names)
     if not names:
         return []
@@ -299,7 +300,8 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
-def _pairs(found: Mapping[str, str]) -> list[str]:
+def pairs(found: Mapping[str, str]) -> list[str]:
+    """Return names with what is said of them."""
     return [f"{name}: {what}" for name, what in found.items()]
 
 

@@ -1,0 +1,119 @@
+"""Ranks of one save on two hosts, whose mounts know nothing of each other's locks; each rank is a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import MissingRanks, RankFailed, Store
+from tests.support.requirements import require_fuse, require_root
+from tests.support.shared_folder import shared_folder
+from tests.support.stores import check_blobs, check_links
+
+RANKS = 4
+PATIENT_S = 120.0
+
+pytestmark = [pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning"), pytest.mark.crash]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Where the two hosts see the store."""
+    require_root()
+    require_fuse()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        places = [
+            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name, lacks="exchange")) / "store"
+            for name in ("one", "two")
+        ]
+        with Store.init(places[0]) as store:
+            store.config.grace_s = 0
+        yield places
+    check_links(tmp_path / "real/store")
+    check_blobs(tmp_path / "real/store")
+
+
+def together(hosts: list[Path], work: Callable[[Store, int], Any], ranks: list[int]) -> dict[int, Any]:
+    """Let ranks work, every other one on the other host; return what each returns or raises."""
+    answers: dict[int, Any] = {}
+
+    def run(rank: int) -> None:
+        try:
+            with Store.open(hosts[rank % 2]) as store:
+                answers[rank] = work(store, rank)
+        except BaseException as error:
+            answers[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def state(rank: int, step: int) -> dict[str, Any]:
+    return {"w": np.full(1000, 10 * step + rank), "same": np.arange(5000)}
+
+
+def test_ranks_of_two_hosts_make_one_checkpoint_of_their_states_and_of_their_files(
+    hosts: list[Path], tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        answers = together(
+            hosts,
+            lambda store, rank, step=step: (
+                store.save(  # type: ignore[misc]
+                    state(rank, step), step, rank=rank, world_size=RANKS, attempt="a", timeout=PATIENT_S
+                ).id
+            ),
+            list(range(RANKS)),
+        )
+        for place in hosts:
+            with Store.open(place) as store:
+                assert answers == dict.fromkeys(range(RANKS), store.info(step).id)
+                loaded = store.load(step)
+                assert all(np.array_equal(loaded[rank]["w"], state(rank, step)["w"]) for rank in range(RANKS))
+    for rank in range(RANKS):
+        (tmp_path / f"files-{rank}").mkdir()
+        (tmp_path / f"files-{rank}" / f"{rank}.bin").write_bytes(bytes([rank]) * 5000)
+    answers = together(
+        hosts,
+        lambda store, rank: (
+            store.commit(
+                tmp_path / f"files-{rank}", step=9, rank=rank, world_size=RANKS, attempt="a", timeout=PATIENT_S
+            ).id
+        ),
+        list(range(RANKS)),
+    )
+    with Store.open(hosts[1]) as store:
+        assert answers == dict.fromkeys(range(RANKS), store.info(9).id)
+        assert sorted(store.checkout(9, tmp_path / "out").paths) == [f"{rank}.bin" for rank in range(RANKS)]
+        assert store.verify().ok
+
+
+def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[Path]) -> None:
+    def save(attempt: str, timeout: float) -> Callable[[Store, int], Any]:
+        return lambda store, rank: (
+            store.save(state(rank, 1), 1, rank=rank, world_size=RANKS, attempt=attempt, timeout=timeout).id
+        )
+
+    answers = together(hosts, save("a", 5.0), [0, 1, 2])
+
+    told = [answer for answer in answers.values() if isinstance(answer, MissingRanks)]
+    assert told
+    assert all(3 in answer.missing for answer in told)
+    assert all(isinstance(answer, MissingRanks | RankFailed) for answer in answers.values())
+    with Store.open(hosts[1]) as store:
+        assert store.checkpoints() == []
+    again = together(hosts, save("b", PATIENT_S), list(range(RANKS)))
+    with Store.open(hosts[0]) as store:
+        assert again == dict.fromkeys(range(RANKS), store.info(1).id)
