@@ -66,10 +66,10 @@ def kill_when_step_is_published(step: int) -> None:
 
     real = publish.publish
 
-    def publishing(layout: Any, staging: Any, manifest: Any, if_there: Any) -> Any:
+    def publishing(layout: Any, staging: Any, manifest: Any, *more: Any) -> Any:
         if manifest.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(layout, staging, manifest, if_there)
+        return real(layout, staging, manifest, *more)
 
     for module in list(sys.modules.values()):
         if getattr(module, "publish", None) is real and module.__name__.startswith("ckstore."):
