@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,15 +28,18 @@ NO_COMMAND_ENTERS = (
 """What only a program calls."""
 
 
+@cache
 def hints() -> list[tuple[str, str, str, bool]]:
     """Return place, keyword, source, and whether the command line has its own, of every hint in the library."""
     found = []
     for path in sorted((ROOT / "ckstore").rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
-            words = {word.arg: ast.get_source_segment(source, word.value) or "" for word in call.keywords}
+            words = {word.arg: word.value for word in call.keywords if word.arg in ("hint", "command_hint")}
             place = f"{path.relative_to(ROOT)}:{call.lineno}"
-            found += [(place, k, v, "command_hint" in words) for k, v in words.items() if k in ("hint", "command_hint")]
+            for word, value in words.items():
+                text = ast.get_source_segment(source, value) or ""
+                found.append((place, str(word), text, "command_hint" in words))
     return found
 
 
