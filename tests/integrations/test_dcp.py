@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 import ckstore
 from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, RankFailed, RankMismatch, Store
+from ckstore.integrations import dcp
 from ckstore.integrations.dcp import CkstoreReader
 from ckstore.model.manifest.tiles import Block
 from ckstore.ops.read.regions import RegionReader
@@ -197,6 +198,20 @@ def test_a_value_that_cannot_be_stored_is_named_on_all_ranks(pair: Group, store:
     assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
     assert any(isinstance(cause, CannotStore) and cause.path == "a.b" for cause in answers[0].causes.values())
     assert store.checkpoints() == []
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_an_error_of_ones_own_state_is_not_taken_for_a_lost_rank(store: Store) -> None:
+    class Broken:
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("cannot be captured now")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
+    with pytest.raises(RuntimeError, match="cannot be captured now"):
+        dcp.save(store, {"counter": Broken()}, 1)
+    assert stagings(store) == []
 
 
 def test_stateful_objects_are_saved_and_loaded_as_their_state(pair: Group, store: Store) -> None:

@@ -174,6 +174,8 @@ def _failing_as_ranks(what: str, group: dist.ProcessGroup | None) -> Iterator[No
     except CheckpointException as error:
         raise _of_ranks(what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
     except RuntimeError as error:
+        if not _is_of_group(error):
+            raise
         raise _lost(what, ranks, error) from error
 
 
@@ -184,6 +186,11 @@ def _everyone(group: dist.ProcessGroup | None) -> list[tuple[str, int]]:
     told: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, (socket.gethostname(), os.getpid()), group=group)
     return told
+
+
+def _is_of_group(error: RuntimeError) -> bool:
+    """Whether a process group raised it: gloo has no class of its own for what it cannot send."""
+    return isinstance(error, dist.DistError) or any(name in str(error).lower() for name in ("gloo", "nccl"))
 
 
 def _lost(what: str, ranks: list[tuple[str, int]], error: RuntimeError) -> RankFailed:
