@@ -24,6 +24,8 @@ from ckstore.fs.inside import Held, Inside, Where, at, open_directory
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ckstore.fs.lock_files import LockFile
+
 _POLL_FIRST_S = 0.001
 _POLL_MOST_S = 0.05
 _LOCK_TRIES = 100
@@ -37,13 +39,15 @@ class DirectoryLock:
     Attributes:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
         path: Under which it was locked.
+        far: The lock that other hosts see and that goes with this one; None: there is none.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_owner", "_thread", "fd", "path")
+    __slots__ = ("__weakref__", "_kept", "_owner", "_thread", "far", "fd", "path")
 
     def __init__(self, path: Where) -> None:
         self.fd = -1
         self.path = str(path)
+        self.far: LockFile | None = None
         self._owner = os.getpid()
         self._thread = get_ident()
         self._kept: list[Held] = []
@@ -53,6 +57,8 @@ class DirectoryLock:
         """Release the lock; harmless when it was released before."""
         if self.fd < 0:
             return
+        if self.far is not None:
+            self.far.close()
         # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
         with contextlib.suppress(OSError):
             try:
@@ -66,6 +72,15 @@ class DirectoryLock:
         while self._kept:
             self._kept.pop().close()
         _held.discard(self)
+
+    def check(self) -> None:
+        """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile.
+
+        Raises:
+            InUse: It was: what needs the lock must not be done.
+        """
+        if self.far is not None:
+            self.far.check()
 
     def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
         """Whether this thread took it, on the directory with that device and inode number, and has it still."""

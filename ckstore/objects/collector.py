@@ -30,7 +30,7 @@ from ckstore.fs import files, holders, links, locks, peek, statx
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import HeldBlob
-from ckstore.objects import trash
+from ckstore.objects import far_locks, trash
 from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout
 
@@ -100,7 +100,7 @@ class Collector:
             leases: Whether they tell something here.
             grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
         """
-        lock = locks.try_exclusive(layout.trash)
+        lock = far_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace)
 
     @property

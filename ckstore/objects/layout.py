@@ -68,13 +68,14 @@ class Layout:
     trash: Inside = field(init=False)
     quarantine: Inside = field(init=False)
     reserve: Inside = field(init=False)
+    locks: Inside = field(init=False)
 
     def __post_init__(self) -> None:
         root = Inside(str(self.path))
         object.__setattr__(self, "root", root)
         for name, file in (("settings", "store.json"), ("config", "config.json")):
             object.__setattr__(self, name, root / file)
-        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash", "quarantine", "reserve"):
+        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash", "quarantine", "reserve", "locks"):
             object.__setattr__(self, name, root / name)
 
     @property

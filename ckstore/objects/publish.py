@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ckstore.errors import SaveFailed, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Held, NotInStore
-from ckstore.objects import blobs
+from ckstore.objects import blobs, far_locks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, RunChange
@@ -116,18 +116,20 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     """
     target = layout.checkpoint(manifest.run, manifest.step)
     key = manifest.run, manifest.step
-    with locks.lock_shared(target.parent, timeout_s=_RUN_TIMEOUT_S):
+    with far_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
         before = layout.run_stamp(manifest.run)
+        lock.check()
         # A place that is empty because a replacement died in the middle is not free.
         if all(gap.key != key for gap in two_renames.gaps(layout)) and _renamed(staging, target):
             return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
-    with locks.lock_exclusive(target.parent, timeout_s=_RUN_TIMEOUT_S):
+    with far_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
         two_renames.complete_run(layout, key)
         for _ in range(_PUBLISH_TRIES):
+            lock.check()
             if _renamed(staging, target):
                 return Outcome()
             try:
-                return _replace(layout, staging, manifest, if_there)
+                return _replace(layout, staging, manifest, if_there, lock)
             except FileNotFoundError:  # what was there has gone
                 continue
     msg = f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish"
@@ -145,11 +147,14 @@ def _renamed(staging: Staging, target: Inside) -> bool:
     return True
 
 
-def _replace(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
+def _replace(
+    layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere, lock: locks.DirectoryLock
+) -> Outcome:
     """Change places with the checkpoint that is there, unless that stays."""
     stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
+    lock.check()
     try:
         links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
     except UnsafePlace:

@@ -309,10 +309,11 @@ def _change(context: Context, member: str, value: object) -> None:
     """
     context.check_writable()
     layout = context.layout
-    with atomic_file.changing(layout), files.opened_directory(layout.root) as fd:
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         config.pop(member, None)
         if value is not None:
             config[member] = value
         data = to_write(_Document(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
+        lock.check()
         atomic_file.replace_file(context.layout, fd, layout.config.name, data)

@@ -6,6 +6,8 @@ the clients of network filesystems have them; else without an exchange, and with
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,7 +19,13 @@ import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, InUse
+from ckstore.fs import locks
+from ckstore.fs.locks import DirectoryLock
+from ckstore.objects import far_locks, publish
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.documents import atomic_file
+from ckstore.ops.free import drop, gc
 from tests.support.requirements import CRASH_FULL, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -131,3 +139,111 @@ def test_three_hundred_saves_of_each_host_stay_within_what_is_kept(hosts: list[S
 
 def same(store: Store, ref: str, made: dict[str, Any]) -> bool:
     return bool(np.array_equal(store.load(ref, mmap=True)["w"], made["w"]))
+
+
+@pytest.fixture(params=[True, False], ids=["locks of the cluster", "locks of the host"])
+def rivals(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[bool, list[Store]]]:
+    """Whether the locks reach the other host, and the store as two hosts have it open."""
+    require_root()
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        stores = []
+        for name in ("one", "two"):
+            place = mounted.enter_context(
+                shared_folder(tmp_path / "real", tmp_path / name, lacks="exchange", locks=request.param)
+            )
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {name}"))
+            stores.append(Store.open_or_init(place / "store", chunk_bytes=MIB))
+        yield request.param, stores
+        for store in stores:
+            store.close()
+
+
+def test_where_locks_reach_other_hosts_one_host_at_a_time_replaces_drops_collects_and_sets(
+    rivals: tuple[bool, list[Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach, (one, two) = rivals
+    for module in (publish, drop):
+        monkeypatch.setattr(module, "_RUN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(atomic_file, "_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(gc, "_START_TIMEOUT_S", 0.0)
+    one.save(state(1), step=1)
+    two.save(state(2), step=2)
+    layout = one._context.layout
+    lock_run = partial(far_locks.lock_run, layout, "main", exclusive=True, timeout_s=0.0)
+
+    def trash() -> DirectoryLock:
+        lock = far_locks.try_trash(layout)
+        assert lock is not None
+        return lock
+
+    for held, act in (
+        (lock_run, lambda: two.save(state(3), step=1, if_exists="replace")),
+        (lock_run, lambda: two.delete(2)),
+        (trash, two.gc),
+        (partial(atomic_file.changing, layout), lambda: setattr(two.config, "grace_s", 7)),
+    ):
+        with held():
+            if reach:
+                with pytest.raises(InUse):
+                    act()
+            else:
+                act()
+        if reach:
+            act()
+    assert [info.step for info in one.checkpoints()] == [1]
+    assert np.array_equal(one.load(1)["w"], state(3)["w"])
+    assert one.config.grace_s == 7
+
+
+def test_a_save_whose_lock_was_lost_publishes_nothing(
+    rivals: tuple[bool, list[Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (one, two) = rivals
+    one.save(state(1), step=1)
+    look = publish._existing_to_keep
+
+    def looking(*given: Any) -> Any:
+        """The server forgets the locks, and the other host takes this one for a moment."""
+        (lock,) = (lock for lock in locks._held if lock.far is not None)
+        assert lock.far is not None
+        fcntl.flock(lock.far._fd, fcntl.LOCK_UN)
+        far_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
+        return look(*given)
+
+    monkeypatch.setattr(publish, "_existing_to_keep", looking)
+    with pytest.raises(InUse, match="was lost"):
+        one.save(state(2), step=1, if_exists="replace")
+
+    assert np.array_equal(two.load(1)["w"], state(1)["w"])
+    monkeypatch.setattr(publish, "_existing_to_keep", look)
+    one.save(state(2), step=1, if_exists="replace")
+
+
+def test_a_delete_whose_lock_was_lost_changes_nothing(
+    rivals: tuple[bool, list[Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what a replacement has moved out of the place: the host that has the lock now may be putting it back."""
+    _, (one, two) = rivals
+    one.save(state(1), step=1)
+    moved = one.path / "staging/main@1.0123456789ab.old"
+    shutil.copytree(one.path / "checkpoints/main/1", moved)
+    look = id_at
+
+    def looking(path: Any) -> Any:
+        found = look(path)
+        (lock,) = (lock for lock in locks._held if lock.far is not None)
+        assert lock.far is not None
+        fcntl.flock(lock.far._fd, fcntl.LOCK_UN)
+        far_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
+        return found
+
+    monkeypatch.setattr(drop, "id_at", looking)
+    with pytest.raises(InUse, match="was lost"):
+        one.delete(1)
+
+    assert moved.is_dir()
+    assert np.array_equal(two.load(1)["w"], state(1)["w"])

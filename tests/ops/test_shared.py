@@ -374,7 +374,7 @@ def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
 
     def ckstore(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ckstore_cli", *words, "--store", str(tmp_path / "shared/store")]
-        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
 
     with shared_folder(tmp_path / "real", tmp_path / "shared") as shared:
         made = ckstore("init")

@@ -1,11 +1,13 @@
 """A folder shown through FUSE as a shared filesystem shows it.
 
-``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND LACKS`` passes every call on to FOLDER, with hardlinks,
-their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a shared filesystem:
+``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND LACKS CACHE_S LOCKS`` passes every call on to FOLDER,
+with hardlinks, their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a shared
+filesystem:
 
 - its kind in ``/proc/self/mountinfo`` is ``fuse.KIND``;
-- a `flock` and a lease know only this mount, as on sshfs and for directories on NFS: libfuse is not told to pass them
-  on. So the same folder shown at two places is what two hosts see, on one machine;
+- a lease knows only this mount, and so does a `flock`, as on sshfs and for directories on NFS: the same folder shown at
+  two places is what two hosts see, on one machine. With ``locks=True`` a `flock` on a regular file reaches the other
+  mount, as on NFS, and ends when the process that shows it dies;
 - a file that is removed while it is open gets a hidden name, and there are no files without names (``O_TMPFILE``).
 
 Not as there: nothing is cached, so each host sees at once what the other did. It can be told to lack hardlinks
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -41,7 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def shared_folder(
-    folder: Path, mountpoint: Path, kind: str = "sshfs", lacks: str = "", cache_s: float = 0.0
+    folder: Path, mountpoint: Path, kind: str = "sshfs", *, lacks: str = "", cache_s: float = 0.0, locks: bool = False
 ) -> Iterator[Path]:
     """Show `folder` at `mountpoint`, which is made, as a filesystem of the type ``fuse.KIND``.
 
@@ -51,6 +54,7 @@ def shared_folder(
         kind: As which it is shown.
         lacks: What it cannot do; see above.
         cache_s: How long the kernel believes the names and attributes that it was told.
+        locks: Whether locks on files reach all who show the folder.
 
     Raises:
         RuntimeError: The process that shows it did not start.
@@ -65,6 +69,7 @@ def shared_folder(
         kind,
         lacks,
         str(cache_s),
+        "locks" if locks else "",
     ]
     process = subprocess.Popen(command, cwd=_ROOT)
     try:
@@ -211,6 +216,14 @@ class Folder:
         os.close(fh)
 
 
+class LockingFolder(Folder):
+    """One whose locks on files are those of the folder; a lock is asked for without waiting, as ckstore does."""
+
+    def flock(self, path: str, fh: int, kind: int) -> None:
+        """Lock or unlock."""
+        fcntl.flock(fh, kind | fcntl.LOCK_NB)
+
+
 def _as_stored(folder: str, name: str) -> str:
     """Return the name that is there and differs in case at most; `name` itself if there is none."""
     try:
@@ -222,7 +235,8 @@ def _as_stored(folder: str, name: str) -> str:
 
 def main() -> None:
     """Serve until it is unmounted."""
-    folder, mountpoint, kind, lacks, cache_s = sys.argv[1:]
+    folder, mountpoint, kind, lacks, cache_s, locks = sys.argv[1:]
+    shown = LockingFolder if locks else Folder
     fuse = libfuse_3()
 
     class Mount(fuse.FUSE):  # type: ignore[name-defined,misc]
@@ -235,7 +249,7 @@ def main() -> None:
     options = {"fsname": "elsewhere", "subtype": kind, "default_permissions": True, "allow_other": True}
     times = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), float(cache_s))
     fresh = {"use_ino": True, **times}
-    Mount(Folder(Path(folder), lacks), mountpoint, foreground=True, nothreads=True, **options, **fresh)
+    Mount(shown(Path(folder), lacks), mountpoint, foreground=True, nothreads=True, **options, **fresh)
 
 
 if __name__ == "__main__":

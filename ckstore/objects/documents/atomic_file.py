@@ -7,9 +7,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links
+from ckstore.objects import far_locks
 
 if TYPE_CHECKING:
+    from ckstore.fs import locks
     from ckstore.objects.layout import Layout
 
 _TIMEOUT_S = 10.0
@@ -23,7 +25,7 @@ def changing(layout: Layout) -> locks.DirectoryLock:
     Raises:
         InUse: Another process held it for longer.
     """
-    return locks.lock_exclusive(layout.root, timeout_s=_TIMEOUT_S)
+    return far_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
 def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:

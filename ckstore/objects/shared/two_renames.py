@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckstore.errors import UnknownOutcome
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.names import CheckpointKey, is_run, step_of
+from ckstore.objects import far_locks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -171,7 +172,7 @@ def try_complete(layout: Layout, gap: Gap) -> bool:
     Raises:
         OSError, CkstoreError: As `complete`.
     """
-    lock = locks.try_exclusive(layout.checkpoints / gap.key[0])
+    lock = far_locks.try_run(layout, gap.key[0])
     if lock is None:
         return False
     with lock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.objects import trash
+from ckstore.objects import far_locks, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
@@ -63,14 +63,16 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     path = layout.checkpoint(*info.key)
     with ExitStack() as held:
         # The run first, as savers do. While it is held no process puts another checkpoint there, to be taken along.
-        run_lock = held.enter_context(_run_locked(info, path.parent))
+        run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         check_unprotected(context, info.key)
         if id_at(path) != info.id:
             raise gone(info)
+        run_lock.check()
         _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
         try:
+            run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
             change = RunChange(before, layout.run_stamp(info.run))
@@ -100,9 +102,9 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
                 files.sync_directory(folder)
 
 
-def _run_locked(info: CheckpointInfo, run: Inside) -> locks.DirectoryLock:
+def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
     try:
-        return locks.lock_exclusive(run, timeout_s=_RUN_TIMEOUT_S)
+        return far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
     except FileNotFoundError:
         raise gone(info) from None
 

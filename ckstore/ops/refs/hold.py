@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import NoSuchRef
 from ckstore.fs import files, locks
+from ckstore.objects import far_locks
 from ckstore.objects.checkpoints import id_at
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
     path = context.layout.checkpoint(info.run, info.step)
     with ExitStack() as locked:
         try:
-            locked.enter_context(locks.lock_shared(path.parent))
+            locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None

@@ -19,7 +19,7 @@ from tests.support.shared_folder import shared_folder
 def shown(folder: Path, lacks: str) -> Iterator[Path]:
     require_root()
     require_fuse()
-    with shared_folder(folder, folder.with_name("shown"), "bindfs", lacks) as mount:
+    with shared_folder(folder, folder.with_name("shown"), "bindfs", lacks=lacks) as mount:
         yield mount
 
 

@@ -1,0 +1,184 @@
+"""Locks that other hosts see: on regular files, since clients of NFS, Lustre and FUSE lock directories for one host.
+
+It is a `flock`, which NFS turns into a lock of its server (flock(2)), CephFS and Lustre with ``flock`` pass on, and a
+mount with ``nolock`` or ``local_lock`` keeps to itself: there it does no harm. The file stays when the lock ends.
+
+A lock can be lost: a server that was restarted may have given it to another host meanwhile. So who holds one alone
+writes a mark of its own into the file, and each holder looks for the mark that it found or wrote before it relies on
+the lock (`LockFile.check`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from ckstore.errors import InUse
+from ckstore.fs import links, peek
+from ckstore.fs.inside import open_at
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+
+_POLL_FIRST_S = 0.001
+_POLL_MOST_S = 0.1
+_TRIES = 100
+_OWNER = 0o600
+_OTHERS = 0o666
+_MARK_BYTES = 32
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
+"""The mount has no locks on files, as Lustre without ``flock``: then they are of one host."""
+
+
+class LockFile:
+    """A lock on the regular file at `path`, held until `close`."""
+
+    __slots__ = ("_fd", "_kind", "_mark", "_owner", "path")
+
+    def __init__(self, path: Inside, fd: int, kind: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._kind = kind
+        self._mark = b""
+        self._owner = os.getpid()
+
+    @classmethod
+    def take(cls, path: Inside, *, exclusive: bool, timeout_s: float) -> Self:
+        """Lock the file, which is made if it is missing; wait at most `timeout_s` seconds.
+
+        Raises:
+            InUse: Another process, of this host or another one, held it for longer, or the lock server failed.
+            OSError: The file cannot be made or opened.
+        """
+        deadline = time.monotonic() + timeout_s
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        for _ in range(_TRIES):
+            lock = cls(path, _opened(path), kind)
+            try:
+                lock._wait(deadline)
+                if lock._is_there():
+                    lock._begin(exclusive=exclusive)
+                    return lock
+            except BaseException:
+                lock.close()
+                raise
+            lock.close()
+        msg = f"{path} was replaced {_TRIES} times while it was being locked"
+        raise InUse(msg)
+
+    def _wait(self, deadline: float) -> None:
+        pause_s = _POLL_FIRST_S
+        while not self._asked():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                msg = f"{self.path} is locked by another process, of this host or another one"
+                raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _POLL_MOST_S)
+
+    def _asked(self) -> bool:
+        """Ask for the lock once; whether it is held, as far as there are locks here.
+
+        Raises:
+            InUse: The lock server does not give it, and not because another has it.
+        """
+        try:
+            fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if error.errno not in _NONE_HERE:
+                msg = f"{self.path} cannot be locked: {os.strerror(error.errno or 0)}"
+                hint = "look after the lock service of this filesystem (on NFS 3, lockd and statd), then try again"
+                raise InUse(msg, hint=hint) from error
+        return True
+
+    def _begin(self, *, exclusive: bool) -> None:
+        if not exclusive:
+            self._mark = self._read()
+            return
+        mark = uuid.uuid4().hex.encode()
+        try:
+            if os.pwrite(self._fd, mark, 0) == len(mark):
+                self._mark = mark
+                return
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self._mark = self._read()  # on a full disk, which must not keep a process from freeing it
+
+    def _read(self) -> bytes:
+        """Return the mark, by opening the file again: that shows what other hosts wrote."""
+        fd = open_at(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            return os.pread(fd, _MARK_BYTES, 0)
+        finally:
+            os.close(fd)
+
+    def _is_there(self) -> bool:
+        try:
+            fd = open_at(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            there, mine = os.fstat(fd), os.fstat(self._fd)
+        finally:
+            os.close(fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def check(self) -> None:
+        """Make sure that the lock was held all the time; nothing that needs it may be done without asking.
+
+        Raises:
+            InUse: It was lost, or may have been.
+        """
+        why = "another process has it now"
+        try:
+            if self._asked():
+                if self._is_there() and self._read() == self._mark:
+                    return
+                why = "another process had it meanwhile"
+        except (InUse, OSError) as error:
+            why = str(error)
+        msg = f"the lock on {self.path} was lost: {why}; nothing was changed"
+        raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
+
+    def close(self) -> None:
+        """Release it; harmless when that was done before. A forked child releases nothing."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        with suppress(OSError):  # a lock that cannot be released was lost, or ends with the descriptor
+            if os.getpid() == self._owner:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        with suppress(OSError):  # only a mark was written through it
+            os.close(fd)
+
+
+def _opened(path: Inside) -> int:
+    for _ in range(_TRIES):
+        try:
+            return open_at(path, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            _make(path)
+    msg = f"{path} was removed {_TRIES} times while it was being locked"
+    raise InUse(msg)
+
+
+def _make(path: Inside) -> None:
+    """Make the file with the permissions that its directory gives; others see it with these only."""
+    fresh = path.parent / f".new-{uuid.uuid4().hex[:12]}"
+    fd = open_at(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
+    try:
+        os.fchmod(fd, _OWNER | peek.status(path.parent).st_mode & _OTHERS)
+        with suppress(FileExistsError):  # another process was faster
+            links.link(fresh, path)
+    finally:
+        os.close(fd)
+        links.unlink(fresh)

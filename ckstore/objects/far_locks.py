@@ -1,0 +1,88 @@
+"""Locks of a run, of the trash and of the small files of a store; on a shared filesystem other hosts see them, too.
+
+There the lock on the directory is followed by one on a file in ``locks/`` (`ckstore.fs.lock_files`), always in this
+order. How far that reaches is the mount's to say: where it is of one host only, nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InUse
+from ckstore.fs import links, locks
+from ckstore.fs.lock_files import LockFile
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+
+_DEFAULT_S = 10.0
+_STORE = "store"
+_TRASH = "trash"
+
+
+def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _DEFAULT_S) -> locks.DirectoryLock:
+    """Lock the directory of a run, for use or against all others.
+
+    Raises:
+        FileNotFoundError: There is no such directory (any more).
+        InUse: Another process held it for longer.
+        OSError: The file of the lock cannot be opened.
+    """
+    path = layout.checkpoints / run
+    if exclusive:
+        lock = locks.lock_exclusive(path, timeout_s=timeout_s)
+    else:
+        lock = locks.lock_shared(path, timeout_s=timeout_s)
+    return _followed(layout, lock, f"run-{run}", exclusive=exclusive, timeout_s=timeout_s)
+
+
+def try_run(layout: Layout, run: str) -> locks.DirectoryLock | None:
+    """Lock a run against all others, without waiting; None if it is used, gone, or not ours to open.
+
+    Raises:
+        OSError: The file of the lock cannot be opened.
+    """
+    return _tried(layout, locks.try_exclusive(layout.checkpoints / run), f"run-{run}")
+
+
+def try_trash(layout: Layout) -> locks.DirectoryLock | None:
+    """Lock the trash against other collectors, without waiting; None if there is one.
+
+    Raises:
+        OSError: The file of the lock cannot be opened.
+    """
+    return _tried(layout, locks.try_exclusive(layout.trash), _TRASH)
+
+
+def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock:
+    """Lock the store against all who change settings, pins and annotations, or write the catalog of this host.
+
+    Raises:
+        InUse: Another process held it for longer.
+        OSError: The file of the lock cannot be opened.
+    """
+    lock = locks.lock_exclusive(layout.root, timeout_s=timeout_s)
+    return _followed(layout, lock, _STORE, exclusive=True, timeout_s=timeout_s)
+
+
+def _tried(layout: Layout, lock: locks.DirectoryLock | None, name: str) -> locks.DirectoryLock | None:
+    if lock is None:
+        return None
+    try:
+        return _followed(layout, lock, name, exclusive=True, timeout_s=0.0)
+    except InUse:
+        return None
+
+
+def _followed(
+    layout: Layout, lock: locks.DirectoryLock, name: str, *, exclusive: bool, timeout_s: float
+) -> locks.DirectoryLock:
+    if not layout.shared:
+        return lock
+    try:
+        links.make_directory(layout.locks)
+        lock.far = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
+    except BaseException:
+        lock.release()
+        raise
+    return lock

@@ -1,0 +1,155 @@
+"""Locks on files: one holder alone or many together, and a lock that was lost is found out."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckstore.errors import InUse
+from ckstore.fs.inside import Inside
+from ckstore.fs.lock_files import LockFile
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Inside:
+    return Inside(str(tmp_path)) / "run-main"
+
+
+def take(place: Inside, *, exclusive: bool = True) -> LockFile:
+    return LockFile.take(place, exclusive=exclusive, timeout_s=0.0)
+
+
+def test_one_alone_or_many_together(place: Inside) -> None:
+    first, second = take(place, exclusive=False), take(place, exclusive=False)
+    with pytest.raises(InUse, match="locked by another process"):
+        take(place)
+    first.close()
+    second.close()
+    second.close()
+
+    alone = take(place)
+    for exclusive in (True, False):
+        with pytest.raises(InUse, match="locked by another process"):
+            take(place, exclusive=exclusive)
+    alone.check()
+    alone.close()
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_what_others_do_after_it_ends_is_not_a_loss_for_the_next(place: Inside, *, exclusive: bool) -> None:
+    take(place).close()
+    held = take(place, exclusive=exclusive)
+    held.check()
+    held.check()
+    held.close()
+
+
+def forgotten(lock: LockFile) -> None:
+    """As by a lock server that was restarted."""
+    fcntl.flock(lock._fd, fcntl.LOCK_UN)
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_lock_that_another_has_now_is_lost(place: Inside, *, exclusive: bool) -> None:
+    lost = take(place, exclusive=exclusive)
+    forgotten(lost)
+    other = take(place)
+    with pytest.raises(InUse, match="was lost: another process has it now; nothing was changed"):
+        lost.check()
+    lost.close()
+    other.check()
+    other.close()
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_lock_that_another_had_meanwhile_is_lost(place: Inside, *, exclusive: bool) -> None:
+    lost = take(place, exclusive=exclusive)
+    forgotten(lost)
+    take(place).close()
+    with pytest.raises(InUse, match="was lost: another process had it meanwhile"):
+        lost.check()
+    lost.close()
+
+
+def test_a_lock_that_no_other_had_meanwhile_is_held_again(place: Inside) -> None:
+    lock = take(place)
+    forgotten(lock)
+    lock.check()
+    with pytest.raises(InUse):
+        take(place)
+    lock.close()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_file_that_was_replaced_or_removed_is_a_lost_lock(place: Inside, *, again: bool) -> None:
+    lock = take(place)
+    os.unlink(place.path)
+    if again:
+        take(place).close()
+    with pytest.raises(InUse, match="was lost"):
+        lock.check()
+    lock.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO, errno.ESTALE])
+def test_a_lock_server_that_fails_is_said(place: Inside, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = take(place)
+    monkeypatch.setattr(fcntl, "flock", refusing(code))
+    with pytest.raises(InUse, match=f"cannot be locked: {os.strerror(code)}"):
+        take(place)
+    with pytest.raises(InUse, match="was lost"):
+        held.check()
+    held.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_files_have_no_locks_there_is_none(place: Inside, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", refusing(code))
+    lock = take(place)
+    lock.check()
+    lock.close()
+
+
+def test_the_file_is_as_private_as_its_directory(place: Inside) -> None:
+    folder = Path(place.path).parent
+    for mode in (0o2770, 0o700):
+        folder.chmod(mode)
+        take(place).close()
+        assert os.stat(place.path).st_mode & 0o777 == mode & 0o666
+        os.unlink(place.path)
+    assert not any(name.startswith(".new-") for name in os.listdir(folder))
+
+
+def test_a_full_disk_keeps_no_process_from_locking(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = take(place)
+    lock.check()
+    lock.close()
+
+
+def refusing(code: int) -> Callable[[int, int], None]:
+    def flock(fd: int, kind: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return flock
+
+
+def test_a_forked_child_releases_nothing_and_the_next_lock_waits_for_its_holder(place: Inside) -> None:
+    lock = take(place)
+    child = os.fork()
+    if child == 0:
+        lock.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(InUse):
+        take(place)
+    lock.close()
+    take(place).close()
