@@ -549,6 +549,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "what a dead replacement left names no successor when the next one moves",
+        "replaced-twice-comes-back",
+        "two_renames.replace",
+        "    _forget_begun(layout, key)\n",
+        "",
+        "tests/ops/save/test_two_renames.py::test_what_was_replaced_does_not_come_back_when_the_next_replacement_stops",
+        "assert",
+    ),
+    Mutant(
         "a lock that another host had meanwhile is lost",
         "lock-without-a-mark",
         "LockFile.check",

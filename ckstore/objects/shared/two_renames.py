@@ -2,7 +2,8 @@
 
 The new checkpoint is whole and durable in ``staging/<id>``. Under the exclusive lock of the run
 
-1. ``staging/`` is made durable, so that the new one has a name there for certain;
+1. what an earlier replacement of that place left is renamed, so that it names no successor; ``staging/`` is made
+   durable, so that the new one has a name there for certain;
 2. the old one is renamed to ``staging/<run>@<step>.<12 digits of the id>.old``, which names the new one; ``staging/``
    and the run are made durable;
 3. the new one is renamed to its place, and the parents are made durable (`ckstore.objects.publish`).
@@ -14,6 +15,7 @@ if the new one is whole, else back. With something at the place, the old one is 
 from __future__ import annotations
 
 import re
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,6 +59,7 @@ def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
     """
     target = layout.checkpoint(*key)
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
+    _forget_begun(layout, key)
     files.sync_directory(layout.staging)
     links.rename(target, old)
     try:
@@ -67,6 +70,17 @@ def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
         _go_back(layout, old, target, error)
         raise
     return old
+
+
+def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
+    """Give what an earlier replacement of this place left the name of a dead staging: it must not come back.
+
+    Its process died after the second rename, so the old checkpoint still names a new one that is about to move, too.
+    """
+    for gap in begun(layout):
+        if gap.key == key:
+            with suppress(FileNotFoundError):  # swept meanwhile
+                links.rename(gap.old, layout.staging / f"{key[0]}@{key[1]}.{uuid.uuid4().hex[:12]}")
 
 
 def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, links, locks, peek
 from ckstore.objects.shared import two_renames
 from ckstore.ops.refs import gaps
 from tests.support.crashing import run_and_kill
@@ -145,6 +145,22 @@ def test_what_was_replaced_does_not_come_back_when_the_new_one_is_deleted(store:
     assert os.listdir(store.path / "staging") == []
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_was_replaced_does_not_come_back_when_the_next_replacement_stops(
+    store: Store, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_in_the_gap(store, seed=8)
+    (old,) = (store.path / "staging").glob("*.old")
+    os.rename(old.with_suffix(""), store.path / "checkpoints/main/1")  # and died right after the second rename
+
+    stop_in_the_gap(store, seed=9)
+
+    names = peek.names
+    monkeypatch.setattr(peek, "names", lambda where: sorted(names(where), reverse=turned))
+    assert value(Store.open(store.path)) == 9
+    assert os.listdir(store.path / "staging") == []
+
+
 def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +169,7 @@ def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
     monkeypatch.setattr(
         two_renames, "begun", lambda layout, names=None: swept(layout) if names is None else begun(layout, names)
     )
+    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)  # the name stays in the list
 
     store.delete(1)
 
