@@ -13,6 +13,7 @@ from ckstore.fs.inside import Where, at, open_directory
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
+_STALE_TRIES = 3
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
 """Errors of `link` that mean: keep a copy (limit of links, protected or foreign file, another filesystem)."""
@@ -20,13 +21,27 @@ ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def link(source: Where, target: Where) -> None:
-    """Give the file `source` the further name `target`.
+    """Give the file `source` the further name `target`; again from the root of the store if a handle was stale.
+
+    On a shared filesystem what this host was told of a name may be out of date, since another host replaced it.
 
     Raises:
         FileExistsError: `target` exists.
         FileNotFoundError: `source` or the parent of `target` does not.
         OSError: With an errno of `CANNOT_LINK`: this pair can have no link.
     """
+    for _ in range(_STALE_TRIES - 1):
+        try:
+            _link(source, target)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                continue
+            raise
+        return
+    _link(source, target)
+
+
+def _link(source: Where, target: Where) -> None:
     with at(source) as (from_fd, old), at(target) as (to_fd, new):
         try:
             os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)

@@ -558,6 +558,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "a link whose handle was stale is asked for again",
+        "stale-link-not-asked-again",
+        "links.link",
+        "            if error.errno == errno.ESTALE:\n",
+        "            if error.errno == errno.ESTALE and not _STALE_TRIES:\n",
+        "tests/ops/save/test_dedup.py::test_a_claim_that_meets_a_stale_handle_asks_again[2]",
+        "Stale file handle",
+    ),
+    Mutant(
         "a lock that another host had meanwhile is lost",
         "lock-without-a-mark",
         "LockFile.check",

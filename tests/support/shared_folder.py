@@ -1,8 +1,8 @@
 """A folder shown through FUSE as a shared filesystem shows it.
 
-``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND LACKS CACHE_S LOCKS`` passes every call on to FOLDER,
-with hardlinks, their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a shared
-filesystem:
+``python -m tests.support.shared_folder FOLDER MOUNTPOINT KIND LACKS CACHE_S LOCKS SWITCHES`` passes every call on to
+FOLDER, with hardlinks, their counts, inode numbers and the exchange of two names (``RENAME_EXCHANGE``). What is as on a
+shared filesystem:
 
 - its kind in ``/proc/self/mountinfo`` is ``fuse.KIND``;
 - a lease knows only this mount, and so does a `flock`, as on sshfs and for directories on NFS: the same folder shown at
@@ -44,7 +44,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def shared_folder(
-    folder: Path, mountpoint: Path, kind: str = "sshfs", *, lacks: str = "", cache_s: float = 0.0, locks: bool = False
+    folder: Path,
+    mountpoint: Path,
+    kind: str = "sshfs",
+    *,
+    lacks: str = "",
+    cache_s: float = 0.0,
+    locks: bool = False,
+    switches: Path | None = None,
 ) -> Iterator[Path]:
     """Show `folder` at `mountpoint`, which is made, as a filesystem of the type ``fuse.KIND``.
 
@@ -55,6 +62,7 @@ def shared_folder(
         lacks: What it cannot do; see above.
         cache_s: How long the kernel believes the names and attributes that it was told.
         locks: Whether locks on files reach all who show the folder.
+        switches: A folder in which files say what fails (`tests.support.faulty_folder`).
 
     Raises:
         RuntimeError: The process that shows it did not start.
@@ -70,6 +78,7 @@ def shared_folder(
         lacks,
         str(cache_s),
         "locks" if locks else "",
+        str(switches or ""),
     ]
     process = subprocess.Popen(command, cwd=_ROOT)
     try:
@@ -216,7 +225,7 @@ class Folder:
         os.close(fh)
 
 
-class LockingFolder(Folder):
+class Locking:
     """One whose locks on files are those of the folder; a lock is asked for without waiting, as ckstore does."""
 
     def flock(self, path: str, fh: int, kind: int) -> None:
@@ -233,10 +242,18 @@ def _as_stored(folder: str, name: str) -> str:
     return name if name in there else next((other for other in there if other.casefold() == name.casefold()), name)
 
 
+def _shown(folder: Path, lacks: str, switches: str, *, locks: bool) -> Folder:
+    from tests.support.faulty_folder import FaultyFolder  # which is a folder of this module
+
+    kinds = (Locking, FaultyFolder if switches else Folder) if locks else (FaultyFolder if switches else Folder,)
+    made: Folder = type("Shown", kinds, {})(folder, lacks, *([switches] if switches else []))
+    return made
+
+
 def main() -> None:
     """Serve until it is unmounted."""
-    folder, mountpoint, kind, lacks, cache_s, locks = sys.argv[1:]
-    shown = LockingFolder if locks else Folder
+    folder, mountpoint, kind, lacks, cache_s, locks, switches = sys.argv[1:]
+    shown = _shown(Path(folder), lacks, switches, locks=bool(locks))
     fuse = libfuse_3()
 
     class Mount(fuse.FUSE):  # type: ignore[name-defined,misc]
@@ -249,7 +266,7 @@ def main() -> None:
     options = {"fsname": "elsewhere", "subtype": kind, "default_permissions": True, "allow_other": True}
     times = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), float(cache_s))
     fresh = {"use_ino": True, **times}
-    Mount(shown(Path(folder), lacks), mountpoint, foreground=True, nothreads=True, **options, **fresh)
+    Mount(shown, mountpoint, foreground=True, nothreads=True, **options, **fresh)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.errors import SaveFailed
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import disk_bytes, names_by_inode
 
@@ -126,3 +128,25 @@ def test_the_files_of_a_checkpoint_are_the_store_s_own_inodes(store: Store) -> N
 
     assert {len(names) for names in shared} == {3}
     assert all(os.stat(names[0]).st_mode & 0o777 == 0o444 for names in shared)
+
+
+@pytest.mark.parametrize("stale", [2, 3])
+def test_a_claim_that_meets_a_stale_handle_asks_again(
+    stale: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where another host replaced what this one was told of."""
+    data = {"w": drawn(MIB, 3)}
+    store.save(data)
+    link, left = os.link, [stale]
+
+    def linking(*names: Any, **given: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        link(*names, **given)
+
+    monkeypatch.setattr(os, "link", linking)
+    if stale == 3:
+        with pytest.raises(SaveFailed, match="Stale file handle"):
+            store.save(data)
+    assert store.save(data).new_bytes == 0

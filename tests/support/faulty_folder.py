@@ -1,0 +1,114 @@
+"""A folder shown through FUSE that fails as servers of shared filesystems do, when a file in another folder says so.
+
+While a file of that name lies in the folder of the switches, in it perhaps for how many calls more:
+
+- ``fsync``, ``close``: bytes are taken, and that a quota is over is said only at an fsync, or at a close;
+- ``stale``: opening, linking and listing say ESTALE, as of what another host removed (Linux asks once more by itself);
+- ``kill``: who makes the call number N that changes something is killed, and the call is not made;
+- ``crash``: at that call the server dies, and what was written and not synced is lost: such a file is empty then.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import signal
+from typing import Any
+
+from tests.support.shared_folder import Folder
+
+_CHANGES = ("rename_with", "link", "symlink", "mkdir", "rmdir", "unlink", "create", "write", "truncate", "chmod")
+_SYNCS = ("fsync", "fsyncdir")
+
+
+class FaultyFolder(Folder):
+    """One with switches, which are asked for at each call."""
+
+    def __init__(self, root: Any, lacks: str, switches: str) -> None:
+        super().__init__(root, lacks)
+        self._switches = switches
+        self._unsynced: dict[int, int] = {}
+        """Inode number -> a descriptor of a file that was written and not synced."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name in _CHANGES or name in _SYNCS:
+            return self._counted(value)
+        return value
+
+    def _counted(self, act: Any) -> Any:
+        def call(*given: Any) -> Any:
+            if self._is_last("crash"):
+                for fd in self._unsynced.values():
+                    os.ftruncate(fd, 0)
+                os._exit(1)
+            if self._is_last("kill"):
+                os.kill(_caller(), signal.SIGKILL)
+                raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+            return act(*given)
+
+        return call
+
+    def _left(self, switch: str) -> int | None:
+        """Return what is in a switch, and take one from it; None: it is not there."""
+        path = f"{self._switches}/{switch}"
+        try:
+            fd = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            text = os.read(fd, 20)
+            left = int(text) if text else -1
+            if left > 0:
+                os.pwrite(fd, b"%-20d" % (left - 1), 0)
+            return left
+        finally:
+            os.close(fd)
+
+    def _is_last(self, switch: str) -> bool:
+        return self._left(switch) == 1
+
+    def _may_fail(self, switch: str, code: int) -> None:
+        if self._left(switch):
+            raise OSError(code, os.strerror(code))
+
+    def readdir(self, path: str, fh: int) -> Any:
+        """As the folder, or stale."""
+        self._may_fail("stale", errno.ESTALE)
+        return super().readdir(path, fh)
+
+    def link(self, target: str, source: str) -> None:
+        """As the folder, or stale."""
+        self._may_fail("stale", errno.ESTALE)
+        super().link(target, source)
+
+    def open(self, path: str, flags: int) -> int:
+        """As the folder, or stale."""
+        self._may_fail("stale", errno.ESTALE)
+        return super().open(path, flags)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        """As the folder; a server keeps it in memory until it is synced."""
+        number = os.fstat(fh).st_ino
+        if number not in self._unsynced:
+            self._unsynced[number] = os.dup(fh)
+        return super().write(path, data, offset, fh)
+
+    def fsync(self, path: str, datasync: int, fh: int) -> None:
+        """As the folder, or over its quota."""
+        self._may_fail("fsync", errno.EDQUOT)
+        super().fsync(path, datasync, fh)
+        kept = self._unsynced.pop(os.fstat(fh).st_ino, None)
+        if kept is not None:
+            os.close(kept)
+
+    def flush(self, path: str, fh: int) -> None:
+        """Answer a close, perhaps by saying that the quota is over."""
+        if os.fstat(fh).st_ino in self._unsynced:
+            self._may_fail("close", errno.EDQUOT)
+
+
+def _caller() -> int:
+    _, _, pid = importlib.import_module("mfusepy").fuse_get_context()
+    return int(pid)
