@@ -16,6 +16,7 @@ from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
 from tests.support.requirements import require
+from tests.support.states import assert_same
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -112,6 +113,24 @@ def test_what_a_save_in_the_background_raises_is_raised_at_the_next(tmp_path: Pa
     with pytest.raises(NoSuchRef, match="of this test"):
         io.save_checkpoint({"global_step": 6}, paths[2])
     assert not paths[1].exists()
+
+
+def test_a_file_that_lightning_itself_wrote_is_loaded_as_a_state_and_into_the_model(
+    tmp_path: Path, store: Store
+) -> None:
+    model, callback = fit(None, tmp_path, save_top_k=1)
+    (path,) = (tmp_path / "ckpt").iterdir()
+    store.commit(path, step=8)
+    fresh, optimizer = type(model)(), torch.optim.Adam(model.parameters())
+
+    found = store.load(8, file=path.name)
+    store.load_into({"state_dict": fresh}, 8, file=path.name, select="state_dict")
+    store.load_into({"optimizer_states": [optimizer]}, 8, file=path.name, select="optimizer_states")
+
+    assert_same(torch.load(path, weights_only=False), found)
+    assert callback.best_model_path == str(path)
+    assert torch.equal(fresh.layer.weight, model.layer.weight)
+    assert_same(found["optimizer_states"][0]["state"], optimizer.state_dict()["state"])
 
 
 def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Path, store: Store) -> None:

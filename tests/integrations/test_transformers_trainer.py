@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import Store
+from ckstore import CannotLoad, Store
 from tests.support.docblocks import blocks
 from tests.support.requirements import require_transformers
+from tests.support.states import assert_same
 from tests.support.stores import disk_bytes
 from tests.support.trees import look
 
@@ -82,6 +83,7 @@ def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path,
     for info, path in zip(infos, directories, strict=True):
         store.checkout(info, back / path.name)
         assert look(back / path.name) == look(path)
+    check_files_as_states(store, directories[-1], whole)
 
     again = trainer(tmp_path / "again", frozen=frozen)
     again.train(resume_from_checkpoint=str(back / "checkpoint-4"))
@@ -93,6 +95,27 @@ def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path,
     for file in ("model.safetensors", "optimizer.pt"):
         assert last[file].keys() == resumed[file].keys()
         assert all(torch.equal(tensor, resumed[file][name]) for name, tensor in last[file].items()), file
+
+
+def check_files_as_states(store: Store, directory: Path, whole: Any) -> None:
+    """What the Trainer wrote is loaded as torch loads it, and into the model and the optimizer that wrote it."""
+    for name in ("optimizer.pt", "scheduler.pt"):
+        assert_same(torch.load(directory / name, weights_only=True), store.load("latest", file=name))
+    # With NumPy's state in it, which torch takes only from whom it trusts.
+    assert_same(torch.load(directory / "rng_state.pth", weights_only=False), store.load("latest", file="rng_state.pth"))
+    with pytest.raises(CannotLoad, match="TrainingArguments"):
+        store.load("latest", file="training_args.bin")
+    frozen = not any(parameter.requires_grad for parameter in whole.model.transformer.parameters())
+    fresh = model(frozen=frozen)
+    fresh.lm_head.weight.data.zero_()
+    optimizer = torch.optim.AdamW([{"params": group["params"]} for group in whole.optimizer.param_groups])
+
+    report = store.load_into(fresh, "latest", file="model.safetensors", strict=False)
+    store.load_into(optimizer, "latest", file="optimizer.pt")
+
+    assert (report.unexpected, dict(report.not_loaded)) == ((), {})
+    assert_same(dict(whole.model.state_dict()), dict(fresh.state_dict()))
+    assert_same(whole.optimizer.state_dict()["state"], optimizer.state_dict()["state"])
 
 
 @pytest.mark.slow

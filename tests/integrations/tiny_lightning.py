@@ -14,7 +14,7 @@ STEPS = 8
 
 
 def fit(
-    store: Store, folder: Path, ckpt_path: str | None = None, *, background: bool = False, **checkpoint: Any
+    store: Store | None, folder: Path, ckpt_path: str | None = None, *, background: bool = False, **checkpoint: Any
 ) -> tuple[Any, Any]:
     import torch
     from lightning.pytorch import LightningModule, Trainer
@@ -48,7 +48,7 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[CkstoreCheckpointIO(store, background=background)],
+        plugins=[] if store is None else [CkstoreCheckpointIO(store, background=background)],
         callbacks=[callback],
     )
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=ckpt_path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import spelled
+from ckstore.model.names import plain, spelled
 from ckstore.ops.context import info_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
@@ -19,7 +19,7 @@ from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.into import IntoPlan, plan_into
-from ckstore.tensors.targets.renames import check_rename
+from ckstore.tensors.targets.renames import check_rename, front
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -263,7 +263,7 @@ def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoReq
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(
         message,
-        hint="; ".join([*_files_advice(directory), *advice]),
+        hint="; ".join([*_files_advice(directory), *_part_advice(directory.manifest, plan, request), *advice]),
         missing=report.missing,
         unexpected=report.unexpected,
         mismatched={**report.not_loaded, **dtypes, **dict.fromkeys(spelled(found.meta), "on the meta device")},
@@ -273,6 +273,24 @@ def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoReq
 def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
     for path in loadable(directory.manifest, 1):
         yield f"file={path!r} loads what that file holds"
+
+
+def _part_advice(manifest: Manifest, plan: IntoPlan, request: IntoRequest) -> Iterator[str]:
+    """Yield in which part of the state all names of a target lie that was given as if it were the whole state."""
+    found = plan.differences
+    if not plan.is_empty:
+        return
+    if request.select is not None and not found.missing:
+        for key in found.unexpected[:1]:
+            yield f"give the target its place in the state, {{{key!r}: target}}"
+    wanted = [plain(name) for name in found.missing]
+    names = {plain(leaf.name) for leaf in manifest.leaves}
+    for wrapper in dict.fromkeys(("", front(wanted)) if wanted else ()):
+        inner = [name.removeprefix(wrapper) for name in wanted]
+        rename = f", rename={ {'': wrapper}!r}" if wrapper else ""
+        for key in sorted({name.removesuffix(f".{inner[0]}") for name in names if name.endswith(f".{inner[0]}")}):
+            if not {".", "["} & set(key) and all(f"{key}.{name}" in names for name in inner):
+                yield f"load_into({{{key!r}: target}}, …, select={key!r}{rename}) loads the part that has these names"
 
 
 def _advice(found: Differences, request: IntoRequest, *, loadable: bool) -> Iterator[str]:

@@ -112,7 +112,10 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
         command = f'commit each by itself: for d in {" ".join(each)}; do ckstore commit "$d"; done'
     raise BadInput(
         msg,
-        hint="commit each by itself, in the order of their steps; or give step=, if all are to be one checkpoint",
+        hint=(
+            "commit each by itself, in the order of their steps, as ckstore.training.import_history does; or give "
+            "step=, if all are to be one checkpoint"
+        ),
         command_hint=f"{command}; or give --step, if all are to be one checkpoint",
     )
 

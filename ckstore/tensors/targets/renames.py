@@ -76,7 +76,7 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
             unwrapping[f".{wrapper}."] = "."
     for keys in (unwrapping, *([key] for key in unwrapping)):
         yield {key: unwrapping[key] for key in keys}
-    theirs, ours = _front(found), _front(wanted)
+    theirs, ours = front(found), front(wanted)
     if theirs != ours:
         yield {theirs: ours}
     yield from _constant_fronts(found, wanted)
@@ -111,7 +111,7 @@ def _is_in_front(name: str, wrapper: str) -> bool:
     return False
 
 
-def _front(names: list[str]) -> str:
+def front(names: list[str]) -> str:
     """Return the wrappers that all names begin with, such as ``module._orig_mod.``."""
     front = ""
     while True:

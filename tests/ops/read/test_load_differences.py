@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ckstore import Store
 from ckstore.errors import CkstoreError
 from tests.ops.read.load_differences import (
     CONVERTED,
@@ -23,11 +26,10 @@ from tests.ops.read.load_differences import (
     State,
     page,
 )
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
-
-    from ckstore import Store
 
 WRAPPERS = ("_orig_mod", "module", "_checkpoint_wrapped_module", "model", "base_layer")
 
@@ -146,3 +148,79 @@ def test_the_table_has_forty_rows_and_names_each_once() -> None:
 
 def test_the_page_is_what_the_rows_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it: python -m tests.ops.read.load_differences"
+
+
+# ---------------------------------------------------------------------------------- any two modules
+
+
+SHAPES = st.sampled_from([(2,), (3,), (2, 2), ()])
+DTYPES = st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.int64])
+NAMES = st.sampled_from(["a", "b", "inner.a", "inner.b", "inner.deep.a", "_orig_mod.a"])
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype, bool]]
+SPECS = st.dictionaries(NAMES, st.tuples(SHAPES, DTYPES, st.booleans()), min_size=1, max_size=5)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Spec, Spec]:
+    """Draw what is saved, and a target that differs in some names, or in all."""
+    saved: Spec = draw(SPECS)
+    if draw(st.integers(0, 3)) == 0:
+        return saved, draw(SPECS)
+    changes = draw(
+        st.dictionaries(st.sampled_from(sorted(saved)), st.none() | st.tuples(SHAPES, DTYPES, st.booleans()))
+    )
+    target = {**saved, **{name: kind for name, kind in changes.items() if kind is not None}}
+    return saved, {name: kind for name, kind in target.items() if changes.get(name, kind) is not None} or saved
+
+
+def module_of(spec: Spec, value: int) -> torch.nn.Module:
+    """Make a module of such parameters and buffers, no two of which have the same values."""
+    top = torch.nn.Module()
+    for number, (name, (shape, dtype, is_buffer)) in enumerate(sorted(spec.items())):
+        *above, last = name.split(".")
+        part = top
+        for step in above:
+            if not hasattr(part, step):
+                part.add_module(step, torch.nn.Module())
+            part = part.get_submodule(step)
+        tensor = torch.full(shape, value + number, dtype=dtype)
+        if is_buffer or not dtype.is_floating_point:
+            part.register_buffer(last, tensor)
+        else:
+            part.register_parameter(last, torch.nn.Parameter(tensor))
+    return top
+
+
+@pytest.mark.property
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pair=pairs(), strict=st.booleans(), cast=st.booleans())
+def test_any_two_modules_fit_or_the_target_is_untouched_and_never_worse_than_torch(
+    pair: tuple[Spec, Spec], strict: bool, cast: bool, store: Store
+) -> None:
+    saved, target = module_of(pair[0], 100), module_of(pair[1], 200)
+    values, before = saved.state_dict(), bits(target.state_dict())
+    info = store.save(values)
+    by_torch_too = copy.deepcopy(target)
+    try:
+        by_torch_too.load_state_dict(copy.deepcopy(values), strict=strict)
+        torchs = bits(by_torch_too.state_dict())
+    except RuntimeError:
+        torchs = None
+
+    try:
+        report = store.load_into(target, info, strict=strict, cast=cast)
+    except CkstoreError:
+        assert bits(target.state_dict()) == before
+        exact = {name: bits(value) for name, value in values.items() if name in before}
+        assert torchs is None or any(torchs[name] != told for name, told in exact.items()) or not exact
+        return
+
+    after = bits(target.state_dict())
+    left = {*report.missing, *report.not_loaded}
+    assert strict is False or not left
+    for name in after:
+        wanted = before[name] if name in left else bits(values[name].to(target.state_dict()[name].dtype))
+        assert after[name] == wanted
+        assert name in left or name in report.cast or after[name] == bits(values[name])
+    if torchs is not None and not cast and not report.not_loaded:
+        assert after == torchs

@@ -166,6 +166,28 @@ def test_a_prefix_of_a_part_is_suggested(store: Store) -> None:
     assert "rename={'model.': ''}" in refused(store, linear(2, 3)).hint
 
 
+def test_a_part_that_has_all_names_of_the_target_is_suggested(store: Store) -> None:
+    linear = torch.nn.Linear(2, 2)
+    store.save(
+        {"state_dict": {"a.b": linear.state_dict()["weight"], **linear.state_dict()}, "ema": {"weight": 1}}, step=1
+    )
+
+    with pytest.raises(DoesNotFit) as caught:
+        store.load_into(torch.nn.Linear(2, 2), 1)
+    with pytest.raises(DoesNotFit) as selected:
+        store.load_into(torch.nn.Linear(2, 2), 1, select="state_dict")
+    with pytest.raises(DoesNotFit) as wrapped:
+        store.load_into(torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)}), 1)
+    fresh = torch.nn.Linear(2, 2)
+    store.load_into({"state_dict": fresh}, 1, select="state_dict", strict=False)
+
+    assert "load_into({'state_dict': target}, …, select='state_dict') loads the part" in caught.value.hint
+    assert "'ema'" not in caught.value.hint
+    assert "give the target its place in the state, {'state_dict': target}" in selected.value.hint
+    assert "select='state_dict', rename={'': 'module.'}) loads the part" in wrapped.value.hint
+    assert_same(linear.state_dict()["weight"], fresh.state_dict()["weight"])
+
+
 def test_renaming_is_for_the_keys_of_tensors_and_modules_only(store: Store) -> None:
     store.save({"a": torch.ones(1), "n": 1, "deep": {"a": torch.ones(2)}, "model": linear(1, 1)}, step=1)
     wrapped = Wrapper(linear(1, 1))

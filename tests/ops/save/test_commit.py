@@ -202,7 +202,10 @@ def test_several_checkpoints_are_not_one(store: Store, tmp_path: Path, names: li
     assert f"ckstore import-history '{out}' commits each" in of_one.value.command_hint
     with pytest.raises(BadInput, match="the paths are 2 checkpoints, and one commit makes one") as of_several:
         store.commit(paths)
-    assert "commit each by itself" in of_several.value.hint
+    assert (
+        "commit each by itself, in the order of their steps, as ckstore.training.import_history does"
+        in of_several.value.hint
+    )
     ordered = sorted(
         (path for path in paths if re.search("[0-9]", path.name)), key=lambda path: step_in_name([path]) or 0
     )
