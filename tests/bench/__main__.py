@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench import brief, counting, page, results, states
+from tests.bench import background, brief, counting, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings, preload
 from tests.bench.places import Place, given, on_loops
@@ -23,22 +22,10 @@ from tests.bench.plot import plot
 from tests.bench.report import report
 from tests.bench.runner import room_needed, run
 from tests.bench.scenarios import all_scenarios
+from tests.bench.sizes import size
 from tests.bench.states import Sizes
 
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 _LARGER = 1.25
-
-
-def size(text: str) -> int:
-    """Return a number of bytes: ``2GiB``, ``64M``, ``4096``.
-
-    Raises:
-        ValueError: It is none.
-    """
-    found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size, such as 2GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -111,6 +98,8 @@ def place_for(options: argparse.Namespace, sizes: Sizes, scenarios: Sequence[Sce
 
 def main(arguments: Sequence[str]) -> int:
     """Measure; return the exit status: 1 if a case failed."""
+    if arguments[:1] == ["async"]:
+        return background.main(arguments[1:])
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the filesystem is taken down
     options.out.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,9 @@ import torch
 
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import brief, counting, page, scale, states
-from tests.bench.__main__ import chosen, size
+from tests.bench import background, brief, counting, page, scale, states
+from tests.bench.__main__ import chosen
+from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
 from tests.bench.lines import LINES
 from tests.bench.plot import plot
@@ -27,7 +28,9 @@ from tests.bench.report import report
 from tests.bench.results import FORMAT, Results, machine
 from tests.bench.runner import in_order
 from tests.bench.scenarios import all_scenarios
+from tests.bench.sizes import size
 from tests.bench.states import Sizes
+from tests.support.requirements import CRASH_FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Sizes(4 * 2**20, small_count=50, layers=2)
@@ -298,3 +301,16 @@ def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.
         "log in a process of its own",
     ]
     assert not [*tmp_path.glob("ckstore-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", [name for name in CASES if name != "DCP, process" or CRASH_FULL])
+def test_every_way_to_save_in_the_background_is_measured(tmp_path: Path, name: str) -> None:
+    laps = run_case(name, tmp_path, 2**20, 1, seed=1)
+
+    assert len(laps) == 1
+    assert all(0 < seconds < math.inf for lap in laps for seconds in lap.values())
+    assert set(laps[0]) >= ({"blocked_s"} if name.startswith("copy") else {"blocked_s", "owned_s", "durable_s"})
+    assert f"| {name} | " in background.table({name: laps})
+    assert not any(tmp_path.glob("async-*"))
