@@ -7,6 +7,7 @@ dies can still be read.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -21,6 +22,7 @@ _PACKET_BYTES = 32 * 1024
 _INLINE = b"i"
 _BESIDE = b"b"
 _MOST_DESCRIPTORS = 4
+_MOST_RESETS = 3
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -69,7 +71,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     if not poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000))):
         return None
     try:
-        packet, descriptors, _, _ = socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)
+        packet, descriptors = _packet(sock)
     except ConnectionError:
         return None, []
     for descriptor in descriptors:
@@ -85,6 +87,14 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     else:
         data = packet[1:]
     return decode(data), descriptors
+
+
+def _packet(sock: socket.socket) -> tuple[bytes, list[int]]:
+    for _ in range(_MOST_RESETS):
+        # The other side is gone and had not read everything: told once, and before what it had said itself.
+        with contextlib.suppress(ConnectionResetError):
+            return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
+    return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
 
 
 def _read_all(memory: int) -> bytes:

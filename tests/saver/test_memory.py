@@ -38,8 +38,8 @@ def test_no_more_savers_are_started_while_the_disk_holds_those_that_were_killed(
         with pytest.raises(SaveFailed, match=r"4 savers of .* have not ended"):
             store.save_async({"n": 4}, 4)
     monkeypatch.setattr(module, "ENTRY", "ckstore.saver.server.main")
-    for process in store._client()._given_up:
+    for process in store._client().given_up():
         os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: all(process.ended(0) for process in store._client()._given_up), "they have ended")
+    wait_for(lambda: all(process.ended(0) for process in store._client().given_up()), "they have ended")
 
     assert store.save_async({"n": 5}, 5).result(DEADLINE_S).step == 5

@@ -16,14 +16,16 @@ import pytest
 from click.testing import CliRunner
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists
+from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
 from ckstore.model.saver.messages import Message, Order
 from ckstore.model.saver.status import STATUS_NAME
 from ckstore.saver import wire
+from ckstore.saver.client import process
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.process import MARK
 from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
+from tests.faults.shim import Family, Fault, environment
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store
@@ -179,7 +181,7 @@ def test_an_error_comes_from_the_result_and_else_from_the_next_call(store: Store
         store.wait(DEADLINE_S)
 
     store.save_async(state_of(1), step=0)
-    wait_for(lambda: not _client(store)._saves, "the save has ended")
+    assert _client(store).wait(DEADLINE_S)
     with pytest.raises(StepExists):
         store.save_async(state_of(1), step=1)
     assert [info.step for info in store.checkpoints()] == [0]
@@ -235,6 +237,44 @@ def test_a_saver_that_dies_again_is_told_with_its_signal(store: Store, strike: A
     with pytest.raises(SaveFailed, match="SIGKILL"):
         store.save_async(state_of(0), step=0).result(DEADLINE_S)
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
+
+
+@pytest.mark.parametrize("what", ["stop", "full", "kill"])
+def test_what_a_saver_may_have_published_before_it_died_is_not_said_to_have_failed(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store.save(state_of(0), step=0)
+    before = process.ENTRY
+    folder = strike("hashing", what, 1)
+    with monkeypatch.context() as first:
+        first.setattr(process, "ENTRY", before)
+        published = environment(Fault("kill-after", 1, families=Family.NAME), store.path / "checkpoints" / "main")
+        for name, value in published.items():
+            first.setenv(name, value)
+        store.prewarm()
+
+    error = store.save_async(state_of(1), step=1, stall_timeout_s=5).exception(DEADLINE_S)
+
+    assert isinstance(error, UnknownOutcome)
+    assert (folder / "struck-0").exists()
+    assert is_state(store.load(1), 1)
+    assert store.save_async(state_of(2), step=2).result(DEADLINE_S).step == 2
+
+
+def test_a_saver_that_takes_the_place_of_another_knows_what_each_save_goes_on_from(store: Store, strike: Any) -> None:
+    infos = [store.save_async(state_of(number), step=number).result(DEADLINE_S) for number in range(2)]
+    _kill_saver(store)
+    wait_for(lambda: _client(store).pid() is None, "its end is seen")
+    folder = strike("hashing", "wait", 1)
+
+    pending = [store.save_async(state_of(2), step=2, max_in_flight=3)]
+    wait_for((folder / "struck-0").exists, "it is begun")
+    store.load(0)
+    pending += [store.save_async(state_of(number), step=number, max_in_flight=3) for number in (3, 4)]
+    _kill_saver(store)
+
+    infos += [one.result(DEADLINE_S) for one in pending]
+    assert [info.parent for info in infos] == [None, infos[0].id, infos[1].id, infos[0].id, infos[3].id]
 
 
 @pytest.mark.parametrize("what, times", [("stop", 1), ("kill", 2)])
@@ -374,6 +414,12 @@ def test_a_store_that_has_gone_is_told(store: Store, tmp_path: Path) -> None:
         assert pending.exception(DEADLINE_S) is not None
     finally:
         (tmp_path / "elsewhere").rename(store.path)
+
+
+def _kill_saver(store: Store) -> None:
+    pid = _client(store).pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def _client(store: Store) -> Client:

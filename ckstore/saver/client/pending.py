@@ -38,7 +38,7 @@ class PendingSave:
         self._info: CheckpointInfo | None = None
         self._error: CkstoreError | None = None
         self._unread = False
-        self._cancelled = False
+        self._cancelled = self._granted = False
         if skipped:
             self._error = InUse(
                 f"the save of {self.name} was skipped: as many others as max_in_flight were under way",
@@ -129,7 +129,7 @@ class PendingSave:
             False: It is too late for that.
         """
         with self._changed:
-            if self.done() or self._state in ("committing", "just committed"):
+            if self.done() or self._granted:
                 return False
             self._cancelled = True
             return True
@@ -156,6 +156,7 @@ class PendingSave:
             if self._cancelled:
                 return False
             self.step = step
+            self._granted = True
             self.note("committing")
             return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import SaveAbandoned, SaveFailed, UnknownOutcome
+from ckstore.errors import SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.snapshot import Snapshot
+
+_NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Save:
         tries: How many savers died while it was the first.
         sent: Whether the saver that is there now has the order.
         granted: Whether that may publish it.
+        maybe_published: Whether a saver that has died might have published it, and had not said so.
         committed: What was published, as soon as that is known.
     """
 
@@ -35,13 +38,21 @@ class Save:
     tries: int = 0
     sent: bool = False
     granted: bool = False
+    maybe_published: bool = False
     committed: CheckpointInfo | None = None
+
+    def again(self) -> None:
+        """Another saver is to make it."""
+        self.maybe_published |= self.granted
+        self.sent = self.granted = False
 
 
 def failed(save: Save, why: str) -> CheckpointInfo | CkstoreError:
     """Return what becomes of a save whose last saver has died."""
     if save.committed is not None:
         return with_warning(save.committed, why)
+    if save.granted or save.maybe_published:
+        return _unknown(save, f"{why}; so did the saver before it")
     msg = f"the save of {save.pending.name} failed: {why}; so did the saver before it"
     return SaveFailed(msg, hint="save() needs no other process; dmesg says whether the kernel ran out of memory")
 
@@ -51,11 +62,26 @@ def given_up(save: Save, why: str) -> CheckpointInfo | CkstoreError:
     pending = save.pending
     if save.committed is not None:
         return with_warning(save.committed, why)
-    hint = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
-    if save.granted:
-        msg = f"{why} in the middle of publishing {pending.name}: it is there, or not, when the storage answers again"
-        return UnknownOutcome(msg, hint=hint)
-    return SaveAbandoned(f"{why}; the save of {pending.name}, which was {pending.state}, is given up", hint=hint)
+    if save.granted or save.maybe_published:
+        return _unknown(save, why)
+    msg = f"{why}; the save of {pending.name}, which was {pending.state}, is given up"
+    return SaveAbandoned(msg, hint=_NEXT)
+
+
+def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
+    """Return what becomes of a save with which a saver could not go on."""
+    if save.committed is not None:
+        return with_warning(save.committed, error.message)
+    # If the step is taken by something else, the saver before this one has not published there.
+    if save.maybe_published and not isinstance(error, StepExists):
+        return _unknown(save, error.message)
+    return error
+
+
+def _unknown(save: Save, why: str) -> UnknownOutcome:
+    name = save.pending.name
+    msg = f"{why}; a saver was in the middle of publishing {name}: it is there, or not, when the storage answers again"
+    return UnknownOutcome(msg, hint=_NEXT)
 
 
 def with_warning(info: CheckpointInfo, why: str) -> CheckpointInfo:

@@ -1,0 +1,203 @@
+"""Starts savers, tells them what to save, and watches them.
+
+One saver process at a time, and one thread for it, which reads what it says. A saver that has died is replaced once for
+each save, whose snapshot is still there; one that is stuck is killed and the save that it had begun is given up. It has
+to ask before it publishes, so that cannot appear later: see docs/explanation/async.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InUse, SaveFailed
+from ckstore.model.saver.messages import Close, Failed, Message, Open
+from ckstore.saver.client.process import SaverProcess
+from ckstore.saver.client.save import failed, given_up, refused
+from ckstore.saver.client.saying import heard_of
+from ckstore.saver.client.watch import StallWatch
+
+if TYPE_CHECKING:
+    from ckstore.saver.client.queue import SaveQueue
+
+_LOG = logging.getLogger("ckstore.saver")
+_LOOK_S = 0.5
+_TRIES = 2
+_MOST_GIVEN_UP = 4
+"""A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
+
+
+class SaverKeeper:
+    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread.
+
+    Attributes:
+        process: The saver that is there; None: none.
+        given_up: Those that were killed and may not have ended.
+    """
+
+    def __init__(self, path: str, catalog_path: str | None, queue: SaveQueue) -> None:
+        self.process: SaverProcess | None = None
+        self.given_up: list[SaverProcess] = []
+        self._path = path
+        self._catalog_path = catalog_path
+        self._queue = queue
+        self._closing = False
+        self._is_new = False
+
+    def start_if_needed(self) -> None:
+        """Have a saver that takes orders.
+
+        Raises:
+            InUse: One that was closed does not end.
+            SaveFailed: None can be started.
+        """
+        while self._closing and self.process is not None:
+            if not self._queue.changed.wait(self._queue.terms.timeout_s):
+                msg = "the saver that was closed has not ended yet"
+                raise InUse(msg, hint="wait for its saves: store.wait()")
+        if self.process is None:
+            self._start()
+
+    def send_waiting(self) -> None:
+        """Send orders in their order, as far as the socket takes them."""
+        for save in self._queue.saves:
+            if not save.sent:
+                order = save.order
+                if self._is_new:
+                    order = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
+                if self.process is None or not self.process.send(order, [save.snapshot.fd]):
+                    return
+                self._is_new = False
+                save.sent = True
+
+    def close(self) -> None:
+        """Let the saver end when it has done what it has."""
+        if self.process is not None and not self._closing:
+            self._closing = self.process.send(Close())
+
+    def let_go_in_child(self) -> None:
+        """In a forked child: leave the saver to the parent."""
+        if self.process is not None:
+            self.process.let_go()
+
+    def _start(self) -> None:
+        self.given_up = [process for process in self.given_up if not process.ended(0.0)]
+        if len(self.given_up) >= _MOST_GIVEN_UP:
+            msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: the disk holds them"
+            raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
+        self.process = process = SaverProcess()
+        self._closing = False
+        self._is_new = True
+        process.send(Open(self._path, self._catalog_path, self._queue.terms.nice))
+        _LOG.info("started the saver %d of %s", process.pid, self._path)
+        threading.Thread(target=self._watch, args=(process,), name="ckstore-saver", daemon=True).start()
+
+    # ---- the thread of a saver
+
+    def _watch(self, process: SaverProcess) -> None:
+        """Read what the saver says until it is gone."""
+        try:
+            if not self._follow(process):
+                return
+            why = process.why()  # waits a moment for its end
+        except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
+            _LOG.exception("the thread that watches the saver %d failed", process.pid)
+            why = f"watching the saver process {process.pid} failed: {error!r}"
+        process.kill()
+        process.let_go()
+        with self._queue.changed:
+            if process is self.process:
+                self._replace(why)
+
+    def _follow(self, process: SaverProcess) -> bool:
+        """Read what the saver says; True when it is gone, False if it was given up."""
+        stall = StallWatch(process.pid)
+        queue = self._queue
+        while True:
+            got = process.receive(_LOOK_S)
+            with queue.changed:
+                if process is not self.process:
+                    return False
+                if got is not None:
+                    message = got[0]
+                    if message is None:
+                        return True
+                    self._heard(process, message)
+                self.send_waiting()
+                at = queue.saves[0].pending if queue.saves else None
+                said = (len(queue.saves), at and (at.state, at.progress))
+                idle_s = stall.idle_s(said, is_busy=at is not None or self._closing)
+                if idle_s > queue.terms.stall_timeout_s:
+                    self._give_up(process, idle_s)
+                    return False
+
+    def _heard(self, process: SaverProcess, message: Message) -> None:
+        if isinstance(message, Failed) and message.number == 0:
+            for save in [*self._queue.saves]:
+                self._queue.end(save, refused(save, message.error))
+        number = getattr(message, "number", 0)
+        for save in self._queue.saves:
+            if save.order.number == number:
+                outcome = heard_of(process, save, message)
+                if outcome is not None:
+                    self._queue.end(save, outcome)
+                return
+
+    # ---- a saver that is lost
+
+    def _replace(self, why: str) -> None:
+        """The saver has ended: give what it had not done to another one, once."""
+        was_closing = self._lose()
+        self._queue.changed.notify_all()
+        saves = self._queue.saves
+        if not saves:
+            if not was_closing:
+                _LOG.warning("%s, while it had nothing to do; the next save starts another", why)
+            return
+        begun = saves[0]
+        begun.tries += 1
+        if begun.tries == _TRIES:
+            self._queue.end(begun, failed(begun, why))
+        if saves:
+            _LOG.warning("%s; going on with another saver", why)
+            self._go_on(was_closing=was_closing)
+
+    def _give_up(self, process: SaverProcess, idle_s: float) -> None:
+        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another.
+
+        What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
+        """
+        process.kill()
+        process.let_go()
+        self.given_up.append(process)
+        was_closing = self._lose()
+        why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
+        _LOG.error("%s; it is killed", why)
+        saves = self._queue.saves
+        if saves:
+            begun = saves[0]
+            self._queue.end(begun, given_up(begun, why), keep=False)
+        if saves:
+            self._go_on(was_closing=was_closing)
+        self._queue.changed.notify_all()
+
+    def _lose(self) -> bool:
+        """Have no saver; return whether the one that was there was closing."""
+        self.process, was_closing, self._closing = None, self._closing, False
+        return was_closing
+
+    def _go_on(self, *, was_closing: bool) -> None:
+        """Have another saver make the saves that are left, in their order."""
+        for save in self._queue.saves:
+            save.again()
+        try:
+            self._start()
+        except CkstoreError as error:
+            for save in [*self._queue.saves]:
+                self._queue.end(save, refused(save, error))
+            return
+        self.send_waiting()
+        if was_closing:
+            self.close()

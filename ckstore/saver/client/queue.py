@@ -1,0 +1,123 @@
+"""The saves under way, in their order: room for another, and what becomes of each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InUse
+from ckstore.saver.client.parents import Parents
+from ckstore.saver.client.snapshot import SnapshotPool
+from ckstore.saver.client.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.saver.client.pending import PendingSave
+    from ckstore.saver.client.save import Save
+
+_LOG = logging.getLogger("ckstore.saver")
+
+
+class SaveQueue:
+    """The saves of one client that have not ended.
+
+    Attributes:
+        changed: The lock of all of this; it is notified of everything that somebody may wait for.
+        saves: In their order; only the first can have been begun.
+        pool: Memory of the snapshots that are not in use.
+        parents: What savers are told of the checkpoints that are gone on from.
+        terms: Those of the last save.
+    """
+
+    def __init__(self, on_saved: Callable[[CheckpointInfo], None]) -> None:
+        self.changed = threading.Condition()
+        self.saves: list[Save] = []
+        self.pool = SnapshotPool()
+        self.parents = Parents()
+        self.terms = Terms()
+        self._on_saved = on_saved
+        self._ended: list[PendingSave] = []
+
+    def make_way(self, terms: Terms) -> bool:
+        """Wait until there may be one more snapshot; False: this save is to be skipped.
+
+        Raises:
+            InUse: It took too long, or `terms` do not let it wait.
+        """
+
+        def is_free() -> bool:
+            return len(self.saves) < terms.max_in_flight
+
+        with self.changed:
+            if is_free():
+                return True
+            if terms.when_busy == "skip":
+                return False
+            busy = self.saves[0].pending
+            if terms.when_busy == "wait":
+                self.terms = terms
+                if self.changed.wait_for(is_free, terms.timeout_s):
+                    return True
+            waited = f" after {terms.timeout_s} s" if terms.when_busy == "wait" else ""
+            msg = f"{len(self.saves)} saves are still under way{waited}: {busy.name} is {busy.state}"
+            raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
+
+    def wait(self, timeout_s: float | None, run: str | None) -> bool:
+        """Wait for the saves of one run or of all; False: they have not ended in time."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: not any(run in (None, save.order.run) for save in self.saves), timeout_s
+            )
+
+    def raise_unread(self) -> None:
+        """Raise the first error that was not read."""
+        with self.changed:
+            ended, self._ended = self._ended, []
+            for at, pending in enumerate(ended):
+                error = pending.take_unread()
+                if error is not None:
+                    self._ended = ended[at + 1 :]
+                    raise error
+
+    def add(self, save: Save) -> None:
+        """Put it behind the others; with the lock."""
+        self.parents.ordered(save.order.last_parents)
+        self.saves.append(save)
+
+    def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
+        """It has ended; with the lock.
+
+        Args:
+            save: The save.
+            outcome: What was saved, or why not.
+            keep: Keep its snapshot for the next: no saver can look at it any more.
+        """
+        self.saves.remove(save)
+        if keep:
+            self.pool.give(save.snapshot, self.terms.max_in_flight)
+        else:
+            save.snapshot.close()
+        if isinstance(outcome, CkstoreError):
+            _LOG.error("the save of %s failed: %s", save.pending.name, outcome)
+            self.parents.ended(save.order.last_parents, None)
+            self._ended.append(save.pending)
+        else:
+            self.parents.ended(save.order.last_parents, outcome)
+            self._on_saved(outcome)
+            _LOG.info("saved %s", outcome.name)
+        save.pending.finish(outcome)
+        self.changed.notify_all()
+
+    def let_go_in_child(self) -> None:
+        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.
+
+        That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
+        """
+        self.pool.let_go()
+        for save in self.saves:
+            save.snapshot.let_go()
+        self.pool = SnapshotPool()
+        self.saves = []
