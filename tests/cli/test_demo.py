@@ -76,6 +76,7 @@ def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path
     assert "PROVEN" in done.stdout
     assert processes_about(place) == []
     with Store.open(place / "store") as store:
+        assert store.savers() == ()
         names = [info.name for info in store.checkpoints()]
         resumed, whole = (store.info(f"{run}@24") for run in (main.RUN, main.REFERENCE_RUN))
     rotated, later = names[:5], names[5:]

@@ -1,4 +1,4 @@
-"""Kill a program in the middle of a save, and look at what it left.
+"""Kill a program and its saver in the middle of a save, and look at what they left.
 
 It looks at the store from outside, by its documented layout (docs/format/v1.md) and not through the
 library: a save in flight is a directory in `staging/`, a published one is in `checkpoints/`.
@@ -10,8 +10,11 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from ckstore.saver.client.savers import savers_of
 
 _LOOK_EVERY_S = 0.0005
 _DIE_WITHIN_S = 30.0
@@ -64,10 +67,10 @@ def published(store: Path, run: str) -> list[int]:
 def kill_in_a_save(
     program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int, deadline_s: float
 ) -> bool:
-    """Kill -9 `program` while it writes a blob, once `run` has `after_saves` checkpoints.
+    """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints.
 
-    `deadline_s` is a time of `time.monotonic`. Whether the kill came before that save was published
-    has to be looked at afterwards: `saves_in_flight`.
+    If only the program were killed, its saver would finish the save. `deadline_s` is a time of `time.monotonic`.
+    Whether the kill came before that save was published has to be looked at afterwards: `saves_in_flight`.
 
     Returns:
         False if the program ended before it was killed.
@@ -75,15 +78,39 @@ def kill_in_a_save(
     Raises:
         TimeoutError: The deadline passed; the program is still running.
     """
+    savers: list[int] = []
     while program.poll() is None:
         # In this order: a save seen in flight is then later than those that were counted.
         if len(published(store, run)) >= after_saves and _writing(store):
-            os.kill(program.pid, signal.SIGKILL)
-            return program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
+            for pid in (*savers, program.pid):
+                _kill(pid)
+            killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
+            _end_savers(store, time.monotonic() + _DIE_WITHIN_S)
+            return killed
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        savers = savers or _savers(store)  # known before the save that is to be cut: to look takes a while
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _savers(store: Path) -> list[int]:
+    return [saver.pid for saver in savers_of(str(store))]
+
+
+def _end_savers(store: Path, deadline_s: float) -> None:
+    """Wait until no saver is left, also none that took the place of another before the program died."""
+    while left := _savers(store):
+        for pid in left:
+            _kill(pid)
         if time.monotonic() > deadline_s:
             raise TimeoutError
         time.sleep(_LOOK_EVERY_S)
-    return False
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, signal.SIGKILL)
 
 
 def _writing(store: Path) -> bool:

@@ -116,7 +116,7 @@ class Demo:
         every, steps = self.scale.save_every, self.scale.steps
         say_heading(f"1. Train {steps} steps, save every {every}, kill -9 in the middle of a save")
         cut, step = self.train_until_cut()
-        say(f"step {step:>4}   KILLED with kill -9 while it was being saved")
+        say(f"step {step:>4}   KILLED with kill -9 while it was being saved, and the saver with it")
         say_heading("2. What the kill left behind")
         self.show_leftover(cut, step)
         say_heading("3. Open the store")

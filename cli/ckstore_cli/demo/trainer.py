@@ -1,8 +1,8 @@
 """The training program of the demo: `python -m ckstore_cli.demo.trainer --store DIR --run NAME`.
 
 Not different from any training loop: everything that decides about the next step is in one dict,
-`Store.save` takes it every few steps, and `Store.load_into` fills it again when the store has the
-run already. It can be killed at any moment and started again with the same command.
+`Store.save_async` takes it every few steps, and `Store.load_into` fills it again when the store has
+the run already. It can be killed at any moment and started again with the same command.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from ckstore import Store
+from ckstore import PendingSave, Store
 from ckstore.errors import CkstoreError
-from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
@@ -142,28 +141,53 @@ def train(plan: Plan, say: Callable[[str], None]) -> None:
             say(f"resumed from {newest.name}, saved with loss {newest.metrics['loss']:.3f}")
         elif not store.checkpoints(newest=1):
             say(training.describe())
+        saving: Saving | None = None
         for step in range(1 if newest is None else newest.step + 1, plan.steps + 1):
             loss = training.step()
             if plan.saves_after(step):
-                started_s = time.perf_counter()
-                info = store.save(
-                    training.state,
-                    step=step,
-                    run=plan.run,
-                    metrics={"loss": loss},
-                    message=f"epoch {training.batches.epoch}",
-                )
-                say(save_line(info, loss, time.perf_counter() - started_s))
+                if saving is not None:
+                    say(saving.finished())
+                saving = begin_save(store, training, plan.run, step, loss)
+        if saving is not None:
+            say(saving.finished())
     if plan.report is not None:
         plan.report.write_text(json.dumps(digests(training.state)), encoding="utf-8")
 
 
-def save_line(info: CheckpointInfo, loss: float, took_s: float) -> str:
-    """Return what is said after a save."""
-    return (
-        f"step {info.step:>4}   loss {loss:.3f}   saved in {took_s:.2f} s, "
-        f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A save in the background.
+
+    Attributes:
+        pending: The save.
+        loss: That of its step.
+        blocked_s: How long training waited.
+    """
+
+    pending: PendingSave
+    loss: float
+    blocked_s: float
+
+    def finished(self) -> str:
+        """Wait for its end; return what is said then.
+
+        Raises:
+            CkstoreError: Nothing was saved.
+        """
+        info = self.pending.result()
+        return (
+            f"step {info.step:>4}   loss {self.loss:.3f}   training waited {self.blocked_s:.2f} s, "
+            f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
+        )
+
+
+def begin_save(store: Store, training: Training, run: str, step: int, loss: float) -> Saving:
+    """Have the state saved in the background; it may change when this returns."""
+    started_s = time.perf_counter()
+    pending = store.save_async(
+        training.state, step=step, run=run, metrics={"loss": loss}, message=f"epoch {training.batches.epoch}"
     )
+    return Saving(pending, loss, time.perf_counter() - started_s)
 
 
 def main() -> int:
