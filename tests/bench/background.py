@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.bench.background_cases import CASES, Lap, run_case
-from tests.bench.places import Place, given, loop_ext4
+from tests.bench.places import Place, given, on_loops
 from tests.bench.sizes import size
 
 _TIMEOUT_S = 900.0
@@ -123,5 +123,5 @@ def main(arguments: Sequence[str]) -> int:
 def _place(options: argparse.Namespace, nbytes: int) -> AbstractContextManager[Place]:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.dir is None and os.geteuid() == 0:
-        return loop_ext4(options.out, int(nbytes * _ROOM) + _ROOM_BYTES, 0)
+        return on_loops(options.out, int(nbytes * _ROOM) + _ROOM_BYTES, 0)
     return given(options.dir or options.out, 0)

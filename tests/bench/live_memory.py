@@ -26,11 +26,8 @@ _PART_BYTES = 16 * 2**20
 _PR_SET_PTRACER = 0x59616D61
 _STEPS = 15
 _WIDE, _LAYERS, _BATCH = 1024, 4, 128
+_Iovec = ctypes.c_size_t * 2
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
 def _parts(nbytes: int) -> Iterator[tuple[int, int]]:
@@ -58,7 +55,7 @@ def _saver(pipe: Connection, trainer: int, address: int, nbytes: int) -> None:
     own = torch.ones(nbytes, dtype=torch.uint8)
 
     def take(at: int, length: int) -> None:
-        mine, theirs = _Range(own.data_ptr() + at, length), _Range(address + at, length)
+        mine, theirs = _Iovec(own.data_ptr() + at, length), _Iovec(address + at, length)
         got = _libc.process_vm_readv(trainer, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
         if got != length:
             raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")

@@ -75,15 +75,12 @@ def _saved(
     """Save the second step beside harm, and the third without; return the error of the second, and what is wrong."""
     with Store.open(path) as store:
         client = store._client()
-        try:
-            with patch.dict(os.environ, harmful):
-                store.prewarm()
-                if both:
-                    error = _second(store, journal)
-            if not both:
-                error = _second(store, journal)
-        finally:
-            store.close()
+        with patch.dict(os.environ, harmful):
+            store.prewarm()
+            error = _second(store, journal) if both else None
+        if not both:
+            error = _second(store, journal)
+        store.close()
         wait_for(lambda: client.pid() is None, "the savers that were hit have ended")
         wrong = []
         journal.begin((RUN, 3), "first")
