@@ -42,7 +42,7 @@ class Background(ABC):
     def begin(self, state: State, step: int) -> None:
         """Begin a save; the state may change when this returns."""
 
-    def until_owned(self) -> None:  # noqa: B027 - where nobody says so, it is when the call returns
+    def until_owned(self) -> None:  # noqa: B027 - for a peer it is when the call returns
         """Wait until this process may die."""
 
     @abstractmethod

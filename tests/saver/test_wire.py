@@ -10,7 +10,7 @@ def test_what_was_said_before_the_end_is_heard_though_an_order_was_left_unread()
     mine, theirs = wire.pair()
     with mine:
         with theirs:
-            wire.send(mine, Started())  # never read: the kernel tells of that by an error, and of nothing that is lost
+            wire.send(mine, Started())  # never read: the kernel reports that as an error
             wire.send(theirs, Status(1, "hashing", 5, 9))
             wire.send(theirs, Status(1, "syncing", 9, 9))
 

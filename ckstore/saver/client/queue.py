@@ -25,7 +25,7 @@ class SaveQueue:
     """The saves of one client that have not ended.
 
     Attributes:
-        changed: The lock of all of this; it is notified of everything that somebody may wait for.
+        changed: The lock of all of this, and the condition that callers wait for.
         saves: In their order; only the first can have been begun.
         pool: Memory of the snapshots that are not in use.
         parents: What savers are told of the checkpoints that are gone on from.
