@@ -74,6 +74,9 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == WEIGHTS.keys()
     with pytest.raises(BadInput, match=r"config\.json cannot be added: main@1 has a config\.json already"):
         store.export(1, tmp_path / "no", format="pretrained", add=[committed / "config.json"])
+    (tmp_path / "templates").write_text("a file where the model has a directory")
+    with pytest.raises(BadInput, match="templates cannot be added: main@1 has a templates already"):
+        store.export(1, tmp_path / "no", format="pretrained", add=[tmp_path / "templates"])
     with pytest.raises(BadInput, match="two files to add are named latest"):
         store.export(1, tmp_path / "no", format="pretrained", add=[committed / "latest"] * 2)
     with pytest.raises(BadInput, match="missing, which is to be added, cannot be read: No such file"):

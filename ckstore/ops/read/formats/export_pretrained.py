@@ -171,7 +171,7 @@ def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
 
 def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
     """Raise if two files would have one name, or the configuration is missing."""
-    paths = [file.path for file in plan.copied]
+    paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     if plan.weights is not None:
         shards = plan.weights[2]
         paths += [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
