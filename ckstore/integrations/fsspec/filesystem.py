@@ -6,27 +6,26 @@ checkpoint or nothing: what is published never changes.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import tokenize
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreNotFound
+from ckstore.integrations.fsspec.opened import opened
 from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
 from ckstore.model.names import is_run
-from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
+from ckstore.ops.read.committed_file import BUFFER_BYTES
 from ckstore.store import Store
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.publish import IfExists
-    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 
 _TRANSACTION = "with fs.transaction: its files become visible together when it ends"
 
@@ -143,7 +142,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode == "rb":
             if staging is not None:
                 return staging.open(place, mode)
-            return _opened(self.store_at(place.store).open_checkpoint(self._checkpoint(place)), place)
+            return opened(self.store_at(place.store).open_checkpoint(self._checkpoint(place)), place)
         if mode not in ("wb", "xb"):
             msg = f"{place} cannot be opened with {mode!r}: a checkpoint in a store never changes"
             raise BadInput(msg, hint="'rb' reads; 'wb' and 'xb' write a new checkpoint")
@@ -268,7 +267,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         top = f"{top}/{place.name}"
         staging = self._staging_of(place)
         if staging is not None:
-            return _waiting(staging, top)
+            return staging.entries(top)
         info = self._checkpoint(place)
         return entries(self.store_at(place.store).files(info), top, id=info.id)
 
@@ -287,43 +286,3 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 error = error or problem
         why = error.message if error is not None else ""
         raise NoSuchFile(f"{place} leads to no checkpoint: {why}", hint="fs.ls(…) lists the steps of a run") from error
-
-
-class _OpenedFile(io.BufferedReader):
-    """A file of a checkpoint that is kept open until it is closed.
-
-    Attributes:
-        size: In bytes, as other files of fsspec have it.
-    """
-
-    def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
-        self._checkpoint = checkpoint
-        self.size = raw.nbytes
-        super().__init__(raw, BUFFER_BYTES)
-
-    def close(self) -> None:
-        """Close it and its checkpoint."""
-        try:
-            super().close()
-        finally:
-            self._checkpoint.close()
-
-
-def _opened(checkpoint: OpenCheckpoint, place: Place) -> _OpenedFile:
-    try:
-        return _OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
-    except BaseException:
-        checkpoint.close()
-        raise
-
-
-def _waiting(staging: Staging, top: str) -> dict[str, dict[str, Any]]:
-    """Return what fsspec is told of the files that wait."""
-    found = {"": entry(top)}
-    for folder, folders, files in os.walk(staging.tree.path):
-        inner = os.path.relpath(folder, staging.tree.path)
-        for name in (*folders, *files):
-            path = name if inner == "." else f"{inner}/{name}"
-            nbytes = None if name in folders else staging.local(path).stat().st_size
-            found[path] = entry(f"{top}/{path}", nbytes)
-    return found

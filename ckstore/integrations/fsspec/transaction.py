@@ -13,7 +13,7 @@ from fsspec.transaction import Transaction
 
 from ckstore.errors import BadInput, SaveFailed
 from ckstore.fs.new_tree import NewTree
-from ckstore.integrations.fsspec.places import Place
+from ckstore.integrations.fsspec.places import Place, entry
 from ckstore.training.processes import rank_and_world
 
 if TYPE_CHECKING:
@@ -48,6 +48,17 @@ class Staging:
         if mode != "rb":
             local.parent.mkdir(parents=True, exist_ok=True)
         return local.open(mode)
+
+    def entries(self, top: str) -> dict[str, dict[str, Any]]:
+        """Return what fsspec is told of the files that wait in the checkpoint whose path is `top`."""
+        found = {"": entry(top)}
+        for folder, folders, files in os.walk(self.tree.path):
+            inner = os.path.relpath(folder, self.tree.path)
+            for name in (*folders, *files):
+                path = name if inner == "." else f"{inner}/{name}"
+                nbytes = None if name in folders else self.local(path).stat().st_size
+                found[path] = entry(f"{top}/{path}", nbytes)
+        return found
 
     def end(self) -> None:
         """Remove what waits. What cannot be removed now is left to the next one who writes: it decides nothing."""

@@ -1,0 +1,45 @@
+"""A file of a checkpoint, opened through the door."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, cast
+
+from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
+
+if TYPE_CHECKING:
+    from ckstore.integrations.fsspec.places import Place
+    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
+
+
+class OpenedFile(io.BufferedReader):
+    """A file of a checkpoint that is kept open until it is closed.
+
+    Attributes:
+        size: In bytes, as other files of fsspec have it.
+    """
+
+    def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self.size = raw.nbytes
+        super().__init__(raw, BUFFER_BYTES)
+
+    def close(self) -> None:
+        """Close it and its checkpoint."""
+        try:
+            super().close()
+        finally:
+            self._checkpoint.close()
+
+
+def opened(checkpoint: OpenCheckpoint, place: Place) -> OpenedFile:
+    """Open a file of a checkpoint, which is closed with it, or at once if there is no such file.
+
+    Raises:
+        NoSuchFile: There is none.
+    """
+    try:
+        return OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
