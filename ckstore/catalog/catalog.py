@@ -3,7 +3,7 @@
 The directories are the truth. What the catalog says can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
 takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
-which are not waited for. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
+which a power cut may undo. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Catalog:
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
             readings: As `record_readings` takes them.
-            durable: Wait until the disk has it. Without, a power cut may leave a catalog that `mend` has to rebuild.
+            durable: Wait until the disk has it. Without, a power cut may undo it.
         """
         from ckstore.catalog import rows
 
@@ -349,21 +349,8 @@ class Catalog:
 
         return upkeep.names_aside(self.path, "damaged")
 
-    def check(self, *, thorough: bool = False) -> list[str]:
-        """Return what is wrong with the catalog, one sentence each; raises for none of it.
-
-        `thorough` compares the indexes with their tables, and looks at the form of every row.
-        """
+    def check(self) -> list[str]:
+        """Return what is wrong with the catalog, one sentence each; raises for none of it."""
         from ckstore.catalog import upkeep
 
-        return upkeep.problems(self.path, thorough=thorough)
-
-    def check_after_power_cut(self) -> None:
-        """Look at all of it: the rows of saves are not waited for, so a power cut may have left a mixture of pages.
-
-        Raises:
-            CatalogUnavailable: It is damaged.
-        """
-        problems = self.check(thorough=True)
-        if problems:
-            raise unavailable(self.path, f"was damaged by a power cut: {problems[0]}", "damaged")
+        return upkeep.problems(self.path)

@@ -81,7 +81,7 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
     """Open the catalog for one transaction: it is durable after the block, or has not happened.
 
-    Without `durable` a process that dies harms nothing, but a power cut may leave the file damaged.
+    Without `durable` a power cut may undo it.
 
     The block must not use the catalog in any other way: the flock is held.
 

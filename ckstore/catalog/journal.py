@@ -67,17 +67,18 @@ def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool =
 
     A catalog with the other journal is changed to this one.
 
-    Without `durable` nothing is waited for: after a power cut the file may be damaged.
+    Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
+    copied into the file, and not for each commit.
     """
     mode = "delete"
     if mapped:
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
-        connection.execute(f"PRAGMA synchronous={'EXTRA' if durable else 'OFF'}")
+        connection.execute("PRAGMA synchronous=EXTRA")
 
 
 SUFFIXES = ("-wal", "-shm", "-journal")

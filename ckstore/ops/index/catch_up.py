@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs.host import machine
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def catch_up(context: Context, *, whole: bool = True) -> list[str]:
     """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
 
-    After a start of the machine the catalog is looked at whole, and the blobs are listed, too (`ops/index/scan_blobs`).
+    After a start of the machine the blobs are listed, too (`ops/index/scan_blobs`).
 
     Args:
         context: The store.
@@ -86,8 +85,6 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
         known = context.catalog.outline(rows=runs is None or bool(runs))
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
-        if known.blobs_listed not in ("", machine.boot_id()):
-            context.catalog.check_after_power_cut()
         stale = _differing(context, known.listing.stamps, runs)
     notes = wrong_rows.remove(context) if known.listing.wrong_count else []
     if context.shared or (whole and context.catalog_is_private):
