@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.paths import check_path
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -89,15 +90,18 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
 
     Raises:
         DamagedBlob: It is damaged.
-        BadInput: It is another state.
+        BadInput: It is another state, or a file in it would lead elsewhere. Nothing was written.
     """
     if store.files(info):
         store.checkout(info, directory, link="auto")
         return
     state = store.load(info, select=lambda name: not name.startswith((_MODEL, _ADAPTER)))
-    if not isinstance(state, dict) or not isinstance(state.get("files"), dict):
+    files = state.get("files") if isinstance(state, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(data, bytes) for data in files.values()):
         msg = f"{info.name} is a state, but none of the Trainer"
         raise BadInput(msg, hint="store.load(ref) loads it")
+    for name in files:  # they may be of a store from elsewhere
+        check_path(name, f"a file of {info.name}")
     names = {leaf.name.partition(".")[0] for leaf in store.leaves(info)}
     kind = _ADAPTER if _ADAPTER in names else _MODEL
     store.export(info, directory, select=kind, strip_prefix=True)
@@ -105,7 +109,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
     if "optimizer" in state:
         torch.save(state["optimizer"], directory / _OPTIMIZER)
-    for name, data in state["files"].items():
+    for name, data in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

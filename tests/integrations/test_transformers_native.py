@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, Store
+from ckstore.integrations.trainer_state import write_directory
 from tests.integrations import tiny_trainer
 from tests.support.damage import blobs_by_size, flip
 from tests.support.requirements import require_transformers
@@ -169,3 +170,15 @@ def test_what_cannot_be_saved_natively_is_refused_before_training(tmp_path: Path
     with pytest.raises(BadInput, match="main@2 is a state, but none of the Trainer"):
         trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/../../outside", ""])
+def test_a_state_from_elsewhere_writes_no_file_outside_the_directory_to_resume_from(tmp_path: Path, name: str) -> None:
+    store = Store.init(tmp_path / "store")
+    info = store.save({"model": {"w": torch.ones(2)}, "files": {name: b"x", "trainer_state.json": b"{}"}}, step=1)
+
+    with pytest.raises(BadInput, match="a file of main@1 must"):
+        write_directory(store, info, tmp_path / "out" / "resume")
+
+    assert not list(tmp_path.glob("**/outside"))
+    assert not (tmp_path / "out").exists()
