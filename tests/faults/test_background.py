@@ -18,8 +18,9 @@ from tests.faults.shim import Family, Fault, Mode
 from tests.faults.test_single_failures import WAYS
 from tests.support.coverage import daily_seed
 from tests.support.memory import memory_folder
+from tests.support.requirements import CRASH_FULL
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if CRASH_FULL else 900)]
 
 _KILLS: tuple[tuple[Mode, bool, int], ...] = (
     ("kill-before", False, 3),
@@ -45,14 +46,17 @@ def calls_of(prepared: Prepared, families: Family) -> list[str]:
     return calls
 
 
-def test_a_saver_that_is_killed_at_any_call_does_no_harm(prepared: Prepared, whole: Whole) -> None:
+@pytest.mark.parametrize("mode, both, wanted", _KILLS)
+def test_a_saver_that_is_killed_at_any_call_does_no_harm(
+    prepared: Prepared, whole: Whole, mode: Mode, both: bool, wanted: int
+) -> None:
     calls, seed = calls_of(prepared, Family.MUTATING), daily_seed()
-    for number, (mode, both, wanted) in enumerate(_KILLS):
-        tally = Tally(f"save_async ({len(calls)} calls), {mode}{' in both savers' if both else ''}")
-        for at in split(calls)[0] if seed is None else sample(calls, wanted, seed + number):
-            tally.add(at, case(prepared, Fault(mode, at), both=both))
-        whole(tally, seed)
-        assert tally.killed == tally.points > 0
+    tally = Tally(f"save_async ({len(calls)} calls), {mode}{' in both savers' if both else ''}")
+    number = _KILLS.index((mode, both, wanted))
+    for at in split(calls)[0] if seed is None else sample(calls, wanted, seed + number):
+        tally.add(at, case(prepared, Fault(mode, at), both=both))
+    whole(tally, seed)
+    assert tally.killed == tally.points > 0
 
 
 def test_two_savers_that_are_killed_when_it_is_published_leave_what_is_unknown(
