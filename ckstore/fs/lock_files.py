@@ -41,9 +41,9 @@ class LockFile:
 
     __slots__ = ("_fd", "_kind", "_mark", "_owner", "path")
 
-    def __init__(self, path: Inside, fd: int, kind: int) -> None:
+    def __init__(self, path: Inside, kind: int) -> None:
         self.path = path
-        self._fd = fd
+        self._fd = -1
         self._kind = kind
         self._mark = b""
         self._owner = os.getpid()
@@ -59,8 +59,9 @@ class LockFile:
         deadline = time.monotonic() + timeout_s
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         for _ in range(_TRIES):
-            lock = cls(path, _opened(path), kind)
+            lock = cls(path, kind)
             try:
+                lock._fd = _opened(path)
                 lock._wait(deadline)
                 if lock._is_there():
                     lock._begin(exclusive=exclusive)
@@ -106,6 +107,9 @@ class LockFile:
         mark = uuid.uuid4().hex.encode()
         try:
             if os.pwrite(self._fd, mark, 0) == len(mark):
+                # Else a holder that loses the lock could write its own mark over that of the next one, whose host might
+                # die, too, before the server has it.
+                os.fsync(self._fd)
                 self._mark = mark
                 return
         except OSError as error:
@@ -151,14 +155,20 @@ class LockFile:
 
     def close(self) -> None:
         """Release it; harmless when that was done before. A forked child releases nothing."""
-        fd, self._fd = self._fd, -1
-        if fd < 0:
+        if self._fd < 0:
             return
-        with suppress(OSError):  # a lock that cannot be released was lost, or ends with the descriptor
-            if os.getpid() == self._owner:
-                fcntl.flock(fd, fcntl.LOCK_UN)
-        with suppress(OSError):  # only a mark was written through it
-            os.close(fd)
+        # A lock that cannot be released was lost, or ends with the descriptor, through which only a mark was written.
+        with suppress(OSError):
+            try:
+                if os.getpid() == self._owner:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+            finally:
+                fd, self._fd = self._fd, -1
+                if fd >= 0:  # no handler of a signal runs between these lines
+                    os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()  # what a signal handler raised kept it from its owner
 
 
 def _opened(path: Inside) -> int:

@@ -118,9 +118,10 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     key = manifest.run, manifest.step
     with far_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
         before = layout.run_stamp(manifest.run)
-        lock.check()
         # A place that is empty because a replacement died in the middle is not free.
-        if all(gap.key != key for gap in two_renames.gaps(layout)) and _renamed(staging, target):
+        is_gap = any(gap.key == key for gap in two_renames.gaps(layout))
+        lock.check()
+        if not is_gap and _renamed(staging, target):
             return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
     with far_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
         two_renames.complete_run(layout, key)
@@ -158,7 +159,7 @@ def _replace(
     try:
         links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
     except UnsafePlace:
-        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step))
+        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step), lock)
         return Outcome(old=old, other_bytes=other_bytes)
     return Outcome(old=staging.path, other_bytes=other_bytes)
 

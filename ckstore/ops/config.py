@@ -315,5 +315,4 @@ def _change(context: Context, member: str, value: object) -> None:
         if value is not None:
             config[member] = value
         data = to_write(_Document(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
-        lock.check()
-        atomic_file.replace_file(context.layout, fd, layout.config.name, data)
+        atomic_file.replace_file(context.layout, lock, fd, layout.config.name, data)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,27 @@ def test_the_file_is_as_private_as_its_directory(place: Inside) -> None:
     assert not any(name.startswith(".new-") for name in os.listdir(folder))
 
 
-def test_a_full_disk_keeps_no_process_from_locking(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_is_durable_when_the_lock_is_held(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.pread(fd, 100, 0)))
+
+    with closing(take(place)):
+        assert synced == [place.path.read_bytes()]
+        assert synced != [b""]
+
+
+def test_a_lock_that_its_owner_never_got_is_released(place: Inside) -> None:
+    lock = take(place)
+    del lock
+    take(place).close()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_full_disk_keeps_no_process_from_locking(place: Inside, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, call, full)
     lock = take(place)
     lock.check()
     lock.close()

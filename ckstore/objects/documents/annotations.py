@@ -49,9 +49,9 @@ def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> A
     from ckstore.model.seal import to_write
 
     where = str(lock.inside / ANNOTATIONS)
-    with atomic_file.changing(layout):
+    with atomic_file.changing(layout) as changing:
         present = read_annotations(lock.inside)
         together = more if present is None else present.with_more(more)
         data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)
-        atomic_file.replace_file(layout, lock.fd, ANNOTATIONS, data)
+        atomic_file.replace_file(layout, changing, lock.fd, ANNOTATIONS, data)
     return together

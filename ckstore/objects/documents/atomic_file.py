@@ -7,10 +7,13 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.objects import far_locks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckstore.fs import locks
     from ckstore.objects.layout import Layout
 
@@ -28,35 +31,39 @@ def changing(layout: Layout) -> locks.DirectoryLock:
     return far_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
-def replace_file(layout: Layout, dir_fd: int, name: str, data: bytes) -> None:
+def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:
     """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
 
-    The caller holds the lock of `changing`, so what is at the temporary name is of a process that died. That name is
-    one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new name).
+    The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
+    is one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new
+    name).
     Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and must not
     take the file for a dead one's.
 
     Raises:
+        InUse: The lock was lost; nothing was changed.
         OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
     """
     from ckstore.fs.host import machine  # listing needs this module only to read
 
     fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
-    replace_by(fresh, dir_fd, name, data)
+    replace_by(fresh, dir_fd, name, data, check=lock.check)
 
 
-def replace_by(fresh: str, dir_fd: int, name: str, data: bytes) -> None:
+def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
     """As `replace_file`, by way of the temporary name `fresh`, which no other process uses meanwhile.
 
     Raises:
         OSError: As there.
+        CkstoreError: What `check` raises, which is called before the rename; nothing was changed.
     """
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
         files.create_file(fresh, data, mode=_mode_in(dir_fd), dir_fd=dir_fd)
+        check()
         links.rename(fresh, name, dir_fd=dir_fd)
-    except OSError:
+    except (CkstoreError, OSError):
         with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
             links.unlink(fresh, dir_fd=dir_fd)
         raise

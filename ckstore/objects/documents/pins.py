@@ -60,8 +60,8 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     where = str(layout.pins / name)
     data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     links.make_directory(layout.pins)
-    with atomic_file.changing(layout), files.opened_directory(layout.pins) as fd:
-        atomic_file.replace_file(layout, fd, name, data)
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.pins) as fd:
+        atomic_file.replace_file(layout, lock, fd, name, data)
 
 
 def remove_pin(layout: Layout, name: str) -> bool:

@@ -35,14 +35,14 @@ def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[C
     It is a hint about what to read first: that it cannot be written must not fail a verification.
     """
     try:
-        with atomic_file.changing(layout), files.opened_directory(layout.root) as fd:
+        with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)
             data = CheckedTimes(kept).render()
             if len(data) > CHECKED_MAX_BYTES:
                 return False
-            atomic_file.replace_file(layout, fd, CHECKED, data)
+            atomic_file.replace_file(layout, lock, fd, CHECKED, data)
     except (OSError, CkstoreError):
         return False
     return True

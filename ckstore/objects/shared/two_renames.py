@@ -47,13 +47,14 @@ class Gap(NamedTuple):
     new: tuple[Inside, Inside]
 
 
-def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
+def replace(layout: Layout, new: Inside, key: CheckpointKey, lock: locks.DirectoryLock) -> Inside:
     """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
 
-    The caller holds the exclusive lock of the run and makes the parents durable afterwards.
+    The caller holds `lock`, the exclusive one of the run, and makes the parents durable afterwards.
 
     Raises:
         FileNotFoundError: There is no other one, or no new one.
+        InUse: The lock was lost while ``staging/`` was made durable; the old one is in its place.
         UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
         OSError: Nothing was changed.
     """
@@ -61,6 +62,7 @@ def replace(layout: Layout, new: Inside, key: CheckpointKey) -> Inside:
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
     _forget_begun(layout, key)
     files.sync_directory(layout.staging)
+    lock.check()
     links.rename(target, old)
     try:
         files.sync_directory(layout.staging)

@@ -26,7 +26,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
 
     Raises:
         NoSuchRef: It is gone, or another one has taken its place.
-        InUse: Another process is deleting it.
+        InUse: Another process is deleting it, or the lock of the run was lost.
         SaveFailed: The store cannot be written.
         OSError: The system refused.
     """
@@ -34,7 +34,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
     path = context.layout.checkpoint(info.run, info.step)
     with ExitStack() as locked:
         try:
-            locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
+            run_lock = locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None
@@ -42,6 +42,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
             raise gone(info)
         for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):
             files.sync_directory(parent)
+        run_lock.check()
         yield lock
 
 
