@@ -35,7 +35,7 @@ SHORT = (
     "one tensor of 2^61 elements, all in one place",
     "100 views that overlap",
 )
-"""What `make test` tries."""
+"""Of these `make test` tries some each day."""
 
 
 def drawn(seed: int) -> Builder:
