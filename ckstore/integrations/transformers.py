@@ -78,6 +78,7 @@ class CkstoreTrainerMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
         """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
         store = self._store()
+        self._settle()  # what a training that failed has left under way
         if self._natively:
             trainer_state.check_suits(self)
         self._keep_count = taken_over_limit(self.args, self._keep_count)

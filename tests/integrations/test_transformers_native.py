@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, Store
+from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, SaveFailed, Store
 from ckstore.integrations.trainer_state import write_directory
 from tests.integrations import tiny_trainer
 from tests.support.damage import blobs_by_size, flip
@@ -170,6 +171,33 @@ def test_what_cannot_be_saved_natively_is_refused_before_training(tmp_path: Path
     with pytest.raises(BadInput, match="main@2 is a state, but none of the Trainer"):
         trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 0
+
+
+def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.integrations import transformers
+
+    class Trainer:
+        def train(self, _path: str | None) -> Any:
+            return self.ckstore_last  # type: ignore[attr-defined]
+
+    def raise_error() -> Any:
+        raise SaveFailed("of this test")
+
+    store = Store.init(tmp_path / "store")
+    made = type("Mixed", (transformers.CkstoreTrainerMixin, Trainer), {"ckstore_saves": "background", "ckstore": store})
+    trainer: Any = made()
+    trainer.args = SimpleNamespace(save_total_limit=None)
+    monkeypatch.setattr(transformers.trainer_state, "check_suits", lambda _: None)
+    trainer._pending = store.save_async({"x": 1}, step=2), "checkpoint-2"
+
+    assert trainer.train().step == 2
+    trainer._pending = SimpleNamespace(result=raise_error), "checkpoint-4"
+    with pytest.raises(SaveFailed, match="of this test"):
+        trainer.train()
+    assert trainer.train().step == 2
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/../../outside", ""])
