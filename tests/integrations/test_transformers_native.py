@@ -176,7 +176,7 @@ def test_what_cannot_be_saved_natively_is_refused_before_training(tmp_path: Path
 def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore.integrations import transformers
+    from ckstore.integrations import trainer_state, transformers
 
     class Trainer:
         def train(self, _path: str | None) -> Any:
@@ -189,7 +189,7 @@ def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
     made = type("Mixed", (transformers.CkstoreTrainerMixin, Trainer), {"ckstore_saves": "background", "ckstore": store})
     trainer: Any = made()
     trainer.args = SimpleNamespace(save_total_limit=None)
-    monkeypatch.setattr(transformers.trainer_state, "check_suits", lambda _: None)
+    monkeypatch.setattr(trainer_state, "check_suits", lambda _: None)
     trainer._pending = store.save_async({"x": 1}, step=2), "checkpoint-2"
 
     assert trainer.train().step == 2

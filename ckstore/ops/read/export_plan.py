@@ -188,10 +188,11 @@ def _prefix_of(select: Select) -> str:
     Raises:
         BadInput: There is none.
     """
-    hint = "give select the name of a part, such as model, or leave strip_prefix out"
-    command_hint = "give --select the name of a part, such as model, or leave --strip-prefix out"
+    hint = "give select the name of one part, such as model"
+    command_hint = "give --select the name of one part, such as model"
     if select is None or callable(select):
-        raise BadInput("strip_prefix removes the prefix that select names, and select names none", hint=hint)
+        msg = "strip_prefix removes the prefix that select names, and select names none"
+        raise BadInput(msg, hint=hint, command_hint=command_hint)
     common: list[str] | None = None
     for glob in [select] if isinstance(select, str) else select:
         path = plain(glob)

@@ -94,6 +94,66 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
     assert not (tmp_path / "no").exists()
 
 
+def test_what_is_added_is_what_was_looked_at_and_a_symlink_is_what_it_leads_to(
+    store: Store, tmp_path: Path, committed: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "blob").write_text("{}")
+    (mine / "tokenizer.json").symlink_to("../blob")
+    (mine / "empty.txt").touch()
+    os.mkfifo(mine / "pipe")
+
+    def changing(*_: int) -> None:  # to another size: times may be too coarse
+        (tmp_path / "blob").write_text("[1, 2]")
+
+    def vanishing(*_: int) -> None:
+        (mine / "empty.txt").unlink(missing_ok=True)
+
+    with pytest.raises(BadInput, match=r"tokenizer\.json, which is to be added, was changed while"):
+        store.export(1, tmp_path / "out", format="pretrained", add=[mine], progress=changing)
+    with pytest.raises(BadInput, match=r"empty\.txt, which is to be added, was changed while"):
+        store.export(1, tmp_path / "out", format="pretrained", add=[mine], progress=vanishing)
+    assert not [name for name in os.listdir(tmp_path) if "out" in name]
+
+    store.export(1, tmp_path / "out", format="pretrained", add=[mine])
+    assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "[1, 2]"
+    (tmp_path / "blob").unlink()
+    (mine / "loop").symlink_to("loop")
+    with pytest.raises(BadInput, match="blob, which is to be added, cannot be read: No such file"):
+        store.export(1, tmp_path / "no", format="pretrained", add=[mine])
+    with pytest.raises(BadInput, match="loop, which is to be added, is no file and no directory"):
+        store.export(1, tmp_path / "no", format="pretrained", add=[mine / "loop"])
+
+
+def test_an_index_without_its_files_is_no_weights_and_a_directory_no_configuration(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    store.commit(folder, step=1)
+    (folder / "config.json").mkdir()
+    (folder / "config.json" / "inner").write_text("{}")
+    torch.save(WEIGHTS, folder / "pytorch_model.bin")
+    store.commit(folder, step=2)
+
+    with pytest.raises(BadInput, match=r"main@1 has no model\.safetensors or pytorch_model\.bin at its top"):
+        store.export(1, tmp_path / "out", format="pretrained")
+    with pytest.raises(BadInput, match=r"needs config\.json, and main@2 has none"):
+        store.export(2, tmp_path / "out", format="pretrained")
+    (folder / "config.json" / "inner").unlink()
+    (folder / "config.json").rmdir()
+    (folder / "config.json").write_text("{}")
+    store.commit(folder, step=3)
+
+    report = store.export(3, tmp_path / "out", format="pretrained")
+
+    assert paths_in(tmp_path / "out") == ["config.json", "model.safetensors"]
+    assert report.left_out == ("model.safetensors.index.json: no part of the model",)
+
+
 def test_weights_in_several_files_stay_as_they_were(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "sharded"
     folder.mkdir()

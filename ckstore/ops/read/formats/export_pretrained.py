@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import INDEX_NAME
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, StateChanged
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.ops.read.export import MAX_SHARD_BYTES, Shard, Work, check_shard, index_of, shards_of, versions_left_out
@@ -26,6 +25,8 @@ from ckstore.ops.read.load import Select
 from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.fs.new_tree import NewTree
     from ckstore.model.manifest.manifest import FileRecord
     from ckstore.model.reports.progress import Progress
@@ -179,7 +180,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
         if one.name in paths:
             msg = f"{one.path} cannot be added: {name} has a {one.name} already"
             raise BadInput(msg, hint="leave it out of add", command_hint="leave it out of --add")
-    if form.config not in paths and form.config not in (one.name for one in plan.added):
+    if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(
             msg,
@@ -189,7 +190,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
 
 
 def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Progress | None) -> list[ExportedFile]:
-    sizes = [_bytes_of(directory, file) for file in plan.copied] + [one.nbytes for one in plan.added]
+    sizes = [_bytes_of(directory, file) for file in plan.copied] + [one.entry.nbytes for one in plan.added]
     shards = () if plan.weights is None else plan.weights[2]
     sizes += [shard.layout.nbytes for shard in shards]
     index = index_of(plan.weights[1], shards) if plan.weights is not None and len(shards) > 1 else b""
@@ -235,9 +236,9 @@ class _Beside:
         """Copy a file of the user.
 
         Raises:
-            BadInput: It cannot be read.
+            BadInput: It cannot be read, or was changed.
         """
-        return ExportedFile(one.name, self._copy(one.name, _read(one.path)))
+        return ExportedFile(one.name, self._copy(one.name, _read(one)))
 
     def _committed(self, file: FileRecord) -> Iterator[memoryview]:
         for storage in file.storages:
@@ -266,15 +267,20 @@ class _Beside:
             self._made.add(parent)
 
 
-def _read(path: Path) -> Iterator[memoryview]:
+def _read(one: Added) -> Iterator[memoryview]:
     """Give a file of the user in parts.
 
     Raises:
-        BadInput: It cannot be read.
+        BadInput: It cannot be read, or is not any more what it was when it was looked at.
     """
+    nbytes = one.entry.nbytes
     try:
-        with path.open("rb", buffering=0) as file:
-            while data := file.read(_READ_BYTES):
-                yield memoryview(data)
+        for at in range(0, max(nbytes, 1), _READ_BYTES):
+            part = memoryview(bytearray(min(_READ_BYTES, nbytes - at)))
+            one.entry.read_into(at, part)
+            yield part
+    except StateChanged as error:
+        msg = f"{one.path}, which is to be added, was changed while it was being read"
+        raise BadInput(msg, hint="export again when the program that writes it is done") from error
     except OSError as error:
-        raise BadInput(f"{path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error
+        raise BadInput(f"{one.path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error

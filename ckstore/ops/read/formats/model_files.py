@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, NoSuchFile
+from ckstore.errors import BadInput, CannotStore, NoSuchFile
+from ckstore.fs.tree import Entry, look_at
 from ckstore.ops.read.committed_file import file_record
 
 if TYPE_CHECKING:
@@ -105,20 +105,17 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
             left_out.append(path)
         else:
             (weights if form.is_weights(path) else beside).append(path)
-    if not weights:
+    kinds = [[path for path in weights if (".safetensors" in path) == is_safe] for is_safe in (True, False)]
+    taken = next((kind for kind in kinds if not all(path.endswith(".index.json") for path in kind)), [])
+    if not taken:
         name = f"{manifest.run}@{manifest.step}"
         others = any(other.is_weights(path) for path in left_out)
         msg = f"{name} has no {form.stem}.safetensors or {form.pickled_stem}.bin at its top"
         hint = f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files"
         command_hint = f"it has {other.stem} files: --format {other.name}" if others else ""
         raise BadInput(msg, hint=hint, command_hint=command_hint)
-    preferred = [path for path in weights if not path.endswith((".bin", ".bin.index.json"))]
-    if preferred:  # the same once more as a pickle
-        left_out += [path for path in weights if path not in preferred]
-        weights = preferred
-    return Chosen(
-        tuple(files[path] for path in weights), tuple(files[path] for path in beside), tuple(sorted(left_out))
-    )
+    left_out += [path for path in weights if path not in taken]  # once more as a pickle, or an index alone
+    return Chosen(tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out)))
 
 
 def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
@@ -137,13 +134,13 @@ class Added:
 
     Attributes:
         name: In the export.
-        path: Where it is.
-        nbytes: Its size.
+        path: As it was given.
+        entry: The file that it leads to, as it was when it was looked at.
     """
 
     name: str
     path: Path
-    nbytes: int
+    entry: Entry
 
 
 def added_files(add: object) -> tuple[Added, ...]:
@@ -156,30 +153,46 @@ def added_files(add: object) -> tuple[Added, ...]:
         msg = f"add must be a list of paths, got {add!r}"
         raise BadInput(msg)
     found: dict[str, Added] = {}
-    for path in _files_of(add):
-        if path.name in found:
-            msg = f"two files to add are named {path.name}: {found[path.name].path} and {path}"
+    for one in _files_of(add):
+        if one.name in found:
+            msg = f"two files to add are named {one.name}: {found[one.name].path} and {one.path}"
             raise BadInput(msg)
-        found[path.name] = Added(path.name, path, path.stat().st_size)
+        found[one.name] = one
     return tuple(found.values())
 
 
-def _files_of(add: Iterable[object]) -> Iterable[Path]:
+def _files_of(add: Iterable[object]) -> Iterator[Added]:
     for item in add:
         if not isinstance(item, (str, os.PathLike)):
             msg = f"add must be a list of paths, got {item!r} in it"
             raise BadInput(msg)
         path = Path(os.path.abspath(os.path.expanduser(os.fsdecode(item))))
         try:
-            mode = path.stat().st_mode
-            if stat.S_ISDIR(mode):
-                there = sorted(path.iterdir())
-                yield from (one for one in there if one.is_file() and not _WEIGHTS.match(one.name))
-                continue
+            yield from _files_at(path)
         except OSError as error:
-            msg = f"{path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}"
+            where = error.filename or path
+            msg = f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}"
             raise BadInput(msg) from error
-        if not stat.S_ISREG(mode):
-            msg = f"{path}, which is to be added, is no file and no directory"
-            raise BadInput(msg)
-        yield path
+
+
+def _files_at(path: Path) -> Iterator[Added]:
+    entry = _entry(path)
+    if entry is None:
+        msg = f"{path}, which is to be added, is no file and no directory"
+        raise BadInput(msg)
+    if entry.kind == "file":
+        yield Added(path.name, path, entry)
+        return
+    for one in sorted(path.iterdir()):
+        entry = None if _WEIGHTS.match(one.name) else _entry(one)
+        if entry is not None and entry.kind == "file":
+            yield Added(one.name, one, entry)
+
+
+def _entry(path: Path) -> Entry | None:
+    """Return what a path leads to; None if that is neither a file nor a directory."""
+    try:
+        entry = look_at(Path(os.path.realpath(path)), str(path))
+    except CannotStore:
+        return None
+    return None if entry.kind == "symlink" else entry  # one that leads to itself
