@@ -319,6 +319,15 @@ DURABILITY = [
         "G1 (",
     ),
     Mutant(
+        "the name of a run that has changed since this process synced it is synced again",
+        "made-again-not-synced",
+        "publish.publish",
+        " and known.pop(manifest.run, None) == change.before:",
+        " and known.pop(manifest.run, None) is not None:",
+        "tests/ops/save/test_synced_runs.py::test_it_is_synced_again_if_the_run_was_made_again",
+        "assert",
+    ),
+    Mutant(
         "that the old checkpoint left its place is durable before the new one takes it",
         "gap-not-synced",
         "two_renames.replace",
