@@ -1,7 +1,8 @@
 """Locks of a run, of the trash and of the small files of a store; on a shared filesystem other hosts see them, too.
 
 There the lock on the directory is followed by one on a file in ``locks/`` (`ckstore.fs.lock_files`), always in this
-order. How far that reaches is the mount's to say: where it is of one host only, nothing is lost.
+order, and each is waited for as long as the caller says. How far that reaches is the mount's to say: where it is of one
+host only, nothing is lost.
 """
 
 from __future__ import annotations

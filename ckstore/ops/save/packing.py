@@ -65,7 +65,7 @@ class Packer:
         self._waiting: list[_Waiting] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
-        """Add the bytes of a source, fewer than a pack has, whose digest the key has.
+        """Add the bytes of a source, no more than a pack has, whose digest the key has.
 
         `apart`: not at the start of a pack, so that the pack is not the piece itself.
 
