@@ -94,7 +94,7 @@ def _packet(sock: socket.socket) -> tuple[bytes, list[int]]:
         # The other side is gone and had not read everything: told once, and before what it had said itself.
         with contextlib.suppress(ConnectionResetError):
             return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
-    return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
+    return b"", []
 
 
 def _read_all(memory: int) -> bytes:

@@ -23,6 +23,7 @@ from ckstore.saver import wire
 from ckstore.saver.client import process
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.process import MARK
+from ckstore.saver.client.terms import Terms
 from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
 from tests.faults.shim import Family, Fault, environment
@@ -253,7 +254,11 @@ def test_what_a_saver_may_have_published_before_it_died_is_not_said_to_have_fail
             first.setenv(name, value)
         store.prewarm()
 
-    error = store.save_async(state_of(1), step=1, stall_timeout_s=5).exception(DEADLINE_S)
+    pending = store.save_async(state_of(1), step=1, stall_timeout_s=DEADLINE_S)
+    if what == "stop":
+        wait_for((folder / "struck-0").exists, "the second is at it")
+        _client(store)._queue.terms = Terms(stall_timeout_s=0.5)
+    error = pending.exception(DEADLINE_S)
 
     assert isinstance(error, UnknownOutcome)
     assert (folder / "struck-0").exists()

@@ -85,10 +85,11 @@ class Client:
                     self._keeper.start_if_needed()
                     self._number = order.number
                     self._queue.add(Save(order, snapshot, pending))
-                    self._keeper.send_waiting()
             except BaseException:
-                self._queue.pool.give(snapshot, terms.max_in_flight)
+                self._queue.give_back(snapshot, terms)
                 raise
+            with self._queue.changed:
+                self._keeper.send_waiting()
             return pending
 
     def staging_bytes(self, state: object) -> int:

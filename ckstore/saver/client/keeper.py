@@ -87,12 +87,29 @@ class SaverKeeper:
         if len(self.given_up) >= _MOST_GIVEN_UP:
             msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: the disk holds them"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
-        self.process = process = SaverProcess()
+        self.process = process = self._watched()
         self._closing = False
         self._is_new = True
         process.send(Open(self._path, self._catalog_path, self._queue.terms.nice))
         _LOG.info("started the saver %d of %s", process.pid, self._path)
-        threading.Thread(target=self._watch, args=(process,), name="ckstore-saver", daemon=True).start()
+
+    def _watched(self) -> SaverProcess:
+        """Return a new saver, with a thread that reads what it says once the lock is free.
+
+        Raises:
+            SaveFailed: There are no more descriptors, processes or threads.
+        """
+        process: SaverProcess | None = None
+        try:
+            process = SaverProcess()
+            threading.Thread(target=self._watch, args=(process,), name="ckstore-saver", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # Python's error for threads is a RuntimeError
+            if process is not None:
+                process.kill()
+                process.let_go()
+            msg = f"the saver process could not be started: {error}"
+            raise SaveFailed(msg, hint="nothing was saved; save() needs no other process") from error
+        return process
 
     # ---- the thread of a saver
 

@@ -42,14 +42,11 @@ class SaverProcess:
     def __init__(self) -> None:
         reap()
         self._failure = ""
+        self._said = -1
         self._sock, theirs = wire.pair()
-        self._said = os.memfd_create("ckstore-saver-stderr", os.MFD_CLOEXEC)
         try:
+            self._said = os.memfd_create("ckstore-saver-stderr", os.MFD_CLOEXEC)
             self._child = _start(theirs.fileno(), self._said)
-        except OSError as error:
-            self.let_go()
-            msg = f"the saver process could not be started: {error}"
-            raise SaveFailed(msg, hint="nothing was saved; save() needs no other process") from error
         except BaseException:
             self.let_go()
             raise
@@ -165,7 +162,9 @@ def _signal_name(number: int) -> str:
 
 
 def _forget_in_child() -> None:
-    """A forked child has no savers; waiting for its parent's would fail."""
+    """A forked child has no savers; waiting for its parent's would fail. A thread that it has not may hold the lock."""
+    global _children_mutex  # noqa: PLW0603
+    _children_mutex = threading.Lock()
     for child in _children:
         child.returncode = 0  # it is none of this process's children: nothing is to be waited for
     _children.clear()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.save import Save
+    from ckstore.saver.client.snapshot import Snapshot
 
 _LOG = logging.getLogger("ckstore.saver")
 
@@ -86,6 +87,12 @@ class SaveQueue:
         """Put it behind the others; with the lock."""
         self.parents.ordered(save.order.last_parents)
         self.saves.append(save)
+
+    def give_back(self, snapshot: Snapshot, terms: Terms) -> None:
+        """Keep a snapshot for the next, unless a save has it, as when Ctrl-C came right after `add`."""
+        with self.changed:
+            if all(save.snapshot is not snapshot for save in self.saves):
+                self.pool.give(snapshot, terms.max_in_flight)
 
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         """It has ended; with the lock.

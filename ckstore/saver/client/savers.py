@@ -44,7 +44,7 @@ def _is_saver(folder: Path) -> bool:
 
 def _status(folder: Path) -> SaverStatus | None:
     try:
-        pages = [fd for fd in (folder / "fd").iterdir() if f"/memfd:{STATUS_NAME} " in f"{fd.readlink()} "]
+        pages = [fd for fd in (folder / "fd").iterdir() if f"/memfd:{STATUS_NAME} " in f"{_file_of(fd)} "]
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
             if status is not None:  # else it was read in the middle of a change
@@ -52,6 +52,13 @@ def _status(folder: Path) -> SaverStatus | None:
     except OSError:  # it has ended, or is another user's
         pass
     return None
+
+
+def _file_of(fd: Path) -> Path | None:
+    try:
+        return fd.readlink()
+    except FileNotFoundError:  # a saver at work opens and closes files
+        return None
 
 
 def _start_of(path: Path, most_bytes: int) -> bytes:

@@ -197,6 +197,10 @@ def _in_parallel(work: list[Callable[[], None]]) -> None:
         thread.start()
     take()
     for thread in others:
-        thread.join()
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once that thread writes no more
+                errors.append(error)
     if errors:
         raise errors[0]

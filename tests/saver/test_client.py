@@ -1,0 +1,132 @@
+"""The trainer's side of background saves meets with Ctrl-C, a lack of descriptors and threads, and forks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import Store
+from ckstore.errors import SaveFailed
+from ckstore.saver import wire
+from ckstore.saver.client import process, savers, snapshot
+from ckstore.saver.client.keeper import SaverKeeper
+from tests.saver.conftest import DEADLINE_S, wait_for
+from tests.saver.test_save_async import is_state, state_of
+
+
+def test_a_call_that_is_interrupted_after_its_save_was_begun_leaves_the_copy_to_it(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = strike("staging", "wait", 1)
+    send_waiting, caller = SaverKeeper.send_waiting, threading.get_ident()
+
+    def interrupted(keeper: SaverKeeper) -> None:
+        if threading.get_ident() == caller:
+            raise KeyboardInterrupt
+        send_waiting(keeper)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SaverKeeper, "send_waiting", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is staging")
+    second = store.save_async(state_of(1), step=1, max_in_flight=2)
+    (folder / "go-0").touch()
+
+    assert second.result(DEADLINE_S).step == 1
+    assert is_state(store.load(0), 0)
+    assert is_state(store.load(1), 1)
+
+
+def test_a_copy_that_is_interrupted_has_ended_in_both_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    join, caller = threading.Thread.join, threading.current_thread()
+    begun, go = threading.Event(), threading.Event()
+    interrupts = [KeyboardInterrupt()]
+    copied: list[int] = []
+
+    def copy() -> None:
+        if threading.current_thread() is caller:
+            assert begun.wait(DEADLINE_S)
+            return
+        begun.set()
+        assert go.wait(DEADLINE_S)
+        copied.append(1)
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        go.set()
+        join(thread, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot._in_parallel([copy, copy])
+        ended = [*copied]
+        go.set()
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("lacking", ["descriptors", "threads"])
+def test_saves_whose_saver_cannot_be_replaced_end_with_the_cause(
+    store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    folder = strike("hashing", "wait", 1)
+    pending = store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is hashing")
+    start = threading.Thread.start
+
+    def no_descriptors() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def no_threads(thread: threading.Thread) -> None:
+        if thread.name == "ckstore-saver":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        if lacking == "descriptors":
+            patched.setattr(wire, "pair", no_descriptors)
+        else:
+            patched.setattr(threading.Thread, "start", no_threads)
+        pid = store._client().pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SaveFailed, match=r"could not be started: .*(open files|new thread)"):
+            pending.result(DEADLINE_S)
+        with pytest.raises(SaveFailed, match="could not be started"):
+            store.save_async(state_of(1), step=1)
+    assert store.save_async(state_of(2), step=2).result(DEADLINE_S).step == 2
+
+
+def test_a_child_that_was_forked_while_a_thread_looked_at_the_savers_can_look_itself() -> None:
+    with process._children_mutex:
+        child = os.fork()
+        if not child:
+            os._exit(0 if process._children_mutex.acquire(timeout=1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.prewarm()
+    wait_for(store.savers, "the saver has opened its page")
+    readlink = Path.readlink
+    closed: list[Path] = []
+
+    def first_is_closed(path: Path) -> Path:
+        if not closed:
+            closed.append(path)
+            raise FileNotFoundError(path)
+        return readlink(path)
+
+    monkeypatch.setattr(Path, "readlink", first_is_closed)
+    assert [one.pid for one in savers.savers_of(str(store.path))] == [store._client().pid()]
+    assert closed
