@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput
-from ckstore_cli.demo import main, ranks
+from ckstore_cli.commands.store.demo import demo
+from ckstore_cli.demo import cut, main, programs, ranks, shards
 from ckstore_cli.demo.cut import kill_in_a_save, published, saves_in_flight
 from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
 from ckstore_cli.demo.programs import Watch
@@ -243,6 +245,37 @@ def test_waiting_for_a_save_has_an_end(tmp_path: Path) -> None:
     finally:
         program.kill()
         program.wait(30)
+
+
+def test_a_trainer_that_never_saves_is_told_of_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sleeps"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(programs, "DEADLINE_S", 0.0)
+
+    with pytest.raises(TimeoutError, match="the trainer should end within 0 s"):
+        programs.run_trainer([], programs.Watch(tmp_path, "run", after_saves=0))
+
+
+def test_a_saver_is_found_though_the_store_is_named_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    with Store.init(tmp_path / "store") as store:
+        store.prewarm()
+        deadline_s = time.monotonic() + 120
+        while not store.savers():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+        assert cut._savers(tmp_path / "link" / "store") == [saver.pid for saver in store.savers()]
+
+
+def test_each_rank_of_the_demo_has_a_row_of_the_batch() -> None:
+    (asked,) = [option.type for option in demo.params if option.name == "ranks"]
+
+    assert isinstance(asked, click.IntRange)
+    assert asked.max is not None
+    assert asked.max <= shards.BATCH_SIZE
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)

@@ -95,7 +95,7 @@ def kill_in_a_save(
 
 
 def _savers(store: Path) -> list[int]:
-    return [saver.pid for saver in savers_of(str(store))]
+    return [saver.pid for saver in savers_of(str(store.resolve()))]
 
 
 def _end_savers(store: Path, deadline_s: float) -> None:

@@ -53,7 +53,7 @@ def run_trainer(arguments: list[str], watch: Watch | None = None, *, program: st
             ):
                 return None
             return running.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, TimeoutError):
             raise TimeoutError(f"the {program} should end within {DEADLINE_S:.0f} s") from None
 
 

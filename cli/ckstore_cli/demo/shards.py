@@ -1,7 +1,7 @@
 """The training program of ``ckstore demo --ranks``: FSDP2 on the CPU, each rank a process of its own.
 
-What a step does depends on the step and on the whole batch, not on the number of ranks: each takes its rows. Rank 0
-writes down what all ranks together have, as gathered by `full_tensor`, for comparison with the store.
+The batch depends on the step, not on the number of ranks: each takes its rows. Rank 0 writes down what all ranks
+together have, as gathered by `full_tensor`, for comparison with the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ckstore_cli.demo.data import read_corpus
 from ckstore_cli.demo.model import ByteGpt, Size
 from ckstore_cli.demo.proof import digests
 
-BATCH_SIZE = 8
+BATCH_SIZE = 16
+"""As many as there may be ranks: each has a row at least."""
 SEED = 20260301
 RUN = "ranks"
 CHUNK_BYTES = 2**20
