@@ -31,6 +31,7 @@ _TRIES = 100
 _OWNER = 0o600
 _OTHERS = 0o666
 _MARK_BYTES = 32
+_TEMPORARY = ".new-"
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
 """The mount has no locks on files, as Lustre without ``flock``: then they are of one host."""
@@ -183,12 +184,26 @@ def _opened(path: Inside) -> int:
 
 def _make(path: Inside) -> None:
     """Make the file with the permissions that its directory gives; others see it with these only."""
-    fresh = path.parent / f".new-{uuid.uuid4().hex[:12]}"
+    fresh = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
     fd = open_at(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
     try:
         os.fchmod(fd, _OWNER | peek.status(path.parent).st_mode & _OTHERS)
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError, FileNotFoundError):  # another process was faster, or swept it as a dead one's
             links.link(fresh, path)
     finally:
         os.close(fd)
-        links.unlink(fresh)
+        with suppress(FileNotFoundError):
+            links.unlink(fresh)
+
+
+def leftovers(folder: Inside) -> list[Inside]:
+    """Return what processes that died, or are about to go on, left of lock files that they made in `folder`.
+
+    None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
+    """
+    try:
+        with peek.entries(folder) as entries:
+            found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(found) if name.startswith(_TEMPORARY)]

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks, peek
+from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
 from ckstore.objects.shared import two_renames
@@ -112,6 +113,20 @@ def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]
         lock = locks.try_exclusive(path) if peek.is_directory(path) else None
         if lock is not None:
             yield path, lock
+
+
+def sweep_locks(layout: Layout, grace: Grace | None) -> None:
+    """Unlink what processes left that died while they made the file of a lock, after the grace if there is one.
+
+    A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
+
+    Raises:
+        OSError: One cannot be unlinked.
+    """
+    for path in leftovers(layout.locks):
+        with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+            if grace is None or peek.status(path).st_nlink > 1 or grace.is_over(path):
+                links.unlink(path)
 
 
 def put_back(layout: Layout, digest: str, path: Inside) -> bool:

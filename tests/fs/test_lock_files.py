@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckstore.errors import InUse
+from ckstore.fs import links
 from ckstore.fs.inside import Inside
 from ckstore.fs.lock_files import LockFile
 
@@ -124,6 +125,24 @@ def test_the_file_is_as_private_as_its_directory(place: Inside) -> None:
         assert os.stat(place.path).st_mode & 0o777 == mode & 0o666
         os.unlink(place.path)
     assert not any(name.startswith(".new-") for name in os.listdir(folder))
+
+
+def test_one_that_is_swept_while_it_is_made_is_made_again(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process stood still for longer than the grace, before or after it gave the file its name."""
+    link, swept = links.link, 0
+
+    def sweeping(old: Inside, new: Inside) -> None:
+        nonlocal swept
+        swept += 1
+        if swept == 1:
+            os.unlink(old.path)
+        link(old, new)
+        os.unlink(old.path)
+
+    monkeypatch.setattr(links, "link", sweeping)
+    with closing(take(place)) as lock:
+        lock.check()
+    assert swept == 2
 
 
 def test_the_mark_is_durable_when_the_lock_is_held(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

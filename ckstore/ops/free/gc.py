@@ -126,6 +126,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
         elif thorough:  # others may have unlinked what this user alone can free the last name of
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout, grace)
+        trash.sweep_locks(layout, grace)
         failed = _empty(collector)
         if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
             catch_up(context)

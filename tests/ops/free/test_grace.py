@@ -117,6 +117,27 @@ def test_a_blob_that_another_host_took_meanwhile_gets_its_name_back(
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_died_while_it_made_a_lock_is_swept_after_the_grace(one: Store, two: Store, later: Any) -> None:
+    folder = one.path / "locks"
+    one.gc()
+    names = set(os.listdir(folder))
+    assert names >= {"run-main", "trash"}
+    (folder / ".new-0123456789ab").touch()
+    os.link(folder / "run-main", folder / ".new-ba9876543210")  # it died after it had made the lock
+    (folder / ".new-of-a-user").mkdir()
+
+    later(0.9)
+    two.gc()
+    assert set(os.listdir(folder)) == names | {".new-0123456789ab", ".new-of-a-user"}
+    later(1.1)
+    two.gc()
+    assert set(os.listdir(folder)) == names | {".new-of-a-user"}
+    (folder / ".new-0123456789ab").touch()
+    one.gc(exclusive=True)
+    assert set(os.listdir(folder)) == names | {".new-of-a-user"}
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) -> None:
     one.delete(1)
 
