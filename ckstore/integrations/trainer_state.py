@@ -7,12 +7,14 @@ writes as it always does, into a directory that is taken up and removed. Weights
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.integrations.directories import RESUME_PREFIX
 from ckstore.model.manifest.paths import check_path
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
 def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
     """Write a state as the directory that the Trainer resumes from; a checkpoint of files as it is.
 
+    It is there whole or not at all, also when this is killed: the Trainer takes a directory for what its name says.
+
     Raises:
         DamagedBlob: It is damaged.
         BadInput: It is another state, or a file in it would lead elsewhere. Nothing was written.
@@ -102,6 +106,18 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         raise BadInput(msg, hint="store.load(ref) loads it")
     for name in files:  # they may be of a store from elsewhere
         check_path(name, f"a file of {info.name}")
+    unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume removes it, too
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        _write_state(store, info, unfinished, state)
+        unfinished.rename(directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _write_state(store: Store, info: CheckpointInfo, directory: Path, state: dict[str, Any]) -> None:
+    """Write weights from the store, and the rest of the state, which is loaded already."""
     names = {leaf.name.partition(".")[0] for leaf in store.leaves(info)}
     kind = _ADAPTER if _ADAPTER in names else _MODEL
     store.export(info, directory, select=kind, strip_prefix=True)
@@ -109,7 +125,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
     if "optimizer" in state:
         torch.save(state["optimizer"], directory / _OPTIMIZER)
-    for name, data in files.items():
+    for name, data in state["files"].items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

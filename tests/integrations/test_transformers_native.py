@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,3 +211,29 @@ def test_a_state_from_elsewhere_writes_no_file_outside_the_directory_to_resume_f
 
     assert not list(tmp_path.glob("**/outside"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_to_resume_from_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init(tmp_path / "store")
+    files = {"trainer_state.json": b"{}"}
+    info = store.save({"adapter": {"w": torch.ones(2)}, "optimizer": {"state": {}}, "files": files}, step=1)
+    best = tmp_path / "out" / "checkpoint-1"
+    best.parent.mkdir()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_directory(store, info, best)
+        assert os.listdir(best.parent) == []
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it was killed
+        with pytest.raises(KeyboardInterrupt):
+            write_directory(store, info, best)
+    assert not best.exists()
+
+    write_directory(store, info, best)
+
+    assert os.listdir(best.parent) == ["checkpoint-1"]
+    assert set(os.listdir(best)) == {"adapter_model.safetensors", "optimizer.pt", "trainer_state.json"}

@@ -1,18 +1,23 @@
-"""TRL with an adapter of PEFT and the mixin: where TRL is installed, which is not so in the development environment."""
+"""TRL with an adapter of PEFT and the mixin: killed in a save, with one checkpoint, also past a damaged newest."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from ckstore import Store
-from ckstore.integrations.transformers import CkstoreTrainerMixin
-from tests.integrations import tiny_trainer
+from ckstore import CkstoreWarning, RetentionPolicy, Store
+from tests.integrations import tiny_trl
+from tests.support.damage import blobs_by_size, flip
+from tests.support.requirements import require, require_transformers
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
@@ -20,53 +25,52 @@ pytestmark = [
 ]
 
 
-def make(folder: Path, store: Store | None = None, saves: str = "files") -> Any:
-    """Return an SFTTrainer with an adapter."""
-    trl: Any = importlib.import_module("trl")
-    datasets: Any = importlib.import_module("datasets")
-    from peft import LoraConfig
-
-    bases = (trl.SFTTrainer,) if store is None else (CkstoreTrainerMixin, trl.SFTTrainer)
-    cls: Any = type("Trainer", bases, {} if store is None else {"ckstore": store, "ckstore_saves": saves})
-    rows = torch.randint(0, 50, (32, 16), generator=torch.Generator().manual_seed(2)).tolist()
-    options = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
-    torch.manual_seed(5)
-    return cls(
-        model=tiny_trainer.model(),
-        args=trl.SFTConfig(output_dir=str(folder), seed=3, disable_tqdm=True, **options),
-        train_dataset=datasets.Dataset.from_dict({"input_ids": rows}),
-        peft_config=LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True),
-        processing_class=tokenizer(),
-    )
-
-
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    fast: Any = PreTrainedTokenizerFast
-    words = {str(number): number for number in range(50)}
-    return fast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), unk_token="0", pad_token="1", eos_token="2"
-    )
-
-
-@pytest.mark.parametrize("saves", ["files", "state"])
-def test_an_adapter_trained_by_trl_goes_on_bit_for_bit(tmp_path: Path, saves: str) -> None:
-    pytest.importorskip("trl")
+@pytest.fixture(autouse=True)
+def _trl() -> None:
+    require_transformers()
+    require(importlib.util.find_spec("trl") is not None, "needs trl: pip install -c constraints.txt trl")
     torch.set_num_threads(1)
-    whole = make(tmp_path / "whole")
-    whole.train()
-    store = Store.init(tmp_path / "store")
-    first = make(tmp_path / "out", store, saves)
-    first.train()
-    store.delete(6)
 
-    again = make(tmp_path / "out", store, saves)
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights, by name, of a run of TRL alone, without a stop."""
+    trainer = tiny_trl.make(tmp_path_factory.mktemp("whole"))
+    trainer.train()
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def test_sft_that_was_killed_in_a_save_goes_on_bit_for_bit_with_one_checkpoint(
+    tmp_path: Path, whole: dict[str, torch.Tensor]
+) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=1)
+    words = [sys.executable, "-m", "tests.integrations.tiny_trl", str(store.path), str(tmp_path / "out"), "4"]
+    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert [info.step for info in store.checkpoints()] == [2]  # the new one was not durable yet
+    again = tiny_trl.make(tmp_path / "out", Store.open(store.path))
+
     again.train(resume_from_checkpoint="auto")
 
-    assert [info.step for info in store.checkpoints()] == [2, 4, 6]
     state = again.model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in whole.model.state_dict().items())
-    kept = store.load(6)["adapter"] if saves == "state" else store.load(6)["adapter_model.safetensors"]
-    assert all("lora" in name for name in kept)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in whole.items())
+    assert [info.step for info in store.checkpoints()] == [6]
+    assert all("lora" in name for name in store.load(6)["adapter_model.safetensors"])
+
+
+def test_sft_whose_state_is_saved_goes_on_past_a_damaged_newest(tmp_path: Path, whole: dict[str, torch.Tensor]) -> None:
+    store = Store.init(tmp_path / "store")
+    tiny_trl.make(tmp_path / "out", store, "state").train()
+    own = [blob for blob in blobs_by_size(store, 6) if blob.stat().st_nlink == 2]
+    flip(own[-1], own[-1].stat().st_size // 2)
+    again = tiny_trl.make(tmp_path / "out", store, "state")
+
+    with pytest.warns(CkstoreWarning, match="main@6"):
+        again.train(resume_from_checkpoint="auto")
+
+    assert os.path.isdir(tmp_path / "out" / ".ckstore-resume-4")
+    state = again.model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in whole.items())
+    assert store.verify("latest").ok
+    assert all("lora" in name for name in store.load(6)["adapter"])

@@ -94,6 +94,25 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
     assert not (tmp_path / "no").exists()
 
 
+def test_a_path_to_add_with_a_nul_is_refused_by_name(store: Store, tmp_path: Path, committed: Path) -> None:
+    with pytest.raises(BadInput, match=r"'a\\x00b', which is to be added, has a NUL"):
+        store.export(1, tmp_path / "out", format="pretrained", add=["a\0b"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_with_the_name_of_the_weights_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    (folder / "model.safetensors").mkdir(parents=True)
+    (folder / "model.safetensors" / "notes.txt").write_text("of a user")
+    torch.save(WEIGHTS, folder / "pytorch_model.bin")
+    (folder / "config.json").write_text("{}")
+    store.commit(folder, step=1)
+
+    with pytest.raises(BadInput, match=r"main@1 has a model\.safetensors of its own"):
+        store.export(1, tmp_path / "out", format="pretrained")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_is_added_is_what_was_looked_at_and_a_symlink_is_what_it_leads_to(
     store: Store, tmp_path: Path, committed: Path
 ) -> None:

@@ -175,7 +175,12 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     if plan.weights is not None:
         shards = plan.weights[2]
-        paths += [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
+        made = [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
+        taken = next((one for one in made if one in paths), None)
+        if taken is not None:
+            msg = f"{name} has a {taken} of its own, and the weights are to be written as that"
+            raise BadInput(msg, hint="ckstore checkout REF DEST writes what was committed, as it is")
+        paths += made
     for one in plan.added:
         if one.name in paths:
             msg = f"{one.path} cannot be added: {name} has a {one.name} already"

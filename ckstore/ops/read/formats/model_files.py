@@ -166,7 +166,11 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
         if not isinstance(item, (str, os.PathLike)):
             msg = f"add must be a list of paths, got {item!r} in it"
             raise BadInput(msg)
-        path = Path(os.path.abspath(os.path.expanduser(os.fsdecode(item))))
+        name = os.fsdecode(item)
+        if "\0" in name:
+            msg = f"{name!r}, which is to be added, has a NUL in it, and no file has"
+            raise BadInput(msg)
+        path = Path(os.path.abspath(os.path.expanduser(name)))
         try:
             yield from _files_at(path)
         except OSError as error:
