@@ -25,6 +25,9 @@ SOURCES := ckstore cli migrations tests
 # More threads than workers only fight each other, and results must not depend on the machine's cores.
 export OMP_NUM_THREADS := 1
 
+# Tests start hundreds of processes; each would compile all of ckstore again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers measures system-packages clean
 .DELETE_ON_ERROR:

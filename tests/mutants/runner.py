@@ -78,12 +78,13 @@ def run(mutant: Mutant) -> Outcome:
         copy = Path(folder)
         copy.chmod(0o755)  # tests of several users use it as each of them
         for name in _COPIED:
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.md") if name != "docs" else None)
+            left_out = ["__pycache__"] if name == "docs" else ["__pycache__", "*.md"]
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(*left_out))
         shutil.copy2(ROOT / "pyproject.toml", copy)
         file, sources = mutant.changed()
         (copy / "ckstore" / file).write_text(sources, encoding="utf-8")
-        left_out = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        unset = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
+        environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "cli"), str(copy / "migrations")])
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.caught_by],
