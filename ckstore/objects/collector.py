@@ -18,6 +18,7 @@ with.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -277,12 +278,17 @@ class Collector:
             links.unlink(path)
 
     def _unlink_unless_open(self, path: Inside) -> bool:
-        """Unlink one name; False if it is the last one of a file that a process has open (rule K)."""
+        """Unlink one name; False if a process has the file open, and it is the last one (rule K) or one of NFS."""
         status = peek.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastName(path.name, path, status)):
             return False
-        links.unlink(path)
+        try:
+            links.unlink(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False  # `.nfs…`: a process of this host has it open, and with its end the client removes it
         if last and is_digest(path.name):
             self._count(status)
         return True

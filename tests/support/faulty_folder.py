@@ -92,7 +92,8 @@ class FaultyFolder(Folder):
         """As the folder; a server keeps it in memory until it is synced."""
         number = os.fstat(fh).st_ino
         if number not in self._unsynced:
-            self._unsynced[number] = os.dup(fh)
+            # Not a copy of `fh`, which would keep its lock when who holds that dies before it has synced.
+            self._unsynced[number] = os.open(f"/proc/self/fd/{fh}", os.O_RDWR)
         return super().write(path, data, offset, fh)
 
     def fsync(self, path: str, datasync: int, fh: int) -> None:

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support import nfs_folder
 from tests.support.fuse import libfuse_3
 from tests.support.mounts import unmount
 
@@ -67,6 +68,10 @@ def shared_folder(
     Raises:
         RuntimeError: The process that shows it did not start.
     """
+    if nfs_folder.OPTIONS:
+        with nfs_folder.nfs_folder(folder, mountpoint, lacks=lacks, locks=locks) as shown:
+            yield shown
+        return
     mountpoint.mkdir()
     command = [
         sys.executable,

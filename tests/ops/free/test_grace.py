@@ -138,6 +138,34 @@ def test_what_died_while_it_made_a_lock_is_swept_after_the_grace(one: Store, two
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_an_nfs_client_keeps_for_who_has_it_open_stops_no_gc(
+    one: Store, two: Store, later: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be unlinked, and goes with its last user; found on NFS, by `tests.nfs.machine`."""
+    unlink = links.unlink
+
+    def refusing(path: Any, **named: Any) -> None:
+        if Path(str(path)).name.startswith(".nfs"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        unlink(path, **named)
+
+    one.delete(1)
+    (dropped,) = (one.path / "trash").iterdir()
+    kept = dropped / "blobs/.nfs00000000000002a200000001"
+    os.rename(next((dropped / "blobs").iterdir()), kept)
+    one.delete(2)
+    later(1.1)
+    monkeypatch.setattr(links, "unlink", refusing)
+    two.gc()
+    assert [path.name for path in (one.path / "trash").rglob(".nfs*")] == [kept.name]
+    assert len(list((one.path / "trash").glob("main@*"))) == 1  # what else was to go is gone
+    monkeypatch.setattr(links, "unlink", unlink)
+    later(2.2)
+    two.gc()
+    assert not list((one.path / "trash").glob("main@*"))
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) -> None:
     one.delete(1)
 
