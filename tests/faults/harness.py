@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from tests.faults.shim import Family, Mode, built
+from tests.faults.shim import EVERY_CALL, Family, Mode, built
 
 _ROOT = Path(__file__).parents[2]
 _STOP_TIMEOUT_S = 60.0
@@ -36,7 +36,7 @@ class Faults:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._counted: dict[tuple[str, Family], list[str]] = {}
+        self._counted: dict[str, list[str]] = {}
         self._answer("ready")
 
     def case(
@@ -73,12 +73,14 @@ class Faults:
 
     def calls(self, scenario: str, families: Family = Family.MUTATING) -> list[str]:
         """Return what the scenario calls when nothing fails, one line each, in the order of the first time."""
-        if (scenario, families) not in self._counted:
-            answer = self.case(scenario, "count", 0, families=families)
+        if scenario not in self._counted:
+            answer = self.case(scenario, "count", 0, families=EVERY_CALL)
             if answer["violations"]:
                 raise RuntimeError(f"{scenario} fails without any fault: {answer['violations']}")
-            self._counted[scenario, families] = answer["calls"]
-        return self._counted[scenario, families]
+            self._counted[scenario] = answer["calls"]
+        told = (line.split(" ", 2)[1:] for line in self._counted[scenario])
+        wanted = [f"{family} {call}" for family, call in told if int(family) & families]
+        return [f"{number} {line}" for number, line in enumerate(wanted, 1)]
 
     def _answer(self, wanted: str) -> str:
         line = self._process.stdout.readline() if self._process.stdout else ""

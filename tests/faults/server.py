@@ -211,7 +211,7 @@ class Server:
         return {"violations": wrong + scenario.inspect(files.store, done)}
 
     def _unreadable(self, fault: Fault) -> bool:
-        return bool(fault.families & (Family.READ | Family.OPEN))
+        return fault.mode != "count" and bool(fault.families & (Family.READ | Family.OPEN))
 
     def _act(
         self, files: Files, scenario: Scenario, fault: Fault, handler: signals.Handler | None = None

@@ -39,6 +39,8 @@ class Family(IntFlag):
     LOOK = 1024
 
 
+EVERY_CALL = Family(sum(Family))
+
 ALLOCATING = Family.WRITE | Family.CREATE | Family.META | Family.LINK
 """What a full disk refuses; it still renames and unlinks."""
 

@@ -22,12 +22,11 @@ from ckstore import Store
 from ckstore.errors import CkstoreError, InUse, NoSuchRef
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario
-from tests.faults.shim import Family, Fault
+from tests.faults.shim import Fault
 from tests.faults.states import state
 
 Handler = Literal["save", "raise", "exit"]
 HANDLERS: tuple[Handler, ...] = ("save", "raise", "exit")
-EVERY_CALL = Family(sum(Family))
 
 _DEADLOCK_S = 10
 _LOOKS = 2_000

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from tests.faults.harness import Faults, Tally, sample, split
-from tests.faults.signals import EVERY_CALL, HANDLERS, SIGNALLED, Handler
+from tests.faults.shim import EVERY_CALL
+from tests.faults.signals import HANDLERS, SIGNALLED, Handler
 from tests.support.coverage import covered, daily_seed
 
 pytestmark = pytest.mark.crash

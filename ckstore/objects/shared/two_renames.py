@@ -172,16 +172,6 @@ def complete_run(layout: Layout, key: CheckpointKey) -> None:
             complete(layout, gap)
 
 
-def complete_all(layout: Layout) -> None:
-    """Fill every gap whose run no other process has locked.
-
-    Raises:
-        OSError, CkstoreError: As `complete`.
-    """
-    for gap in gaps(layout):
-        try_complete(layout, gap)
-
-
 def try_complete(layout: Layout, gap: Gap) -> bool:
     """Fill a gap if no other process has its run locked.
 
