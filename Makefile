@@ -17,6 +17,7 @@ BENCH_ARGS ?=
 
 VENV := .venv
 PEERS := build/peers
+TRL := build/trl
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -29,7 +30,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers trl measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -120,6 +121,17 @@ $(PEERS)/.installed: $(STAMP)
 		> $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install -q tensorizer orbax-checkpoint dvc
 	@command -v restic > /dev/null && command -v borg > /dev/null || echo "hint: restic and borg are the packages restic and borgbackup"
+	@touch $@
+
+trl: $(TRL)/.installed ## TRL with a store: killed, resumed with one checkpoint and past a damaged newest, in an environment of its own
+	$(TRL)/bin/python -m pytest tests/integrations/test_trl.py $(PYTEST_ARGS)
+
+# Its own, since pandas comes with it, which sqlite-utils imports where it is: each process that saves would be slower.
+$(TRL)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(TRL)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(TRL)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(TRL)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt trl==1.16.0
 	@touch $@
 
 measures: $(STAMP) ## The measuring tests alone, one after another

@@ -13,17 +13,14 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, Store
+from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
 from tests.support.requirements import CRASH_FULL, require
 
 ROOT = Path(__file__).parents[2]
 PLACE = "the data loader keeps no place in the data: it begins an epoch"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),  # those of accelerate are not ours
-]
+pytestmark = TRAINS
 
 
 @pytest.fixture

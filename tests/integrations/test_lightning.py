@@ -13,17 +13,14 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
+from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
 from tests.support.requirements import require
 from tests.support.states import assert_same
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),  # those of Lightning are not ours
-]
+pytestmark = TRAINS
 
 
 @pytest.fixture

@@ -15,15 +15,12 @@ import torch
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from tests.integrations import tiny_trainer
+from tests.integrations.marks import TRAINS
 from tests.support.damage import flip
 from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),  # those of transformers are not ours
-]
+pytestmark = TRAINS
 
 
 @pytest.fixture(autouse=True)

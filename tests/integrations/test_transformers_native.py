@@ -18,15 +18,12 @@ import torch
 from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, SaveFailed, Store
 from ckstore.integrations.trainer_state import write_directory
 from tests.integrations import tiny_trainer
+from tests.integrations.marks import TRAINS
 from tests.support.damage import blobs_by_size, flip
 from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),  # those of transformers are not ours
-]
+pytestmark = TRAINS
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from ckstore import CannotLoad, Store
+from tests.integrations.marks import TRAINS
 from tests.support.docblocks import blocks
 from tests.support.requirements import require_transformers
 from tests.support.states import assert_same
 from tests.support.stores import disk_bytes
 from tests.support.trees import look
 
+pytestmark = TRAINS
 MIB = 2**20
 STEPS, SAVE_EVERY = 6, 2
 
@@ -63,9 +65,6 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.filterwarnings("default")  # those of transformers are not ours
 @pytest.mark.parametrize("frozen", [False, True], ids=["full", "frozen"])
 def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path, frozen: bool) -> None:
     source = tmp_path / "trained"
@@ -118,9 +117,6 @@ def check_files_as_states(store: Store, directory: Path, whole: Any) -> None:
     assert_same(whole.optimizer.state_dict()["state"], optimizer.state_dict()["state"])
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.filterwarnings("default")
 def test_what_is_frozen_is_stored_once_whatever_file_it_is_in(tmp_path: Path) -> None:
     source = tmp_path / "trained"
     training = trainer(source, frozen=True)
@@ -147,9 +143,6 @@ def test_what_is_frozen_is_stored_once_whatever_file_it_is_in(tmp_path: Path) ->
     assert os.listdir(store.path / "staging") == []
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.filterwarnings("default")
 def test_the_callback_of_the_page_on_files_commits_what_the_trainer_has_written(tmp_path: Path) -> None:
     from transformers import TrainerCallback
 

@@ -14,22 +14,19 @@ import torch
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from tests.integrations import tiny_trl
+from tests.integrations.marks import TRAINS
 from tests.support.damage import blobs_by_size, flip
 from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("default"),  # those of TRL are not ours
-]
+pytestmark = TRAINS
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _trl() -> None:
     require_transformers()
     if importlib.util.find_spec("trl") is None:  # pandas comes with it, which every process that saves would load
-        pytest.skip("needs trl, which is no development package")
+        pytest.skip("needs trl, which is no development package: make trl")
     torch.set_num_threads(1)
 
 

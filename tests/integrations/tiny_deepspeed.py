@@ -27,7 +27,7 @@ def main(kill_at: str, store: str, out: str) -> None:
     whole = made["make"]()
     made["train"](whole)
     assert again.global_steps == whole.global_steps == made["STEPS"]
-    assert (Path(out) / ".ckstore-resume-4").is_dir()
+    assert (Path(out) / ".ckstore-resume-2").is_dir()  # the one after it is damaged
     for one, other in zip(again.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(one, other)
     states = [engine.optimizer.optimizer.state_dict()["state"] for engine in (again, whole)]
