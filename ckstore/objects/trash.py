@@ -97,6 +97,7 @@ def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
             lock.release()
             continue
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+            two_renames.make_successor_durable(layout, path.name)
             move_to_trash(layout, path, lock)
             swept += 1
     return swept

@@ -98,6 +98,15 @@ def test_a_file_that_was_replaced_or_removed_is_a_lost_lock(place: Inside, *, ag
     lock.close()
 
 
+def test_a_file_without_a_mark_that_was_replaced_by_another_is_a_lost_lock(place: Inside) -> None:
+    lock = take(place, exclusive=False)
+    os.unlink(place.path)
+    take(place, exclusive=False).close()
+    with pytest.raises(InUse, match="was lost"):
+        lock.check()
+    lock.close()
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO, errno.ESTALE])
 def test_a_lock_server_that_fails_is_said(place: Inside, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     held = take(place)

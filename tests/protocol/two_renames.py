@@ -4,13 +4,17 @@ Saver A works on host 1; saver B, retention R, and the collector G on host 2. Wh
 is `cluster`: all, or nothing; then only host 1 writes to the run. Names are seen at once, since all acts here are
 renames, which the server judges. A *tick* is the time of the grace: what no process touched since the last one has
 waited. A process may stand still in the gap for longer than that; until then its staging is written to.
+
+The server may crash and forget renames that were not made durable; all who are in the middle of something get errors,
+and their locks are gone. *Ordered*: it has kept all renames until some moment since the last fsync. *Weak*: of each
+checkpoint, whichever place it had since one of the two directories of a rename of it was fsynced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
 
@@ -30,6 +34,12 @@ _DROP = "ops.free.drop.drop"
 _NAMES = "KAB"
 _LOSSES = 1
 _OVER = ("end", "failed", "unknown", "dead")
+_IDLE = ("new", *_OVER)
+_FOLDERS = {"P": "run", "X": "trash"}
+"""In which directory a place is, if not in ``staging/``."""
+_ALL = frozenset({"run", "staging", "trash"})
+Mode = Literal["", "ordered", "weak"]
+"""What a server that crashes forgets; empty: it does not crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,13 @@ class ReplaceRules:
     checked_before_burying: bool = True  # drop.drop: that it was lost is found out before what was replaced goes, too
     renamed_first: bool = True  # two_renames.replace: what an earlier replacement left names no successor any more
     buried: bool = True  # drop._bury: what was replaced goes before what replaced it
+    sync_published: bool = True  # publish._sync: the rename before the acknowledgement
+    sync_dropped: bool = True  # drop.drop: the rename before the user is told
+    sync_buried: bool = True  # drop._bury: that before the checkpoint that took its place is dropped
+    sync_staging: bool = (
+        True  # two_renames.replace: what names no successor any more, before the old one leaves its place
+    )
+    sync_swept: bool = True  # trash.sweep_staging: what replaced it, before what was replaced goes
 
     def without(self, *names: str) -> ReplaceRules:
         """Return the same rules but these."""
@@ -67,7 +84,9 @@ class Run(NamedTuple):
         refused: Whose saver was told that nothing was changed.
         mark: Who had it alone last, as the file of the lock says.
         misjudged: Whether an actor moved another checkpoint than the one that it had judged.
-        ticks, kills, losses: How often these may still happen.
+        ticks, kills, losses, crashes: How often these may still happen.
+        mode: What a server that crashes forgets.
+        kept: As `where`: each of what may be there after it crashed; empty where it does not any more.
     """
 
     where: str = "PSS"
@@ -81,6 +100,9 @@ class Run(NamedTuple):
     ticks: int = 1
     kills: int = 1
     losses: int = _LOSSES
+    crashes: int = 0
+    mode: Mode = ""
+    kept: frozenset[str] = frozenset()
 
     def of(self, x: str) -> str:
         """Return where a checkpoint is."""
@@ -92,8 +114,35 @@ class Run(NamedTuple):
 
     def put(self, x: str, place: str) -> Run:
         """Return the state after a rename."""
-        at = _NAMES.index(x)
-        return self._replace(where=self.where[:at] + place + self.where[at + 1 :], young=self.young | {x})
+        where = _put(self.where, x, place)
+        kept = self.kept and self.kept | {where}
+        if self.kept and self.mode == "weak":
+            kept |= {moved for one in self.kept if (moved := _put(one, x, place)).count("P") <= 1}
+        return self._replace(where=where, young=self.young | {x}, kept=kept)
+
+    def synced(self, folders: frozenset[str] = _ALL, *, rule: bool = True) -> Run:
+        """Return the state after an fsync of these directories; without the rule there is none."""
+        if not (rule and self.kept):
+            return self
+        if self.mode == "ordered":
+            return self._replace(kept=frozenset({self.where}))
+        return self._replace(kept=frozenset(one for one in self.kept if not self._is_over(one, folders)))
+
+    def _is_over(self, kept: str, folders: frozenset[str]) -> bool:
+        """Whether it cannot be so any more: a checkpoint was renamed since, and one of the two directories fsynced."""
+        moves = (
+            {_FOLDERS.get(place, "staging") for place in both}
+            for both in zip(kept, self.where, strict=True)
+            if both[0] != both[1]
+        )
+        return any(move & folders for move in moves)
+
+    def crashed(self, kept: str) -> Run:
+        """Return the state after the server crashed, of which it kept that."""
+        doing = tuple(what if what in _IDLE else "dead" for what in self.doing)
+        crashes = self.crashes - 1
+        left = frozenset({kept}) if crashes else frozenset[str]()
+        return self._replace(where=kept, doing=doing, lock="", crashes=crashes, kept=left)  # type: ignore[arg-type]
 
     def does(self, actor: str) -> str:
         """Return what an actor does next."""
@@ -113,16 +162,20 @@ class Run(NamedTuple):
 class ReplaceModel:
     """The model under some rules."""
 
-    def __init__(self, rules: ReplaceRules, ticks: int = 1) -> None:
+    def __init__(self, rules: ReplaceRules, ticks: int = 1, mode: Mode = "") -> None:
         self._rules = rules
         self._ticks = ticks
+        self._mode: Mode = mode
         self._settled: dict[str, str] = {}
         """Where all checkpoints are -> which one is published when everybody has died and gc was run."""
 
     def explore(self) -> Explored:
         """Look at every state."""
         doing = ("new", "new" if self._rules.cluster else "end", "new")
-        return explore(Run(doing=doing, ticks=self._ticks), lambda run: list(self.steps(run)), self.wrong)
+        start = Run(doing=doing, ticks=self._ticks)
+        if self._mode:
+            start = start._replace(mode=self._mode, crashes=1, kept=frozenset({start.where}))
+        return explore(start, lambda run: list(self.steps(run)), self.wrong)
 
     def steps(self, run: Run) -> Iterator[Step[Run]]:
         """Yield everything that may happen next."""
@@ -134,8 +187,11 @@ class ReplaceModel:
         if self._may_lock(run, "G"):
             yield from self._collector(run)
         if run.ticks:
-            alive = {x for x in "AB" if run.of(x) == "S" and run.does(x) not in (*_OVER, "gap")}
+            alive = {x for x in "AB" if run.of(x) == "S" and run.does(x) not in (*_OVER, "moved", "gap")}
             yield Step("", "", "THE GRACE PASSES", run._replace(young=frozenset(alive), ticks=run.ticks - 1))
+        if run.crashes:
+            for kept in sorted(run.kept):
+                yield Step("", "", f"THE SERVER CRASHES and keeps {kept}", run.crashed(kept))
         if run.lock and run.losses and self._rules.cluster:
             yield Step("", "", f"{run.lock} LOSES ITS LOCK", run._replace(lock="", losses=run.losses - 1))
 
@@ -160,12 +216,16 @@ class ReplaceModel:
             yield from self._published(run, x)
         elif doing.startswith("judged"):
             yield from self._first_rename(run, x, doing[-1])
+        elif doing == "moved":
+            durable = run.synced(_ALL - {"trash"})
+            yield Step(x, _REPLACE, "makes that durable", durable.then(x, "gap"))
         elif doing == "gap":
             yield from self._second_rename(run, x)
         elif doing == "placed":
             # Another one may have replaced or dropped it since.
             told = x if run.there() == x or run.gap() == x else run.told
-            yield Step(x, _SYNC, "makes it durable and tells", run._replace(told=told).then(x, "discard"))
+            durable = run.synced(_ALL - {"trash"}, rule=rules.sync_published)
+            yield Step(x, _SYNC, "makes it durable and tells", durable._replace(told=told).then(x, "discard"))
         elif doing == "discard":
             old = [y for y in _NAMES if run.of(y) == x.lower()]
             gone = run.put(old[0], "X") if old else run
@@ -201,15 +261,17 @@ class ReplaceModel:
             if self._rules.renamed_first:
                 for y in (y for y in _NAMES if asked.of(y) in "ab"):
                     asked = asked.put(y, "o")
+            asked = asked.synced(frozenset({"staging"}), rule=self._rules.sync_staging)
             moved = asked.put(there, x.lower())._replace(misjudged=run.misjudged or there != judged)
-            yield Step(x, _REPLACE, f"moves {there} out", moved.then(x, "gap"))
+            yield Step(x, _REPLACE, f"moves {there} out", moved.then(x, "moved" if run.kept else "gap"))
 
     def _second_rename(self, run: Run, x: str) -> Iterator[Step[Run]]:
         old = [y for y in _NAMES if run.of(y) == x.lower()]
         if run.of(x) == "S" and not run.there():
             yield Step(x, _REPLACE, "moves itself in", run.put(x, "P").then(x, "placed"))
         elif old and not run.there():
-            yield Step(x, _GO_BACK, f"puts {old[0]} back", run.put(old[0], "P").then(x, "unknown"))
+            back = run.put(old[0], "P").synced(_ALL - {"trash"})
+            yield Step(x, _GO_BACK, f"puts {old[0]} back", back.then(x, "unknown"))
         else:
             yield Step(x, _GO_BACK, "cannot go back: the outcome is unknown", run.then(x, "unknown"))
 
@@ -217,9 +279,9 @@ class ReplaceModel:
         """Return the state without its gap; the caller has the run alone."""
         old = run.gap()
         new = run.of(old).upper()
-        if run.of(new) == "S":
-            return run.put(new, "P")
-        return run.put(old, "P")
+        folders = _ALL - {"trash"}
+        run = run.synced(folders)
+        return run.put(new if run.of(new) == "S" else old, "P").synced(folders)
 
     def _collector(self, run: Run) -> Iterator[Step[Run]]:
         rules, gap = self._rules, run.gap()
@@ -229,13 +291,16 @@ class ReplaceModel:
             needed = gap and rules.new_is_needed and x in (gap, run.of(gap).upper())
             young = rules.grace_of_stagings and x in run.young
             if run.of(x) in "Sabo" and not needed and not young:
-                yield Step("G", _SWEEP, f"{x} is dead", run.put(x, "X"))
+                replaced = run.of(x) in "ab"
+                durable = run.synced(_ALL - {"trash"}, rule=rules.sync_swept) if replaced else run
+                yield Step("G", _SWEEP, f"{x} is dead", durable.put(x, "X"))
 
     def _retention(self, run: Run) -> Iterator[Step[Run]]:
         doing, there = run.does("R"), run.there()
         writes = self._rules.cluster or run.does("A") in _OVER  # else the host that writes the run drops, too
         if doing == "new" and there and writes and self._may_lock(run, "R"):
-            yield Step("R", _LOCK, "locks the run", run.then("R", f"bury {there}")._replace(lock="R", mark="R"))
+            kept = run.synced(_ALL - {"trash"})
+            yield Step("R", _LOCK, "locks the run", kept.then("R", f"bury {there}")._replace(lock="R", mark="R"))
         elif doing.startswith("bury"):
             buried = self._asked(run, "R") if self._rules.checked_before_burying else run
             if buried is None:
@@ -244,6 +309,7 @@ class ReplaceModel:
             for x in _NAMES:
                 if self._rules.buried and run.of(x) in "ab":
                     buried = buried.put(x, "X")
+            buried = buried.synced(_ALL - {"run"}, rule=self._rules.sync_buried)
             yield Step("R", _BURY, "what was replaced goes first", buried.then("R", f"drop {doing[-1]}"))
         elif doing.startswith("drop"):
             asked = self._asked(run, "R")
@@ -252,15 +318,22 @@ class ReplaceModel:
                     "R", _CHECK, "its lock was lost, or it has gone: nothing is dropped", run.then("R", "failed")
                 )
             else:
-                gone = asked.put(there, "X")._replace(told="-", misjudged=run.misjudged or there != doing[-1])
-                yield Step("R", _DROP, f"drops {there} and tells", gone.then("R", "end"))
+                gone = asked.put(there, "X")._replace(misjudged=run.misjudged or there != doing[-1])
+                if run.kept:
+                    yield Step("R", _DROP, f"drops {there}", gone.then("R", f"gone {run.told}")._replace(lock=""))
+                else:
+                    yield Step("R", _DROP, f"drops {there} and tells", gone._replace(told="-").then("R", "end"))
+        elif doing.startswith("gone"):
+            told = "-" if run.told == doing[-1] else run.told  # else another one was published and told since
+            durable = run.synced(_ALL - {"staging"}, rule=self._rules.sync_dropped)
+            yield Step("R", _DROP, "makes that durable and tells", durable._replace(told=told).then("R", "end"))
 
     def wrong(self, run: Run) -> str:
         """Return what is bad in this state, or when everybody has died, the grace is over, and gc was run."""
         if run.misjudged:
             return "a checkpoint was replaced or dropped that was not judged"
         for x in "AB":
-            if run.of(x) == "X" and run.does(x) not in (*_OVER, "placed", "discard", "gap"):
+            if run.of(x) == "X" and run.does(x) not in (*_OVER, "placed", "discard", "moved", "gap"):
                 return f"the staging of the live saver {x} was taken away"
         if run.ticks == self._ticks and run.losses == _LOSSES and "unknown" in run.doing:
             return "a save that nothing disturbed does not know its outcome"
@@ -272,7 +345,7 @@ class ReplaceModel:
             return ""
         if run.told == "-":
             return f"{there} was dropped and is back" if there else ""
-        if not there and run.does("R")[:4] in ("drop", "bury", "dead"):
+        if not there and run.does("R")[:4] in ("drop", "bury", "gone", "dead"):
             return ""
         return f"{run.told} was acknowledged, and {there or 'nothing'} is there"
 
@@ -293,3 +366,8 @@ class ReplaceModel:
 def _taken(run: Run, x: str) -> Run:
     """Return the state in which `x` took the place for a free one; it is none if it is empty for a moment only."""
     return run.put(x, "P").then(x, "placed")._replace(misjudged=run.misjudged or bool(run.gap()))
+
+
+def _put(where: str, x: str, place: str) -> str:
+    at = _NAMES.index(x)
+    return where[:at] + place + where[at + 1 :]

@@ -124,6 +124,18 @@ def begun(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]
         yield Gap((found["run"], step), layout.staging / name, (new[0], new[1]))
 
 
+def make_successor_durable(layout: Layout, name: str) -> None:
+    """Make durable what took the place of what has this name in ``staging/``, before that goes; else nothing is done.
+
+    The process that put it there may have died before it did so, and then neither of them might come back.
+
+    Raises:
+        OSError: What was replaced must stay.
+    """
+    for replaced in begun(layout, [name]):
+        files.sync_directory(layout.checkpoints / replaced.key[0])
+
+
 def complete(layout: Layout, gap: Gap) -> bool:
     """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open.
 

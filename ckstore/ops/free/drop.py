@@ -94,12 +94,13 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
         InUse: A reader has it open.
         OSError: It may come back, so this one must not go.
     """
-    for replaced in two_renames.begun(layout):
-        if replaced.key == info.key:
-            with suppress(NoSuchRef), _taken(info, replaced.old) as lock:  # it is gone: another process swept it
-                trash.move_to_trash(layout, replaced.old, lock)
-            for folder in (layout.trash, layout.staging):
-                files.sync_directory(folder)
+    found = [replaced.old for replaced in two_renames.begun(layout) if replaced.key == info.key]
+    for old in found:
+        with suppress(NoSuchRef), _taken(info, old) as lock:  # it is gone: another process swept it
+            trash.move_to_trash(layout, old, lock)
+    if found or layout.shared:  # a process of another host may just have moved it there, and not durably
+        for folder in (layout.trash, layout.staging):
+            files.sync_directory(folder)
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:

@@ -22,6 +22,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, SaveFailed, UnsafePlace
 from ckstore.fs import files, links, statx
 from ckstore.fs.inside import Inside, Where
+from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
@@ -88,6 +89,8 @@ def test_what_was_dropped_is_freed_by_any_host_after_the_grace(one: Store, two: 
     assert len(os.listdir(one.path / "trash")) == 1  # still the whole checkpoint
     later(1.1)
     two.gc()  # takes it apart; the blob has lost its last use, and waits from now on
+    later(0.9)
+    assert two.gc().freed_count == 0
     assert blob_bytes(one) == 2 * MIB
     later(2.2)
     freed = two.gc()
@@ -135,6 +138,30 @@ def test_what_died_while_it_made_a_lock_is_swept_after_the_grace(one: Store, two
     (folder / ".new-0123456789ab").touch()
     one.gc(exclusive=True)
     assert set(os.listdir(folder)) == names | {".new-of-a-user"}
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_that_nothing_comes_back_is_durable_before_a_checkpoint_is_dropped(
+    one: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host that replaced it may have moved the old one to trash at this moment, and not durably."""
+    done: list[str] = []
+    sync, move = files.sync_directory, trash.move_to_trash
+
+    def syncing(folder: Any) -> None:
+        done.append(folder.name)
+        sync(folder)
+
+    def moving(layout: Any, path: Any, lock: Any = None) -> Any:
+        done.append("dropped")
+        return move(layout, path, lock)
+
+    monkeypatch.setattr(files, "sync_directory", syncing)
+    monkeypatch.setattr(trash, "move_to_trash", moving)
+    one.delete(1)
+
+    before = done[: done.index("dropped")]
+    assert before[-2:] == ["trash", "staging"]
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")

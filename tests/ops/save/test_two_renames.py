@@ -16,6 +16,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek
+from ckstore.objects import trash
 from ckstore.objects.shared import two_renames
 from ckstore.ops.refs import gaps
 from tests.support.crashing import run_and_kill
@@ -174,6 +175,30 @@ def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
     store.delete(1)
 
     assert [info.step for info in store.checkpoints()] == [2]
+
+
+def test_what_was_replaced_is_swept_when_what_replaced_it_is_durable(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process died before it synced the run; else a power cut could leave neither, if renames come back singly."""
+    stop_in_the_gap(store, seed=8)
+    (old,) = (store.path / "staging").glob("*.old")
+    os.rename(old.with_suffix(""), store.path / "checkpoints/main/1")
+    synced: list[str] = []
+    sync, move = files.sync_directory, trash.move_to_trash
+
+    def syncing(folder: Any) -> None:
+        synced.append(folder.name)
+        sync(folder)
+
+    def moving(layout: Any, path: Any, lock: Any = None) -> Any:
+        assert "main" in synced
+        return move(layout, path, lock)
+
+    monkeypatch.setattr(files, "sync_directory", syncing)
+    monkeypatch.setattr(trash, "move_to_trash", moving)
+
+    assert trash.sweep_staging(store._context.layout) == 1
 
 
 def test_a_sweep_leaves_both_checkpoints_of_a_gap(store: Store) -> None:
