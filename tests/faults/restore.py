@@ -1,7 +1,6 @@
 """Give a case the store that a scenario begins with: prepared once, then copied with its links, modes and times.
 
-What the catalog says of inode numbers and of the time of a manifest's last change is made true for the copy, with the
-checksum of the row, so that it is indistinguishable from the original.
+What the catalog says of inode numbers is made true for the copy, so that it is indistinguishable from the original.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
-
-from ckstore.catalog import checksum
 
 CATALOG = "store/catalog.db"
 
@@ -26,7 +23,7 @@ def can_be_copied(prepared: Path) -> bool:
 def copy_prepared(prepared: Path, target: Path) -> None:
     """Copy all below `prepared` into the empty directory `target`."""
     copies: dict[tuple[int, int], str] = {}
-    statuses: dict[int, os.stat_result] = {}
+    numbers: dict[int, int] = {}
     directories = []
     for where, names, files in os.walk(prepared):
         there = os.path.join(target, os.path.relpath(where, prepared))
@@ -46,34 +43,20 @@ def copy_prepared(prepared: Path, target: Path) -> None:
                 copies[inode] = copy
                 shutil.copyfile(source, copy)
                 shutil.copystat(source, copy)
-            statuses[status.st_ino] = os.lstat(copy)
+            numbers[status.st_ino] = os.lstat(copy).st_ino
     if (target / CATALOG).exists():
-        _renumber(target / CATALOG, statuses)
+        _renumber(target / CATALOG, numbers)
     for source, copy in reversed(directories):
         shutil.copystat(source, copy)
 
 
-def _renumber(catalog: Path, statuses: dict[int, os.stat_result]) -> None:
-    """Say of each file what is so for its copy; `statuses` are those of the copies, by the inodes of the originals."""
+def _renumber(catalog: Path, numbers: dict[int, int]) -> None:
     with closing(sqlite3.connect(catalog)) as connection, connection:
         columns = connection.execute(
             "SELECT s.name, c.name FROM sqlite_schema AS s, pragma_table_info(s.name) AS c "
-            "WHERE s.type = 'table' AND (c.name LIKE '%inode%' OR c.name IN ('checksum', 'manifest_ctime_ns'))"
+            "WHERE s.type = 'table' AND c.name LIKE '%inode%'"
         ).fetchall()
-        has_checksum = ("checkpoints", "checksum") in columns
-        checksum.install(connection)
-        query = f"SELECT id FROM checkpoints WHERE {checksum.IS_RIGHT}"
-        right = connection.execute(query).fetchall() if has_checksum else []
         for table, column in columns:
-            if "inode" not in column:
-                continue
             for old, row in connection.execute(f'SELECT "{column}", rowid FROM "{table}"').fetchall():
-                there = statuses.get(old)
-                if there is None:
-                    continue
-                connection.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = ?', (there.st_ino, row))
-                if column == "manifest_inode" and (table, "manifest_ctime_ns") in columns:
-                    connection.execute(
-                        f'UPDATE "{table}" SET manifest_ctime_ns = ? WHERE rowid = ?', (there.st_ctime_ns, row)
-                    )
-        connection.executemany(f"UPDATE checkpoints SET checksum = {checksum.CHECKSUM} WHERE id = ?", right)
+                new = numbers.get(old, old)
+                connection.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = ?', (new, row))

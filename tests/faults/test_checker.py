@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.catalog import checksum
-from ckstore.catalog.queries import STAMP
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_named
 from tests.faults.checker import check_store
 from tests.faults.harness import evenly, sample
 from tests.faults.journal import Journal, Place, Promised, read_journal
-from tests.faults.restore import copy_prepared
 from tests.faults.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.crash
@@ -46,23 +43,6 @@ def a_blob(store: Path) -> Path:
 
 def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
     assert check_store(store, read_journal(tmp_path / "journal")) == []
-
-
-def test_a_copy_of_a_prepared_store_has_a_catalog_that_is_right(store: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    prepared = tmp_path / "prepared"
-    prepared.mkdir()
-    store.rename(prepared / "store")
-
-    copy_prepared(prepared, copy)
-
-    with closing(sqlite3.connect(copy / "store/catalog.db")) as connection:
-        checksum.install(connection)
-        [seen] = connection.execute(f"SELECT {checksum.IS_RIGHT}, {STAMP} FROM checkpoints").fetchall()
-    folder = copy / "store/checkpoints/main/1"
-    manifest = (folder / "manifest.json").stat()
-    assert seen == (1, folder.stat().st_ino, manifest.st_ino, manifest.st_mtime_ns, manifest.st_ctime_ns)
 
 
 @pytest.mark.parametrize(
