@@ -102,7 +102,9 @@ def _sharded(dims: dict[str, int | None], *, zeros: bool = False) -> dict[str, A
     for name, dim in dims.items():
         full = whole(name)
         placement = Replicate() if dim is None else Shard(dim)
-        state[name] = distribute_tensor(torch.zeros_like(full) if zeros else full, mesh, [placement])
+        mine = torch.zeros_like(full) if zeros else full
+        # Every rank has the whole: nothing is sent, so that a rank that is killed here cannot fail the others here.
+        state[name] = distribute_tensor(mine, mesh, [placement], src_data_rank=None)
     return state
 
 
