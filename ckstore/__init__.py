@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         NewerFormat,
         NoSuchFile,
         NoSuchRef,
+        NotUnchanged,
         OtherHash,
         Protected,
         RankError,
@@ -112,6 +113,7 @@ __all__ = [
     "NewerFormat",
     "NoSuchFile",
     "NoSuchRef",
+    "NotUnchanged",
     "Note",
     "OpenCheckpoint",
     "OtherHash",
@@ -158,9 +160,9 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
-    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef OtherHash Protected "
-    "RankError RankFailed RankMismatch SaveAbandoned SaveFailed StateChanged StepExists StoreNotFound UnknownOutcome "
-    "UnsafePlace",
+    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef "
+    "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch SaveAbandoned SaveFailed "
+    "StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",

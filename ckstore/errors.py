@@ -11,6 +11,7 @@
     │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
     ├── StepExists               1   the run has another checkpoint at that step
     ├── StateChanged             1   the state was changed while it was being saved
+    │   └── NotUnchanged         1   a tensor that was named as unchanged has changed
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
     │   ├── InsufficientSpace    6   not enough bytes or inodes
     │   ├── SaveAbandoned        1   a background save was given up, and will not appear
@@ -197,6 +198,10 @@ class StepExists(CkstoreError):
 
 class StateChanged(CkstoreError):
     """The state was changed while it was being saved; nothing was published."""
+
+
+class NotUnchanged(StateChanged):
+    """A tensor that was named in ``unchanged=`` is not as the checkpoint before has it; nothing was published."""
 
 
 class SaveFailed(CkstoreError):

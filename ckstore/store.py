@@ -273,6 +273,7 @@ class Store:
         parent: RefLike | None = None,
         if_exists: IfExists = "error",
         force: bool = False,
+        unchanged: Select = None,
         max_in_flight: int = 1,
         when_busy: Literal["wait", "skip", "error"] = "wait",
         timeout_s: float = 600.0,
@@ -296,6 +297,10 @@ class Store:
             parent: As in `save`; a ref that is no `CheckpointInfo` is looked up by the saver.
             if_exists: As in `save`.
             force: As in `save`.
+            unchanged: What has not changed since the `save_async` before this one of the run, as `select` of `load`
+                names it: globs, where a name also means everything below it, or a function of a name. It is taken from
+                that checkpoint and not copied. That is your word: a thirty-second part is compared in each save, and
+                what is not compared, and has changed, is saved with its old bytes.
             max_in_flight: So many saves, each with a copy of its state in memory, are under way at most.
             when_busy: What to do when so many are: ``wait`` for one of them, ``skip`` this save (see
                 `PendingSave.skipped`), or raise an ``error``.
@@ -308,6 +313,7 @@ class Store:
             The save under way: `PendingSave.result` waits for its end.
 
         Raises:
+            BadInput: `unchanged` selects nothing, or another argument cannot be meant.
             CannotStore: A value in the state cannot be stored.
             StateChanged: The state was changed while it was being copied.
             InUse: Too many saves are under way, and `when_busy` says so or `timeout_s` is over.
@@ -324,7 +330,14 @@ class Store:
         about = self._description(metrics, metadata, message, None if ref else parent)
         request = self._request(run, step, about, tags, if_exists, force=force)
         self._context.check_writable()
-        return self._client().submit(state, order_of(request, ref), terms, self._context.last_parents)
+        named = None
+        if unchanged is not None:
+            from ckstore.ops.read.load import as_filter
+            from ckstore.saver.client.unchanged import Unchanged
+
+            selects = as_filter(unchanged, "unchanged")
+            named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
+        return self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
 
     @act_in_memory
     def wait(self, timeout_s: float | None = None) -> bool:

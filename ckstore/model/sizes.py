@@ -6,6 +6,8 @@ import re
 
 from ckstore.errors import BadInput
 
+PACK_BELOW_BYTES = 2**20
+"""Storages that are smaller share packs; the others are cut into chunks."""
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])

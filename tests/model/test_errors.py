@@ -25,6 +25,7 @@ _TREE = {
     "DoesNotFit": ("BadInput", 2),
     "StepExists": ("CkstoreError", 1),
     "StateChanged": ("CkstoreError", 1),
+    "NotUnchanged": ("StateChanged", 1),
     "SaveFailed": ("CkstoreError", 1),
     "InsufficientSpace": ("SaveFailed", 6),
     "SaveAbandoned": ("SaveFailed", 1),

@@ -40,11 +40,43 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of one storage lie in the snapshot."""
+    """Where the bytes of one storage lie in the snapshot; an offset of -1: they do not, see `Kept`."""
 
     name: str
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Bytes of a storage that is kept, which lie in the snapshot so that they can be compared.
+
+    Attributes:
+        storage: Index of the storage in the state.
+        start: Where in it they start.
+        offset, nbytes: Where they lie in the snapshot.
+    """
+
+    storage: int
+    start: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged.
+
+    Attributes:
+        step, id: That checkpoint.
+        storages: Index of a storage in the state -> its index there, and the step for which it was last copied whole.
+        samples: What is to be compared.
+    """
+
+    step: int
+    id: str
+    storages: dict[int, tuple[int, int]]
+    samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +90,7 @@ class Order:
         last_parents: What changed of `Context.last_parents` in the trainer since the last order.
         captured: The state; it has no sources.
         places: Where the bytes of the storages are.
+        kept: What is not in the snapshot; None: all is.
         tried_step: The step at which an earlier saver may have published this order before it ended; None: at none.
     """
 
@@ -73,6 +106,7 @@ class Order:
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))
     places: tuple[Place, ...] = ()
     tried_step: int | None = None
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +226,24 @@ def _order_json(order: Order) -> dict[str, Any]:
     }
     members["captured"] = [captured.state, captured.leaves, captured.name_chars]
     members["places"] = [[place.name, place.offset, place.nbytes] for place in order.places]
+    members["kept"] = None if order.kept is None else _kept_json(order.kept)
     return members
+
+
+def _kept_json(kept: Kept) -> list[Any]:
+    storages = [[index, *there] for index, there in kept.storages.items()]
+    samples = [[sample.storage, sample.start, sample.offset, sample.nbytes] for sample in kept.samples]
+    return [kept.step, kept.id, storages, samples]
+
+
+def _kept(members: list[Any]) -> Kept:
+    step, manifest_id, storages, samples = members
+    return Kept(
+        step,
+        manifest_id,
+        {index: (there, copied_step) for index, there, copied_step in storages},
+        tuple(Sample(*sample) for sample in samples),
+    )
 
 
 def _order(members: dict[str, Any]) -> dict[str, Any]:
@@ -203,6 +254,7 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     state, leaves, name_chars = members["captured"]
     members["captured"] = Captured(state, tuple(_leaf(leaf) for leaf in leaves), (), name_chars=name_chars)
     members["places"] = tuple(Place(*place) for place in members["places"])
+    members["kept"] = None if members["kept"] is None else _kept(members["kept"])
     return members
 
 

@@ -26,8 +26,8 @@ Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
 
 
-def as_filter(select: Select) -> Callable[[str], bool] | None:
-    """Return `select` as a function of a name; None if everything is wanted.
+def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool] | None:
+    """Return `select`, which the caller gave as this argument, as a function of a name; None if everything is wanted.
 
     Raises:
         BadInput: It is none of the kinds of `Select`.
@@ -40,7 +40,7 @@ def as_filter(select: Select) -> Callable[[str], bool] | None:
         given = [select]
     globs = [glob for glob in given if isinstance(glob, str)]
     if len(globs) < len(given):
-        msg = f"select must be a glob, a list of globs or a function of a name, got {select!r}"
+        msg = f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}"
         raise BadInput(msg)
     return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 

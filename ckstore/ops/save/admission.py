@@ -11,6 +11,7 @@ from ckstore.model.digest import fan_out
 from ckstore.model.settings.free_space import Amount, Need
 from ckstore.ops.free.make_room import how_to_free, make_room, measure
 from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, PACK_BYTES, aligned, find_pieces
+from ckstore.ops.save.recorded import RecordedSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,11 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
 
 def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
-    large = [source.nbytes for source in sources if source.nbytes >= PACK_BELOW_BYTES]
+    large = [
+        source.nbytes
+        for source in sources
+        if source.nbytes >= PACK_BELOW_BYTES and not isinstance(source, RecordedSource)
+    ]
     small_bytes = sum(source.nbytes + ALIGNMENT for source in sources if source.nbytes < PACK_BELOW_BYTES)
     blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + _packs(small_bytes)
     own_bytes = _SOURCE_BYTES * (len(sources) + blob_count) + _MARGIN_BYTES
@@ -87,6 +92,9 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
     for source in sources:
         if source.nbytes < PACK_BELOW_BYTES:
             small[_digest(context.algorithm, source, 0, source.nbytes)] = source.nbytes
+            continue
+        if isinstance(source, RecordedSource):  # not given away to make room
+            found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
             continue
         for start in range(0, source.nbytes, context.settings.chunk_bytes):
             stop = min(start + context.settings.chunk_bytes, source.nbytes)

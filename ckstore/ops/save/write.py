@@ -19,6 +19,7 @@ from ckstore.fs.buffers import aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
+from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class Stored:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes."""
+    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes.
+
+    `recorded`: where an earlier checkpoint has it, if its bytes are not in hand.
+    """
 
     source: ByteSource
     start: int
@@ -66,6 +70,7 @@ class _Chunk:
     piece: str = ""
     blob: str = ""
     offset: int = 0
+    recorded: RecordedChunk | None = None
 
     @property
     def length(self) -> int:
@@ -80,7 +85,8 @@ class _Chunk:
         return live
 
     def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
-        return Extent(self.piece, blob_index(self.blob, self.offset + self.length), self.offset, self.length)
+        blob_nbytes = self.offset + self.length if self.recorded is None else self.recorded.blob_nbytes
+        return Extent(self.piece, blob_index(self.blob, blob_nbytes), self.offset, self.length)
 
 
 def store_sources(
@@ -212,6 +218,10 @@ class _ChunkWriter:
 
     def cut(self, source: ByteSource) -> list[_Chunk]:
         """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
+        if isinstance(source, RecordedSource):
+            chunks = [_Chunk(source, of.start, of.stop, of.piece, of.blob, of.offset, of) for of in source.chunks]
+            self._waiting.extend(chunks)
+            return chunks
         step = self._context.settings.chunk_bytes
         chunks = [_Chunk(source, start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
         self._waiting.extend(chunks)
@@ -302,6 +312,9 @@ class _ChunkWriter:
 
     def _store_chunk(self, chunk: _Chunk) -> None:
         source, start, stop = chunk.source, chunk.start, chunk.stop
+        if isinstance(source, RecordedSource) and chunk.recorded is not None:
+            self._claim_recorded(source, chunk.recorded)
+            return
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
         self._context.watch.hashed(len(data))
@@ -323,6 +336,20 @@ class _ChunkWriter:
                 raise state_changed(source.name)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
+
+    def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
+        """Claim a chunk whose bytes are not in hand.
+
+        Raises:
+            NotUnchanged: They were, as a sample, and are others.
+            SaveFailed: The store does not have it any more.
+        """
+        source.check(chunk, self._context.algorithm)
+        self._context.watch.hashed(chunk.stop - chunk.start)
+        if not self.is_first(chunk.blob):
+            return
+        if not (self._staging.claim(chunk.blob, chunk.blob_nbytes) and self._recheck.agrees_whole(chunk.blob)):
+            raise source.missing(self._recheck.damaged.get(chunk.blob, f"blob {chunk.blob} is not there any more"))
 
     def recheck_unforeseen(self) -> None:
         """Have the chunks that the store had, and that nothing foresaw, take their turn in being read again."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.terms import Terms
+    from ckstore.saver.client.unchanged import Unchanged
 
 
 class Client:
@@ -53,8 +54,15 @@ class Client:
         self._keeper = SaverKeeper(self.path, self.catalog_path, self._queue)
         self._number = 0
 
-    def submit(self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str]) -> PendingSave:
-        """Copy the state, and have it saved.
+    def submit(
+        self,
+        state: object,
+        order: Order,
+        terms: Terms,
+        last_parents: Mapping[str, str],
+        unchanged: Unchanged | None = None,
+    ) -> PendingSave:
+        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved.
 
         Raises:
             CkstoreError: An earlier save failed, and its error was not read; the state cannot be stored; there is no
@@ -64,21 +72,28 @@ class Client:
             self.raise_unread()
             with python_gc_paused():
                 captured = capture(state)
+            names = None if unchanged is None else unchanged.names_in(captured)
             if not self._queue.make_way(terms):
+                with self._queue.changed:
+                    self._queue.bases.skipped(order.run, names)
                 return PendingSave(order.run, order.step, 0, skipped=True)
-            places, nbytes = places_of(captured.sources)
-            snapshot = self._queue.pool.take(nbytes)
+            with self._queue.changed:
+                placed = self._queue.bases.place(captured, order, unchanged, last_parents)
+            if placed.kept is not None:
+                self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
+            snapshot = self._queue.pool.take(placed.nbytes)
             try:
-                snapshot.fill(captured.sources, places)
+                snapshot.fill((*captured.sources, *placed.parts), (*placed.places, *placed.part_places))
                 _check_unchanged(captured)
                 order = replace(
                     order,
                     number=self._number + 1,
                     captured=replace(captured, sources=()),
-                    places=places,
+                    places=placed.places,
+                    kept=placed.kept,
                     last_parents=self._queue.parents.news(last_parents),
                 )
-                pending = PendingSave(order.run, order.step, sum(place.nbytes for place in places))
+                pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
                 pending.note("copied")
                 with self._queue.changed:
                     self._queue.terms = terms

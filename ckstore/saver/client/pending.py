@@ -22,7 +22,7 @@ class PendingSave:
         run: The run that is saved to.
         step: The step that was asked for, or that the saver found; None: not known yet.
         skipped: Whether nothing was saved since another save was still under way (``when_busy="skip"``).
-        total_bytes: Size of the snapshot.
+        total_bytes: Size of the state.
     """
 
     def __init__(self, run: str, step: int | None, total_bytes: int, *, skipped: bool = False) -> None:
@@ -100,6 +100,7 @@ class PendingSave:
             TimeoutError: It has not ended by then.
             SaveAbandoned: The saver was stuck, or the save was cancelled; it was not published and will not be.
             UnknownOutcome: The saver was stuck in the middle of publishing it.
+            NotUnchanged: A tensor that was named in ``unchanged=`` has changed.
             CkstoreError: As `Store.save` raises it.
         """
         error = self.exception(timeout_s)

@@ -10,6 +10,7 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.saver.client.parents import Parents
 from ckstore.saver.client.snapshot import SnapshotPool
 from ckstore.saver.client.terms import Terms
+from ckstore.saver.client.unchanged import Bases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ class SaveQueue:
         saves: In their order; only the first can have been begun.
         pool: Memory of the snapshots that are not in use.
         parents: What savers are told of the checkpoints that are gone on from.
+        bases: What unchanged tensors can be taken from.
         terms: Those of the last save.
     """
 
@@ -38,6 +40,7 @@ class SaveQueue:
         self.saves: list[Save] = []
         self.pool = SnapshotPool()
         self.parents = Parents()
+        self.bases = Bases()
         self.terms = Terms()
         self._on_saved = on_saved
         self._ended: list[PendingSave] = []
@@ -86,6 +89,7 @@ class SaveQueue:
     def add(self, save: Save) -> None:
         """Put it behind the others; with the lock."""
         self.parents.ordered(save.order.last_parents)
+        self.bases.ordered(save.order)
         self.saves.append(save)
 
     def give_back(self, snapshot: Snapshot, terms: Terms) -> None:
@@ -113,6 +117,7 @@ class SaveQueue:
             self._ended.append(save.pending)
         else:
             self.parents.ended(save.order.last_parents, outcome)
+            self.bases.ended(save.order, outcome)
             self._on_saved(outcome)
             _LOG.info("saved %s", outcome.name)
         save.pending.finish(outcome)

@@ -19,7 +19,7 @@ from ckstore.model.saver.messages import Place
 from ckstore.model.sizes import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from ckstore.model.manifest.captured import ByteSource
 
@@ -29,14 +29,29 @@ _THREADS = 2
 _GRAIN = 2 * 2**20
 
 
-def places_of(sources: Sequence[ByteSource]) -> tuple[tuple[Place, ...], int]:
-    """Return where the bytes of each source go in a snapshot, and how large it is."""
+def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple[tuple[Place, ...], int]:
+    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
     places = []
     end = 0
-    for source in sources:
+    for index, source in enumerate(sources):
+        if index in kept:
+            places.append(Place(source.name, -1, source.nbytes))
+            continue
         places.append(Place(source.name, end, source.nbytes))
         end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
     return tuple(places), end
+
+
+class Part:
+    """Some bytes of a source, from `start` on; what `Snapshot.fill` needs of a `ByteSource`."""
+
+    def __init__(self, source: ByteSource, start: int) -> None:
+        self._source = source
+        self._start = start
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes of the part into `out`."""
+        self._source.read_into(self._start + start, self._start + stop, out)
 
 
 class Snapshot:
@@ -75,8 +90,8 @@ class Snapshot:
     def _clear(self, address: int, at: int) -> None:
         ctypes.memset(address + at, 0, min(_PART_BYTES, self.nbytes - at))
 
-    def fill(self, sources: Sequence[ByteSource], places: Sequence[Place]) -> None:
-        """Copy every source to its place, with two threads.
+    def fill(self, sources: Sequence[ByteSource | Part], places: Sequence[Place]) -> None:
+        """Copy every source that has a place to it, with two threads.
 
         Raises:
             StateChanged: The memory of a tensor was freed meanwhile.
@@ -120,6 +135,14 @@ class SnapshotPool:
         self.close()
         return Snapshot(nbytes)
 
+    def drop_above(self, nbytes: int) -> None:
+        """Give the memory of those back that are larger."""
+        with self._mutex:
+            large = [snapshot for snapshot in self._free if snapshot.nbytes > nbytes]
+            self._free = [snapshot for snapshot in self._free if snapshot.nbytes <= nbytes]
+        for one in large:
+            one.close()
+
     def give(self, snapshot: Snapshot, most: int) -> None:
         """Keep a snapshot; of those that were kept before, so many that there are at most `most`."""
         with self._mutex:
@@ -142,20 +165,24 @@ class SnapshotPool:
             snapshot.let_go()
 
 
-def _copies(sources: Sequence[ByteSource], places: Sequence[Place], whole: memoryview) -> list[Callable[[], None]]:
+def _copies(
+    sources: Sequence[ByteSource | Part], places: Sequence[Place], whole: memoryview
+) -> list[Callable[[], None]]:
     """Return work of about equal size: parts of large sources, and many small ones together."""
     work: list[Callable[[], None]] = []
-    few: list[tuple[ByteSource, Place]] = []
+    few: list[tuple[ByteSource | Part, Place]] = []
     few_bytes = 0
 
-    def copy(source: ByteSource, place: Place, start: int, stop: int) -> None:
+    def copy(source: ByteSource | Part, place: Place, start: int, stop: int) -> None:
         source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
 
-    def copy_all(several: list[tuple[ByteSource, Place]]) -> None:
+    def copy_all(several: list[tuple[ByteSource | Part, Place]]) -> None:
         for source, place in several:
             copy(source, place, 0, place.nbytes)
 
     for source, place in zip(sources, places, strict=True):
+        if place.offset < 0:
+            continue
         if place.nbytes < _PART_BYTES:
             few.append((source, place))
             few_bytes += place.nbytes

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import StepExists
+from ckstore.ops.save.recorded import manifest_of, recorded
 from ckstore.ops.save.save import Request, save_captured
 
 if TYPE_CHECKING:
+    from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
     from ckstore.objects.publish import IfExists
@@ -64,13 +66,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         if_exists=cast("IfExists", order.if_exists),
         force=order.force,
     )
-    end = max((place.offset + place.nbytes for place in order.places), default=0)
-    # Not unmapped by force: a thread of a save that failed may still be reading.
-    whole = memoryview(mmap.mmap(snapshot, end, prot=mmap.PROT_READ)) if end else memoryview(b"")
-    sources = tuple(
-        SnapshotSource(place.name, whole[place.offset : place.offset + place.nbytes]) for place in order.places
-    )
-    captured = replace(order.captured, sources=sources)
+    captured = replace(order.captured, sources=_sources(context, order, snapshot))
     try:
         return save_captured(context, captured, request)
     except StepExists:
@@ -78,3 +74,33 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
             raise
     # Another process has that step: the earlier saver did not publish there.
     return save_captured(context, captured, replace(request, step=None))
+
+
+def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource, ...]:
+    """Return where the bytes of each storage are: in the snapshot, or in an earlier checkpoint.
+
+    Raises:
+        SaveFailed: That is no longer there.
+    """
+    kept = order.kept
+    samples = () if kept is None else kept.samples
+    ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
+    end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
+    # Not unmapped by force: a thread of a save that failed may still be reading.
+    whole = memoryview(mmap.mmap(snapshot, end, prot=mmap.PROT_READ)) if end else memoryview(b"")
+    sources: dict[int, ByteSource] = {
+        index: SnapshotSource(place.name, whole[place.offset : place.offset + place.nbytes])
+        for index, place in enumerate(order.places)
+        if place.offset >= 0
+    }
+    if kept is not None:
+        in_hand: dict[int, dict[int, memoryview]] = {}
+        for sample in samples:
+            data = whole[sample.offset : sample.offset + sample.nbytes]
+            in_hand.setdefault(sample.storage, {})[sample.start] = data
+        manifest = manifest_of(context, order.run, kept.step, kept.id)
+        for index, (there, copied_step) in kept.storages.items():
+            place = order.places[index]
+            copied_in = f"{order.run}@{copied_step}"
+            sources[index] = recorded(manifest, there, place.name, place.nbytes, in_hand.get(index, {}), copied_in)
+    return tuple(sources[index] for index in range(len(order.places)))

@@ -1,0 +1,139 @@
+"""The bytes of a storage that an earlier checkpoint has and that are said to be the same: they are not read again.
+
+Their blobs are claimed by the names that its manifest gives. Of some chunks the bytes are in hand, a sample: these are
+hashed, and if they are not what that checkpoint holds, nothing is saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed
+from ckstore.objects.checkpoints import CheckpointDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.digest import Algorithm
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.ops.context import Context
+
+NEXT = "save again: the next save copies everything"
+
+
+class RecordedChunk(NamedTuple):
+    """One piece of a storage, as the manifest of an earlier checkpoint has it."""
+
+    start: int
+    stop: int
+    piece: str
+    blob: str
+    blob_nbytes: int
+    offset: int
+
+
+class RecordedSource:
+    """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for.
+
+    Attributes:
+        name, nbytes: As in `ByteSource`.
+        chunks: Its pieces, one after another.
+        base: The checkpoint, as ``RUN@STEP``.
+        copied_in: The checkpoint for which the whole of it was copied last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        chunks: tuple[RecordedChunk, ...],
+        samples: Mapping[int, memoryview],
+        base: str,
+        copied_in: str,
+    ) -> None:
+        self.name = name
+        self.nbytes = chunks[-1].stop
+        self.chunks = chunks
+        self.base = base
+        self.copied_in = copied_in
+        self._samples = samples
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Raise: the bytes are not here.
+
+        Raises:
+            SaveFailed: Always.
+        """
+        raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not in hand", hint=NEXT)
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
+        """Raise, as `view`."""
+        self.view(start, stop)
+
+    def changed(self) -> bool:
+        """Return False; what is in hand is compared by `check`."""
+        return False
+
+    def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
+        """Compare a chunk with what its bytes are now, if these are in hand.
+
+        Raises:
+            NotUnchanged: They are others.
+        """
+        data = self._samples.get(chunk.start)
+        if data is None or (len(data) == chunk.stop - chunk.start and algorithm.digest(data) == chunk.piece):
+            return
+        since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
+        msg = f"{self.name} was named in unchanged=, but is not as {self.base} has it; nothing was published{since}"
+        raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}")
+
+    def missing(self, why: str) -> SaveFailed:
+        """Return the error for a blob that the store does not have, or not whole."""
+        return SaveFailed(f"{self.name} cannot be taken from {self.base}: {why}; nothing was published", hint=NEXT)
+
+
+def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Manifest:
+    """Return the manifest of the checkpoint that storages are to be taken from.
+
+    Raises:
+        SaveFailed: It is no longer there.
+    """
+    try:
+        with CheckpointDirectory.at(context.layout.checkpoint(run, step), context.layout.hash_prefix) as directory:
+            if directory.manifest_id == manifest_id:
+                return directory.manifest
+        why = "another checkpoint is there now"
+    except (FileNotFoundError, NotADirectoryError):
+        why = "it was deleted"
+    except DamagedBlob as error:
+        why = error.message
+    msg = f"unchanged tensors were to be taken from {run}@{step}: {why}; nothing was published"
+    raise SaveFailed(msg, hint=NEXT)
+
+
+def recorded(  # noqa: PLR0917
+    manifest: Manifest, storage: int, name: str, nbytes: int, samples: Mapping[int, memoryview], copied_in: str
+) -> RecordedSource:
+    """Return a storage of a manifest as a source.
+
+    Args:
+        manifest: Of the earlier checkpoint.
+        storage: Its index there.
+        name: Of its first leaf.
+        nbytes: Size that it has.
+        samples: Bytes in hand, by where they start.
+        copied_in: See `RecordedSource`.
+
+    Raises:
+        SaveFailed: The checkpoint has it in another form.
+    """
+    base = f"{manifest.run}@{manifest.step}"
+    record = manifest.storages[storage]
+    chunks = []
+    end = 0
+    for extent in record.extents:
+        blob = manifest.blobs[extent.blob]
+        chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))
+        end += extent.length
+    if record.tiling is not None or end != nbytes or not {chunk.start for chunk in chunks} >= samples.keys():
+        raise SaveFailed(f"{name} is kept in another form by {base}; nothing was published", hint=NEXT)
+    return RecordedSource(name, tuple(chunks), samples, base, copied_in)

@@ -1,0 +1,202 @@
+"""What a background save need not copy: what its caller says is unchanged, and the checkpoint before it has.
+
+A storage is kept, so not copied, if all tensors in it are said to be unchanged, and the save before this one of the run
+has them with the same names, dtypes and shapes. That save must have ended well: what became of it is known then. Of
+what is kept each save copies a share, so that the saver compares its digests: see `IN_SAVES`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.model.saver.messages import Kept, Place, Sample
+from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.saver.client.snapshot import Part, places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckstore.model.manifest.captured import Captured
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.manifest import LeafRecord
+    from ckstore.model.saver.messages import Order
+
+IN_SAVES = 32
+"""Within so many saves each chunk of what is kept is compared once."""
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """What the caller says.
+
+    Attributes:
+        selects: Whether the value with a name is unchanged since the save before.
+        chunk_bytes: Size of the chunks of the store.
+    """
+
+    selects: Callable[[str], bool]
+    chunk_bytes: int
+
+    def names_in(self, captured: Captured) -> set[str]:
+        """Return what it names of a state.
+
+        Raises:
+            BadInput: Nothing, so a name is misspelt.
+        """
+        names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
+        if captured.leaves and not names:
+            some = ", ".join(leaf.name for leaf in captured.leaves[:3])
+            msg = f"unchanged= selects none of the {len(captured.leaves)} tensors of the state"
+            raise BadInput(msg, hint=f"their names are as in load(select=): {some}")
+        return names
+
+
+@dataclass(slots=True)
+class Base:
+    """A checkpoint that unchanged tensors can be taken from.
+
+    Attributes:
+        step, id: Which.
+        leaves: Its leaves, by name.
+        sizes: Of its storages.
+        copied_steps: For each of its storages the step for which it was last copied whole.
+        named: What was named as unchanged in each call since; None: there was none.
+    """
+
+    step: int
+    id: str
+    leaves: dict[str, LeafRecord]
+    sizes: tuple[int, ...]
+    copied_steps: tuple[int, ...]
+    named: set[str] | None = None
+
+    def kept(self, captured: Captured, names: set[str]) -> dict[int, tuple[int, int]]:
+        """Return which storages of a state need not be copied, as `Kept.storages`."""
+        members: dict[int, list[LeafRecord]] = defaultdict(list)
+        for leaf in captured.leaves:
+            members[leaf.storage].append(leaf)
+        found = {}
+        for storage, leaves in members.items():
+            there = self._storage_of(leaves, names)
+            nbytes = captured.sources[storage].nbytes
+            if there is not None and nbytes == self.sizes[there] and nbytes >= PACK_BELOW_BYTES:
+                found[storage] = (there, self.copied_steps[there])
+        return found
+
+    def _storage_of(self, leaves: list[LeafRecord], names: set[str]) -> int | None:
+        """Return the one storage that has all these leaves in the same form, if all are named; else None."""
+        storages = set()
+        for leaf in leaves:
+            there = self.leaves.get(leaf.name)
+            named = leaf.name in names and (self.named is None or leaf.name in self.named)
+            if there is None or not named or there._replace(storage=leaf.storage) != leaf:
+                return None
+            storages.add(there.storage)
+        return storages.pop() if len(storages) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a state goes in a snapshot.
+
+    Attributes:
+        places: Of each of its storages.
+        kept: What is taken from an earlier checkpoint; None: nothing is.
+        parts, part_places: What is copied of that, to be compared.
+        nbytes: Size of the snapshot.
+    """
+
+    places: tuple[Place, ...]
+    kept: Kept | None
+    parts: tuple[Part, ...]
+    part_places: tuple[Place, ...]
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Bases:
+    """For each run the checkpoint that the next save can take unchanged tensors from. Called with the queue's lock."""
+
+    _bases: dict[str, Base] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)
+    _compared: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
+
+    def ordered(self, order: Order) -> None:
+        """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
+        self._asked[order.run] = order.number
+        self._bases.pop(order.run, None)
+
+    def skipped(self, run: str, names: set[str] | None) -> None:
+        """A save was skipped, which named this as unchanged, or nothing."""
+        base = self._bases.get(run)
+        if base is None:
+            return
+        if names is None:
+            del self._bases[run]
+        else:
+            base.named = names if base.named is None else base.named & names
+
+    def ended(self, order: Order, saved: CheckpointInfo) -> None:
+        """A save has ended well. One with ``keep`` may have found other bytes at its step, and left them."""
+        kept = {} if order.kept is None else order.kept.storages
+        compared = self._compared.setdefault(order.run, {})
+        for sample in () if order.kept is None else order.kept.samples:
+            compared[order.places[sample.storage].name, sample.start] = order.number
+        if self._asked.get(order.run) != order.number or order.if_exists == "keep":
+            return
+        self._bases[order.run] = Base(
+            saved.step,
+            saved.id,
+            {leaf.name: leaf for leaf in order.captured.leaves},
+            tuple(place.nbytes for place in order.places),
+            tuple(kept[index][1] if index in kept else saved.step for index in range(len(order.places))),
+        )
+
+    def place(
+        self, captured: Captured, order: Order, unchanged: Unchanged | None, last_parents: Mapping[str, str]
+    ) -> Placed:
+        """Say where a state goes.
+
+        Args:
+            captured: The state.
+            order: What is asked for.
+            unchanged: What the caller says is unchanged.
+            last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
+                the caller means another checkpoint.
+        """
+        base = self._bases.get(order.run)
+        names = set() if unchanged is None else unchanged.names_in(captured)
+        if (
+            unchanged is None
+            or base is None
+            or last_parents.get(order.run) != base.id
+            or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
+        ):
+            places, nbytes = places_of(captured.sources)
+            return Placed(places, None, (), (), nbytes)
+        storages = base.kept(captured, names)
+        places, nbytes = places_of(captured.sources, storages)
+        samples = []
+        for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
+            samples.append(Sample(storage, start, nbytes, length))
+            nbytes += -(-length // _ALIGNMENT) * _ALIGNMENT
+        parts = tuple(Part(captured.sources[of.storage], of.start) for of in samples)
+        part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
+        return Placed(places, Kept(base.step, base.id, storages, tuple(samples)), parts, part_places, nbytes)
+
+    def _due(
+        self, captured: Captured, run: str, storages: Iterable[int], chunk_bytes: int
+    ) -> list[tuple[int, int, int]]:
+        """Return the chunks that are to be compared, those that were compared longest ago: storage, start, size."""
+        compared = self._compared.get(run, {})
+        chunks = [
+            (storage, start, min(chunk_bytes, captured.sources[storage].nbytes - start))
+            for storage in storages
+            for start in range(0, captured.sources[storage].nbytes, chunk_bytes)
+        ]
+        chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
+        return chunks[: -(-len(chunks) // IN_SAVES)]

@@ -1,0 +1,126 @@
+"""What is named as unchanged is taken from the checkpoint before, and a sample of it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from ckstore.errors import BadInput, NotUnchanged, SaveFailed
+from ckstore.saver.client import unchanged as module
+from tests.saver.conftest import DEADLINE_S, wait_for
+from tests.support.stores import check_store
+
+FROZEN = 3 * 2**18 + 5
+"""Elements of four bytes: three chunks of 1 MiB, and some bytes."""
+
+
+def state_of(number: int, frozen: int = 7) -> dict[str, Any]:
+    return {
+        "frozen": {"w": np.full(FROZEN, frozen, np.float32), "small": np.full(9, frozen)},
+        "w": np.full(300_000, number, np.float32),
+        "n": number,
+    }
+
+
+def saved(store: Store, number: int, frozen: int = 7, **how: Any) -> Any:
+    return store.save_async(state_of(number, frozen), step=number, unchanged="frozen", **how)
+
+
+def is_state(store: Store, number: int) -> bool:
+    loaded = store.load(number)
+    wanted = state_of(number)
+    return loaded["n"] == number and all(
+        bool((a == b).all())
+        for a, b in (
+            (loaded["w"], wanted["w"]),
+            (loaded["frozen"]["w"], wanted["frozen"]["w"]),
+            (loaded["frozen"]["small"], wanted["frozen"]["small"]),
+        )
+    )
+
+
+def test_what_is_unchanged_is_not_copied_and_the_checkpoint_is_whole(store: Store) -> None:
+    for number in range(6):
+        pending = saved(store, number)
+        info = pending.result(DEADLINE_S)
+        kept = pending.total_bytes > 4 * FROZEN
+        assert kept
+        assert is_state(store, number)
+        assert info.content == Store(store.path).info(number).content
+    check_store(store.path)
+    same = store.save(state_of(5), step=5)
+    assert same.id == store.info(5).id, "plain save makes the same checkpoint"
+
+
+def test_a_hint_that_is_not_so_is_found_at_last_and_the_next_save_copies_everything(store: Store) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    errors: list[Any] = []
+    state = state_of(0)
+    for number in range(1, 6):
+        state = state_of(number)
+        state["frozen"]["w"][-1] = 8
+        error = store.save_async(state, step=number, unchanged=["frozen"]).exception(DEADLINE_S)
+        if error is None:
+            assert store.load(number)["frozen"]["w"][-1] == 7, "old bytes, as is said"
+            continue
+        errors.append(error)
+        break
+    assert isinstance(errors[0], NotUnchanged)
+    assert "frozen.w was named in unchanged=" in errors[0].message
+    store.save_async(state, step=9, unchanged="frozen").result(DEADLINE_S)
+    assert store.load(9)["frozen"]["w"][-1] == 8
+    check_store(store.path)
+
+
+def test_it_is_copied_where_the_save_before_cannot_be_meant(store: Store) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    store.save(state_of(1, 8), step=1)
+    saved(store, 2, 8).result(DEADLINE_S)  # the plain save came between
+    assert store.load(2)["frozen"]["w"][0] == 8
+    saved(store, 2, 9, if_exists="keep").result(DEADLINE_S)
+    saved(store, 3, 9).result(DEADLINE_S)  # what was kept is of other bytes
+    assert store.load(3)["frozen"]["w"][0] == 9
+    saved(store, 3, 5, if_exists="replace").result(DEADLINE_S)
+    assert store.load(3)["frozen"]["w"][0] == 5
+    store.save_async(state_of(4, 6), step=4, unchanged=lambda name: name == "frozen.small").result(DEADLINE_S)
+    assert store.load(4)["frozen"]["w"][0] == 6
+    check_store(store.path)
+
+
+def test_a_checkpoint_before_that_is_gone_is_told_and_the_next_save_copies_everything(store: Store) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    store.delete(0)
+    store.gc()
+    with pytest.raises(SaveFailed, match=r"main@0: it was deleted"):
+        saved(store, 1).result(DEADLINE_S)
+    saved(store, 2).result(DEADLINE_S)
+    assert is_state(store, 2)
+
+
+def test_another_saver_goes_on_with_what_is_unchanged(store: Store, strike: Callable[..., Path]) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    store.close()
+    wait_for(lambda: store._client().pid() is None, "the saver has ended")
+    strike("writing", "kill", 1)
+    saved(store, 1).result(DEADLINE_S)
+    assert is_state(store, 1)
+
+
+def test_a_name_that_nothing_has_is_refused(store: Store) -> None:
+    with pytest.raises(BadInput, match="selects none"):
+        store.save_async(state_of(0), step=0, unchanged="frozzen")
+    with pytest.raises(BadInput, match="unchanged must be"):
+        store.save_async(state_of(0), step=0, unchanged=5)  # type: ignore[arg-type]
+
+
+def test_every_chunk_is_compared_in_its_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IN_SAVES", 4)
+    for number in range(6):
+        saved(store, number).result(DEADLINE_S)
+    compared = store._client()._queue.bases._compared["main"]
+    assert {start for _, start in compared} == {0, 2**20, 2 * 2**20, 3 * 2**20}
