@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckstore import Store
-from ckstore.errors import BadInput, NotUnchanged, SaveFailed
+from ckstore import RetentionPolicy, Store
+from ckstore.errors import BadInput, InUse, NotUnchanged, SaveFailed
 from ckstore.saver.client import unchanged as module
+from ckstore.saver.client.unchanged import Bases, Placed
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.stores import check_store
 
@@ -124,3 +127,85 @@ def test_every_chunk_is_compared_in_its_turn(store: Store, monkeypatch: pytest.M
         saved(store, number).result(DEADLINE_S)
     compared = store._client()._queue.bases._compared["main"]
     assert {start for _, start in compared} == {0, 2**20, 2 * 2**20, 3 * 2**20}
+
+
+@pytest.mark.parametrize("when_busy", ["skip", "error"])
+def test_a_call_that_saves_nothing_counts_as_a_save_before_that_names_nothing(
+    store: Store, strike: Callable[..., Path], when_busy: Any
+) -> None:
+    folder = strike("staging", "wait", 1)
+    first = store.save_async(state_of(0), step=0)
+    wait_for((folder / "struck-0").exists, "it is staging")
+    with contextlib.suppress(InUse):  # from here on 8 is unchanged, and not 7
+        assert store.save_async(state_of(1, 8), step=1, when_busy=when_busy).skipped
+    (folder / "go-0").touch()
+    first.result(DEADLINE_S)
+
+    saved(store, 2, 8, when_busy=when_busy).result(DEADLINE_S)
+
+    assert store.load(2)["frozen"]["w"][0] == 8
+    check_store(store.path)
+
+
+def test_what_has_another_form_is_copied(store: Store) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    state = state_of(1)
+    state["frozen"]["w"] = state["frozen"]["w"].view(np.int32)
+    store.save_async(state, step=1, unchanged="frozen").result(DEADLINE_S)
+    assert store.load(1)["frozen"]["w"].dtype == np.int32
+
+
+def test_retention_and_gc_between_two_saves_leave_what_the_next_takes(store: Store) -> None:
+    store.set_retention(RetentionPolicy(keep_last=1))
+    for number in range(4):
+        saved(store, number).result(DEADLINE_S)
+        store.gc()
+        assert [info.step for info in store.checkpoints()] == [number]
+        assert is_state(store, number)
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("changed", ["another id", "another storage", "another size", "another chunk"])
+def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
+    store: Store, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    place = Bases.place
+
+    def placed(bases: Bases, *how: Any) -> Placed:
+        there = place(bases, *how)
+        kept = there.kept
+        if kept is None:
+            return there
+        index, (storage, step) = next(iter(kept.storages.items()))
+        sample = kept.samples[0]
+        if changed == "another id":
+            kept = replace(kept, id="xxh3_128-" + "0" * 32)
+        elif changed == "another storage":
+            kept = replace(kept, storages={index: (storage + 1, step)})
+        elif changed == "another size":
+            places = [replace(of, nbytes=of.nbytes + (of.offset < 0)) for of in there.places]
+            there = replace(there, places=tuple(places))
+        else:
+            kept = replace(kept, samples=(replace(sample, start=sample.start + 4),))
+        return replace(there, kept=kept)
+
+    state = {"a": np.full(FROZEN, 1, np.float32), "b": np.full(FROZEN, 2, np.float32)}
+    store.save_async(state, step=0).result(DEADLINE_S)
+    monkeypatch.setattr(Bases, "place", placed)
+    with pytest.raises(SaveFailed, match=r"another checkpoint is there now|is kept in another form by main@0"):
+        store.save_async(state, step=1, unchanged="a").result(DEADLINE_S)
+    monkeypatch.undo()
+    store.save_async(state, step=2, unchanged="a").result(DEADLINE_S)
+    assert (store.load(2)["a"] == 1).all()
+
+
+def test_a_blob_that_lost_its_name_fails_the_save_and_the_next_copies_everything(store: Store) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    for blob in (store.path / "blobs").glob("*/*"):
+        if blob.stat().st_size == 2**20:
+            blob.unlink()
+    with pytest.raises(SaveFailed, match=r"frozen.w cannot be taken from main@0: blob .* is not there any more"):
+        saved(store, 1).result(DEADLINE_S)
+    saved(store, 2).result(DEADLINE_S)
+    assert is_state(store, 2)
+    check_store(store.path)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.saver.messages import Kept, Order
     from ckstore.ops.context import Context
 
 NEXT = "save again: the next save copies everything"
@@ -80,7 +81,7 @@ class RecordedSource:
             NotUnchanged: They are others.
         """
         data = self._samples.get(chunk.start)
-        if data is None or (len(data) == chunk.stop - chunk.start and algorithm.digest(data) == chunk.piece):
+        if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
         msg = f"{self.name} was named in unchanged=, but is not as {self.base} has it; nothing was published{since}"
@@ -110,30 +111,45 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
     raise SaveFailed(msg, hint=NEXT)
 
 
-def recorded(  # noqa: PLR0917
-    manifest: Manifest, storage: int, name: str, nbytes: int, samples: Mapping[int, memoryview], copied_in: str
-) -> RecordedSource:
-    """Return a storage of a manifest as a source.
+def recorded_sources(
+    manifest: Manifest, order: Order, kept: Kept, in_hand: Mapping[int, Mapping[int, memoryview]]
+) -> dict[int, RecordedSource]:
+    """Return the storages that an order takes from an earlier checkpoint, by their index.
 
     Args:
-        manifest: Of the earlier checkpoint.
-        storage: Its index there.
-        name: Of its first leaf.
-        nbytes: Size that it has.
-        samples: Bytes in hand, by where they start.
-        copied_in: See `RecordedSource`.
+        manifest: Of that checkpoint.
+        order: What is to be saved.
+        kept: What of it is taken from there.
+        in_hand: For each of these storages bytes of it, by where they start.
 
     Raises:
-        SaveFailed: The checkpoint has it in another form.
+        SaveFailed: The checkpoint has them in another form.
     """
+    theirs = {leaf.name: leaf for leaf in manifest.leaves}
+    same_form = set(kept.storages)
+    for leaf in order.captured.leaves:
+        if leaf.storage in same_form and theirs.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0]):
+            same_form.remove(leaf.storage)
     base = f"{manifest.run}@{manifest.step}"
+    sources = {}
+    for index, (there, copied_step) in kept.storages.items():
+        place, samples = order.places[index], in_hand.get(index, {})
+        chunks = _chunks(manifest, there) if index in same_form else ()
+        lengths = {chunk.start: chunk.stop - chunk.start for chunk in chunks}
+        same_chunks = all(lengths.get(start) == len(data) for start, data in samples.items())
+        if not same_chunks or sum(lengths.values()) != place.nbytes:
+            raise SaveFailed(f"{place.name} is kept in another form by {base}; nothing was published", hint=NEXT)
+        sources[index] = RecordedSource(place.name, chunks, samples, base, f"{order.run}@{copied_step}")
+    return sources
+
+
+def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
+    """Return the pieces of a storage; none if they do not make its bytes one after another."""
     record = manifest.storages[storage]
     chunks = []
     end = 0
-    for extent in record.extents:
+    for extent in () if record.tiling is not None else record.extents:
         blob = manifest.blobs[extent.blob]
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))
         end += extent.length
-    if record.tiling is not None or end != nbytes or not {chunk.start for chunk in chunks} >= samples.keys():
-        raise SaveFailed(f"{name} is kept in another form by {base}; nothing was published", hint=NEXT)
-    return RecordedSource(name, tuple(chunks), samples, base, copied_in)
+    return tuple(chunks)

@@ -69,43 +69,53 @@ class Client:
                 memory for its snapshot; ``when_busy`` says so; or no saver can be started.
         """
         with self._submitting:
-            self.raise_unread()
-            with python_gc_paused():
-                captured = capture(state)
-            names = None if unchanged is None else unchanged.names_in(captured)
-            if not self._queue.make_way(terms):
-                with self._queue.changed:
-                    self._queue.bases.skipped(order.run, names)
-                return PendingSave(order.run, order.step, 0, skipped=True)
-            with self._queue.changed:
-                placed = self._queue.bases.place(captured, order, unchanged, last_parents)
-            if placed.kept is not None:
-                self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
-            snapshot = self._queue.pool.take(placed.nbytes)
             try:
-                snapshot.fill((*captured.sources, *placed.parts), (*placed.places, *placed.part_places))
-                _check_unchanged(captured)
-                order = replace(
-                    order,
-                    number=self._number + 1,
-                    captured=replace(captured, sources=()),
-                    places=placed.places,
-                    kept=placed.kept,
-                    last_parents=self._queue.parents.news(last_parents),
-                )
-                pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
-                pending.note("copied")
-                with self._queue.changed:
-                    self._queue.terms = terms
-                    self._keeper.start_if_needed()
-                    self._number = order.number
-                    self._queue.add(Save(order, snapshot, pending))
+                return self._submit(state, order, terms, last_parents, unchanged)
             except BaseException:
-                self._queue.give_back(snapshot, terms)
+                with self._queue.changed:
+                    self._queue.bases.not_saved(order.run, set())
                 raise
+
+    def _submit(
+        self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
+    ) -> PendingSave:
+        self.raise_unread()
+        with python_gc_paused():
+            captured = capture(state)
+        names = set() if unchanged is None else unchanged.names_in(captured)
+        if not self._queue.make_way(terms):
             with self._queue.changed:
-                self._keeper.send_waiting()
-            return pending
+                self._queue.bases.not_saved(order.run, names)
+            return PendingSave(order.run, order.step, 0, skipped=True)
+        with self._queue.changed:
+            placed = self._queue.bases.place(captured, order, unchanged, last_parents)
+        if placed.kept is not None:
+            self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
+        snapshot = self._queue.pool.take(placed.nbytes)
+        try:
+            snapshot.fill((*captured.sources, *placed.parts), (*placed.places, *placed.part_places))
+            _check_unchanged(captured)
+            order = replace(
+                order,
+                number=self._number + 1,
+                captured=replace(captured, sources=()),
+                places=placed.places,
+                kept=placed.kept,
+                last_parents=self._queue.parents.news(last_parents),
+            )
+            pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
+            pending.note("copied")
+            with self._queue.changed:
+                self._queue.terms = terms
+                self._keeper.start_if_needed()
+                self._number = order.number
+                self._queue.add(Save(order, snapshot, pending))
+        except BaseException:
+            self._queue.give_back(snapshot, terms)
+            raise
+        with self._queue.changed:
+            self._keeper.send_waiting()
+        return pending
 
     def staging_bytes(self, state: object) -> int:
         """Return the size of the snapshot that a save of this state needs."""

@@ -64,7 +64,6 @@ class Base:
         leaves: Its leaves, by name.
         sizes: Of its storages.
         copied_steps: For each of its storages the step for which it was last copied whole.
-        named: What was named as unchanged in each call since; None: there was none.
     """
 
     step: int
@@ -72,7 +71,6 @@ class Base:
     leaves: dict[str, LeafRecord]
     sizes: tuple[int, ...]
     copied_steps: tuple[int, ...]
-    named: set[str] | None = None
 
     def kept(self, captured: Captured, names: set[str]) -> dict[int, tuple[int, int]]:
         """Return which storages of a state need not be copied, as `Kept.storages`."""
@@ -92,8 +90,7 @@ class Base:
         storages = set()
         for leaf in leaves:
             there = self.leaves.get(leaf.name)
-            named = leaf.name in names and (self.named is None or leaf.name in self.named)
-            if there is None or not named or there._replace(storage=leaf.storage) != leaf:
+            if there is None or leaf.name not in names or there._replace(storage=leaf.storage) != leaf:
                 return None
             storages.add(there.storage)
         return storages.pop() if len(storages) == 1 else None
@@ -119,26 +116,26 @@ class Placed:
 
 @dataclass(slots=True)
 class Bases:
-    """For each run the checkpoint that the next save can take unchanged tensors from. Called with the queue's lock."""
+    """For each run the checkpoint that the next save can take unchanged tensors from. Called with the queue's lock.
+
+    A call says what is unchanged since the call before it. If that saved nothing, as one that is skipped, what both
+    name is unchanged since the one before: `_since` has that for a row of such calls.
+    """
 
     _bases: dict[str, Base] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)
+    _since: dict[str, set[str]] = field(default_factory=dict)
     _compared: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
 
     def ordered(self, order: Order) -> None:
         """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
         self._asked[order.run] = order.number
         self._bases.pop(order.run, None)
+        self._since.pop(order.run, None)
 
-    def skipped(self, run: str, names: set[str] | None) -> None:
-        """A save was skipped, which named this as unchanged, or nothing."""
-        base = self._bases.get(run)
-        if base is None:
-            return
-        if names is None:
-            del self._bases[run]
-        else:
-            base.named = names if base.named is None else base.named & names
+    def not_saved(self, run: str, names: set[str]) -> None:
+        """A call, which named this as unchanged, saved nothing."""
+        self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo) -> None:
         """A save has ended well. One with ``keep`` may have found other bytes at its step, and left them."""
@@ -178,7 +175,7 @@ class Bases:
         ):
             places, nbytes = places_of(captured.sources)
             return Placed(places, None, (), (), nbytes)
-        storages = base.kept(captured, names)
+        storages = base.kept(captured, names & self._since.get(order.run, names))
         places, nbytes = places_of(captured.sources, storages)
         samples = []
         for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
@@ -186,7 +183,8 @@ class Bases:
             nbytes += -(-length // _ALIGNMENT) * _ALIGNMENT
         parts = tuple(Part(captured.sources[of.storage], of.start) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
-        return Placed(places, Kept(base.step, base.id, storages, tuple(samples)), parts, part_places, nbytes)
+        kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
+        return Placed(places, kept, parts, part_places, nbytes)
 
     def _due(
         self, captured: Captured, run: str, storages: Iterable[int], chunk_bytes: int

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import StepExists
-from ckstore.ops.save.recorded import manifest_of, recorded
+from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 
 if TYPE_CHECKING:
@@ -99,8 +99,5 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
             data = whole[sample.offset : sample.offset + sample.nbytes]
             in_hand.setdefault(sample.storage, {})[sample.start] = data
         manifest = manifest_of(context, order.run, kept.step, kept.id)
-        for index, (there, copied_step) in kept.storages.items():
-            place = order.places[index]
-            copied_in = f"{order.run}@{copied_step}"
-            sources[index] = recorded(manifest, there, place.name, place.nbytes, in_hand.get(index, {}), copied_in)
+        sources |= recorded_sources(manifest, order, kept, in_hand)
     return tuple(sources[index] for index in range(len(order.places)))

@@ -1,0 +1,131 @@
+"""Mutants of what `save_async(unchanged=…)` takes from the checkpoint before."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_CASES = "tests/saver/test_unchanged.py"
+_LAWS = "tests/saver/test_unchanged_laws.py"
+_KEPT = f"{_LAWS}::test_what_is_kept_by_true_words_is_in_the_checkpoint_as_it_is_in_the_trainer"
+_UNDER_WAY = f"{_LAWS}::test_while_the_save_before_is_under_way_or_has_failed_everything_is_copied"
+_FORM = f"{_CASES}::test_what_the_checkpoint_before_has_in_another_form_is_not_taken"
+
+UNCHANGED = [
+    Mutant(
+        "a sample of what is named as unchanged is compared",
+        "sample-not-compared",
+        "RecordedSource.check",
+        "data is None or algorithm.digest(data) == chunk.piece",
+        "True",
+        f"{_LAWS}::test_a_checkpoint_is_what_was_given_or_a_compared_difference_fails_it",
+        "assert",
+    ),
+    Mutant(
+        "each part is compared in its turn",
+        "the-same-sample-each-time",
+        "Bases.ended",
+        "            compared[order.places[sample.storage].name, sample.start] = order.number\n",
+        "            pass\n",
+        f"{_CASES}::test_every_chunk_is_compared_in_its_turn",
+        "assert",
+    ),
+    Mutant(
+        "unchanged is counted from the call before, also if that was skipped",
+        "skipped-call-forgotten",
+        "Bases.not_saved",
+        "        self._since[run] = names & self._since.get(run, names)\n",
+        "        pass\n",
+        f"{_LAWS}::test_a_call_that_saved_nothing_counts_as_the_call_before",
+        "assert",
+    ),
+    Mutant(
+        "unchanged is counted from the call before, also if that raised",
+        "call-that-raised-forgotten",
+        "Client.submit",
+        "                    self._queue.bases.not_saved(order.run, set())\n",
+        "                    pass\n",
+        f"{_CASES}::test_a_call_that_saves_nothing_counts_as_a_save_before_that_names_nothing[error]",
+        "assert",
+    ),
+    Mutant(
+        "nothing is unchanged since a save whose end is not known",
+        "taken-from-the-save-before-last",
+        "Bases.ordered",
+        "        self._bases.pop(order.run, None)\n",
+        "",
+        _UNDER_WAY,
+        "assert",
+    ),
+    Mutant(
+        "what is taken from is the save that was asked for last",
+        "an-earlier-save-is-taken-from",
+        "Bases.ended",
+        "self._asked.get(order.run) != order.number or ",
+        "",
+        _UNDER_WAY,
+        "assert",
+    ),
+    Mutant(
+        "a save with keep is not taken from",
+        "a-kept-step-is-taken-from",
+        "Bases.ended",
+        ' or order.if_exists == "keep"',
+        "",
+        _KEPT,
+        "assert",
+    ),
+    Mutant(
+        "another call on the run comes between",
+        "a-call-between-is-not-seen",
+        "Bases.place",
+        "            or last_parents.get(order.run) != base.id\n",
+        "",
+        f"{_CASES}::test_it_is_copied_where_the_save_before_cannot_be_meant",
+        "NotUnchanged",
+    ),
+    Mutant(
+        "a save takes nothing from the checkpoint that it replaces",
+        "taken-from-the-replaced",
+        "Bases.place",
+        "or order.step == base.step",
+        "or False",
+        _KEPT,
+        "assert",
+    ),
+    Mutant(
+        "a tensor of another form is copied",
+        "another-form-kept",
+        "Base._storage_of",
+        " or there._replace(storage=leaf.storage) != leaf",
+        "",
+        f"{_CASES}::test_what_has_another_form_is_copied",
+        "SaveFailed",
+    ),
+    Mutant(
+        "the checkpoint that is taken from is the one that was saved",
+        "any-checkpoint-at-the-step",
+        "manifest_of",
+        "directory.manifest_id == manifest_id",
+        "True",
+        f"{_FORM}[another id]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a tensor is taken from where the checkpoint has that tensor",
+        "any-storage-taken",
+        "recorded_sources",
+        "theirs.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0])",
+        "False",
+        f"{_FORM}[another storage]",
+        "NotUnchanged",
+    ),
+    Mutant(
+        "what the checkpoint before has lost fails the save",
+        "a-lost-blob-is-not-noticed",
+        "_ChunkWriter._claim_recorded",
+        "        if not (self._staging.claim(",
+        "        if False and not (self._staging.claim(",
+        f"{_CASES}::test_a_blob_that_lost_its_name_fails_the_save_and_the_next_copies_everything",
+        "missing or changed",
+    ),
+]
