@@ -42,7 +42,8 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ),
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
-_TORCH_HINTS = {
+_HINTS_BY_NAME = {
+    "argparse.Namespace": "store vars(value)",
     "torch.dtype": "store str(value)",
     "torch.layout": "store str(value)",
     "torch._C.Generator": "store value.get_state()",
@@ -95,12 +96,14 @@ def type_name(kind: type) -> str:
 
 def _hint(value: object) -> str:
     name = type_name(type(value))
-    if name in _TORCH_HINTS:
-        return _TORCH_HINTS[name]
+    if name in _HINTS_BY_NAME:
+        return _HINTS_BY_NAME[name]
     for kinds, hint in _HINTS:
         if isinstance(value, kinds):
             return hint
-    if not isinstance(value, type) and hasattr(type(value), "__array__"):
+    if hasattr(type(value), "__dataclass_fields__"):
+        return "store dataclasses.asdict(value)"
+    if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):
         return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"

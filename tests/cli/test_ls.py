@@ -52,6 +52,15 @@ def test_a_glob_chooses_by_the_whole_name_and_brackets_are_no_wildcards(run: Run
     assert [json.loads(line)["name"] for line in chosen] == ["layers[0].weight"]
 
 
+def test_the_name_of_a_part_lists_what_lies_below_it(run: Run, saved: Path) -> None:
+    names = [json.loads(line)["name"] for line in run("ls", "best", "--json", "--store", saved).stdout.splitlines()]
+    chosen = run("ls", "best", "layers", "--json", "--store", saved).stdout.splitlines()
+
+    assert [json.loads(line)["name"] for line in chosen] == [name for name in names if name.startswith("layers[")]
+    assert chosen
+    assert run("ls", "best", "layer", "--store", saved).exit_code == 4
+
+
 def test_a_glob_that_fits_nothing_is_an_error_with_the_next_step(run: Run, saved: Path) -> None:
     shown = run("ls", "best", "weight", "--store", saved)
 

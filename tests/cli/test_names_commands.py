@@ -161,7 +161,7 @@ def test_rm_of_what_has_a_tag_is_refused_with_the_next_step(run: Run, path: Path
 
     assert shown.exit_code == 5
     assert "best" in shown.stderr
-    assert "hint: remove the tag first" in shown.stderr
+    assert "hint: remove the tag first: ckstore untag best\n" in shown.stderr
 
 
 def steps_left(path: Path) -> list[int]:

@@ -121,7 +121,11 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         raise NoSuchRef(f"{ref}: the store has no checkpoints", hint="save one first")
     if ref.run is not None and ref.run not in runs:
         message = f"{ref}: there is no run {ref.run!r}; the runs are {_some(_near(ref.run, runs))}"
-        raise NoSuchRef(message, hint="the part before @ is the run")
+        raise NoSuchRef(
+            message,
+            hint="the run is the part before @, or the run= of the store; latest() is None until it has a checkpoint",
+            command_hint="the part before @ is the run",
+        )
     if ref.kind == "latest":
         return newest_first(candidates, ref.run)[0]
     if ref.kind == "step":

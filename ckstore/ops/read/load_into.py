@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import plain, spelled
+from ckstore.model.names import spellings
 from ckstore.ops.context import info_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
@@ -17,9 +17,10 @@ from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import Unchanged, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
+from ckstore.tensors.targets.advice import Load, advice
 from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.into import IntoPlan, plan_into
-from ckstore.tensors.targets.renames import check_rename, front
+from ckstore.tensors.targets.renames import check_rename
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -172,7 +173,7 @@ def _load_into_open(
         return make_leaf(leaf, read_memories(directory, [leaf.storage], verify=request.verify)[leaf.storage])
 
     plan = plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
-    _check_fits(plan, directory, request)
+    _check_fits(plan, directory, request, target, terms)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
@@ -186,7 +187,7 @@ def _load_into_open(
         plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     plan.finish(memories.__getitem__)
-    report = _report(CheckpointInfo.of(manifest, directory.manifest_id), plan.differences)
+    report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
 
@@ -226,17 +227,36 @@ def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> Unchang
     }
 
 
-def _report(info: CheckpointInfo, found: Differences) -> LoadReport:
-    return LoadReport(
-        info,
-        tuple(spelled(found.missing)),
-        tuple(spelled(found.unexpected)),
-        _spelled_keys(found.mismatched),
-        _spelled_keys(found.cast),
+def _report(directory: CheckpointDirectory, found: Differences) -> LoadReport:
+    info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
+    return LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
+
+
+def _as_written(found: Differences, manifest: Manifest) -> Differences:
+    """Return what a plan found by names as people write them: one of the target is never that of another value."""
+    lists = (found.missing, found.unexpected, found.meta)
+    dicts = (found.mismatched, found.dtypes, found.cast)
+    if not any(lists) and not any(dicts):
+        return found
+    told = spellings({*chain(*lists, *dicts), *(leaf.name for leaf in manifest.leaves)})
+
+    def pairs_of(kind: Mapping[str, str]) -> dict[str, str]:
+        return {told[name]: what for name, what in kind.items()}
+
+    return replace(
+        found,
+        missing=[told[name] for name in found.missing],
+        unexpected=[told[name] for name in found.unexpected],
+        meta=[told[name] for name in found.meta],
+        mismatched=pairs_of(found.mismatched),
+        dtypes=pairs_of(found.dtypes),
+        cast=pairs_of(found.cast),
     )
 
 
-def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoRequest) -> None:
+def _check_fits(
+    plan: IntoPlan, directory: CheckpointDirectory, request: IntoRequest, target: object, terms: Terms
+) -> None:
     """Raise if the target and the checkpoint differ in more than the caller allows.
 
     Raises:
@@ -247,65 +267,31 @@ def _check_fits(plan: IntoPlan, directory: CheckpointDirectory, request: IntoReq
     never = found.dtypes or found.meta or found.strangers or (plan.is_empty and differ)
     if not never and not (request.strict and differ):
         return
-    report = _report(CheckpointInfo.of(directory.manifest, directory.manifest_id), found)
-    dtypes = _spelled_keys(found.dtypes)
+    told = _as_written(found, directory.manifest)
     kinds = (
-        ("another shape or kind", pairs(report.not_loaded)),
-        ("another dtype", pairs(dtypes)),
-        ("on the meta device, without memory", spelled(found.meta)),
-        ("only in the target", report.missing),
-        ("only in the checkpoint", report.unexpected),
+        ("another shape or kind", pairs(told.mismatched)),
+        ("another dtype", pairs(told.dtypes)),
+        ("on the meta device, without memory", told.meta),
+        ("only in the target", told.missing),
+        ("only in the checkpoint", told.unexpected),
     )
     lines = [line for what, names in kinds for line in listed(what, names)]
-    advice = _advice(found, request, loadable=not plan.is_empty and not found.strangers)
+    load = Load(directory.manifest, target, terms, request.strict, found, fits_somewhere=not plan.is_empty)
     name = f"{directory.manifest.run}@{directory.manifest.step}"
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(
         message,
-        hint="; ".join([*_files_advice(directory), *_part_advice(directory.manifest, plan, request), *advice]),
-        missing=report.missing,
-        unexpected=report.unexpected,
-        mismatched={**report.not_loaded, **dtypes, **dict.fromkeys(spelled(found.meta), "on the meta device")},
+        hint="; ".join([*_files_advice(directory), *advice(load)]),
+        missing=tuple(told.missing),
+        unexpected=tuple(told.unexpected),
+        mismatched={**told.mismatched, **told.dtypes, **dict.fromkeys(told.meta, "on the meta device")},
     )
 
 
 def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
     for path in loadable(directory.manifest, 1):
         yield f"file={path!r} loads what that file holds"
-
-
-def _part_advice(manifest: Manifest, plan: IntoPlan, request: IntoRequest) -> Iterator[str]:
-    """Yield in which part of the state all names of a target lie that was given as if it were the whole state."""
-    found = plan.differences
-    if not plan.is_empty:
-        return
-    if request.select is not None and not found.missing:
-        for key in found.unexpected[:1]:
-            yield f"give the target its place in the state, {{{key!r}: target}}"
-    wanted = [plain(name) for name in found.missing]
-    names = {plain(leaf.name) for leaf in manifest.leaves}
-    for wrapper in dict.fromkeys(("", front(wanted)) if wanted else ()):
-        inner = [name.removeprefix(wrapper) for name in wanted]
-        rename = f", rename={ {'': wrapper}!r}" if wrapper else ""
-        for key in sorted({name.removesuffix(f".{inner[0]}") for name in names if name.endswith(f".{inner[0]}")}):
-            if not {".", "["} & set(key) and all(f"{key}.{name}" in names for name in inner):
-                yield f"load_into({{{key!r}: target}}, …, select={key!r}{rename}) loads the part that has these names"
-
-
-def _advice(found: Differences, request: IntoRequest, *, loadable: bool) -> Iterator[str]:
-    if found.rename:
-        yield f"rename={ {**(request.rename or {}), **found.rename}!r} makes all names fit"
-    if found.dtypes and not request.cast:
-        yield "cast=True converts to the dtype of the target"
-    if found.meta and not request.assign:
-        yield "assign=True gives memory to what has none"
-    elif found.meta:
-        yield "load the module first, then make its optimizer, and load that"
-    if request.strict and loadable and not found.rename and (found.missing or found.unexpected or found.mismatched):
-        yield "strict=False loads what fits and reports the rest"
-    if not loadable and not found.rename:
-        yield "ckstore ls REF lists the names of the checkpoint"
 
 
 def listed(what: str, names: Iterable[str]) -> list[str]:
@@ -321,7 +307,3 @@ def listed(what: str, names: Iterable[str]) -> list[str]:
 def pairs(found: Mapping[str, str]) -> list[str]:
     """Return names with what is said of them."""
     return [f"{name}: {what}" for name, what in found.items()]
-
-
-def _spelled_keys(found: Mapping[str, str]) -> dict[str, str]:
-    return dict(zip(spelled(found), found.values(), strict=True))

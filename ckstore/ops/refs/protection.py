@@ -36,17 +36,19 @@ def check_unprotected(
     name = f"{key[0]}@{key[1]}"
     tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
     if tags:
-        raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", replacing=replacing)
+        untag = f"ckstore untag {tags[0]}"
+        raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", untag, replacing=replacing)
     pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
     if pins:
-        raise _protected(f"{name} is pinned: {'; '.join(map(str, pins))}", "unpin it first", replacing=replacing)
+        why = f"{name} is pinned: {'; '.join(map(str, pins))}"
+        raise _protected(why, "unpin it first", f"ckstore unpin {name}", replacing=replacing)
 
 
-def _protected(message: str, hint: str, *, replacing: bool) -> Protected:
+def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Protected:
     if not replacing:
-        return Protected(message, hint=hint)
-    hint += ", save under another step, or give "
-    return Protected(message, hint=f"{hint}force=True", command_hint=f"{hint}--force")
+        return Protected(message, hint=hint, command_hint=f"{hint}: {command}")
+    others = ", save under another step, or give "
+    return Protected(message, hint=f"{hint}{others}force=True", command_hint=f"{hint} ({command}){others}--force")
 
 
 def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:

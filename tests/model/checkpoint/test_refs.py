@@ -137,7 +137,7 @@ TAGS = {"best": ("exp", 300), "gone": ("exp", 350), "baseline": ("other", 100)}
     "text, message",
     [
         ("exp@340", r"^exp@340: there is no step 340 of the run 'exp'; nearest: exp@200, exp@300, exp@400, exp@500"),
-        ("xep@100", r"^xep@100: there is no run 'xep'; the runs are exp, other \(the part before @ is the run\)$"),
+        ("xep@100", r"^xep@100: there is no run 'xep'; the runs are exp, other \(the run is the part before @"),
         ("bset", r"^bset: there is no tag 'bset'; the tags are best, baseline, gone \(the newest is other@100\)$"),
         ("gone", r"^gone: the tag 'gone' names exp@350, which is missing or incomplete"),
         ("other@best", r"^other@best: the tag 'best' names exp@300, which is in another run \(write best\)$"),

@@ -75,6 +75,18 @@ def test_every_kind_of_difference_is_in_one_error(store: Store) -> None:
     assert "cast=True" in error.hint
 
 
+def test_a_name_of_the_target_is_never_written_as_that_of_another_value(store: Store) -> None:
+    store.save({"a": {"c": torch.ones(2)}, "a.b": torch.ones(2), "d.e": torch.ones(1)}, step=1)
+    target = {"a": {"b": torch.zeros(2), "c": torch.zeros(2)}}
+
+    error = refused(store, target)
+    report = store.load_into(target, 1, strict=False)
+
+    assert (error.missing, error.unexpected) == (("a.b",), (r"a\.b", "d.e"))
+    assert (report.missing, report.unexpected) == (error.missing, error.unexpected)
+    assert target["a"]["c"].tolist() == [1, 1]
+
+
 def test_without_strict_what_fits_is_loaded_and_the_rest_reported(store: Store) -> None:
     saved, target = linear(2, 3, 4), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 5))
     saved.register_buffer("old", torch.ones(1))
@@ -186,6 +198,51 @@ def test_a_part_that_has_all_names_of_the_target_is_suggested(store: Store) -> N
     assert "give the target its place in the state, {'state_dict': target}" in selected.value.hint
     assert "select='state_dict', rename={'': 'module.'}) loads the part" in wrapped.value.hint
     assert_same(linear.state_dict()["weight"], fresh.state_dict()["weight"])
+
+
+def test_a_state_that_is_one_part_of_the_target_is_said_to_be_so(store: Store) -> None:
+    flat = weights(linear(2, 3))
+    store.save(flat, step=1)
+    store.save({f"net.{name}": value for name, value in flat.items()}, step=2)
+    target: dict[str, Any] = {"model": linear(2, 3), "net": linear(2, 3), "optimizer": {}}
+
+    assert refused(store, target).hint.startswith("load_into(target['model'], …) loads it: what was saved is")
+    assert "load_into(target['net'], …, rename={'net.': ''}) loads it" in refused(store, target, 2).hint
+    store.load_into(target["model"], 1)
+    store.load_into(target["net"], 2, rename={"net.": ""})
+    assert_same(weights(target["model"]), weights(target["net"]))
+    assert_same(weights(target["model"]), flat)
+
+
+def test_names_with_a_prefix_are_not_taken_for_a_part(store: Store) -> None:
+    store.save({f"net.{name}": value for name, value in linear(2, 3).state_dict().items()}, step=1)
+
+    assert refused(store, linear(2, 3)).hint.startswith("rename={'net.': ''} makes all names fit")
+    assert "select=" not in refused(store, linear(2, 3)).hint
+
+
+def test_a_target_of_some_parts_is_told_how_to_select_them(store: Store) -> None:
+    store.save({"model": linear(2, 3), "ema": linear(2, 3), "step": 1}, step=1)
+    target = {"model": linear(2, 3), "step": 0}
+
+    hint = refused(store, target).hint
+    store.load_into(target, 1, select=["model", "step"])
+
+    assert (
+        hint
+        == "select=['model', 'step'] loads only what the target has; strict=False loads what fits and reports the rest"
+    )
+    assert "select='model' loads" in refused(store, {"model": linear(2, 3)}).hint
+    assert "select=" not in refused(store, {"model": linear(2, 3, 4)}).hint
+
+
+def test_where_all_names_fit_none_are_to_be_listed(store: Store) -> None:
+    store.save(linear(2, 3), step=1)
+    with torch.device("meta"):
+        empty = linear(2, 3)
+
+    assert refused(store, linear(2, 3).half()).hint == "cast=True converts to the dtype of the target"
+    assert refused(store, empty).hint == "assign=True gives memory to what has none"
 
 
 def test_renaming_is_for_the_keys_of_tensors_and_modules_only(store: Store) -> None:

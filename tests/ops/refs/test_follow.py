@@ -1,4 +1,7 @@
-"""`follow` gives each checkpoint of a run in order, whatever is dropped, and however late it looks."""
+"""`follow` gives each checkpoint of a run in order, whatever is dropped, and however late it looks.
+
+``CKSTORE_CRASH=full`` follows 1,000 quick saves, else a few dozen.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from ckstore.fs import files
 from ckstore.fs.inside import Inside
 from ckstore.fs.notify import Watch
 from ckstore.ops.refs import follow as module
+from tests.support.requirements import CRASH_FULL
 
 WAIT_S = 120.0
-QUICK = 200
+QUICK = 1000 if CRASH_FULL else 40
+KEPT = 20 if CRASH_FULL else 10
+"""So many the retention keeps: who follows is at most so far behind, or has lost some."""
 
 
 def save(store: Store, step: int, run: str = "gpt") -> None:
@@ -54,7 +60,24 @@ def test_many_quick_saves_are_seen_in_order(kind: str, store: Store) -> None:
     assert seen == list(range(QUICK))
 
 
-def test_across_retention_it_gives_what_is_there_and_ends_with_the_last(kind: str, store: Store) -> None:
+def test_each_is_seen_in_order_across_retention_and_stops(kind: str, store: Store) -> None:
+    """Every other time the follower stops while as many are saved as are kept; it is never further behind."""
+    store.config.retention = RetentionPolicy(keep_last=KEPT)
+    saver = Store.open(store.path)
+    seen: list[int] = []
+    with store.follow("gpt", timeout_s=WAIT_S) as follower:
+        for first in range(0, QUICK, 2 * KEPT):
+            saving(saver, range(first, first + KEPT)).join()
+            seen += [next(follower).step for _ in range(KEPT)]
+            beside = saving(saver, range(first + KEPT, first + 2 * KEPT))
+            seen += [next(follower).step for _ in range(KEPT)]
+            beside.join()
+
+    assert seen == list(range(QUICK))
+    assert [info.step for info in store.checkpoints("gpt")] == list(range(QUICK - KEPT, QUICK))
+
+
+def test_of_what_is_dropped_before_it_looks_nothing_else_is_lost(kind: str, store: Store) -> None:
     store.config.retention = RetentionPolicy(keep_last=3)
     saver = saving(Store.open(store.path), range(QUICK // 2))
     seen = []
@@ -71,21 +94,21 @@ def test_a_follower_that_stopped_for_a_while_goes_on_where_it_was(kind: str, sto
     save(store, 0)
     with store.follow("gpt", timeout_s=0) as follower:
         assert next(follower).step == 0
-        for step in range(1, 40):
+        for step in range(1, 25):
             save(store, step)
         store.config.retention = RetentionPolicy(keep_last=10)
-        save(store, 40)
-        assert [info.step for info in follower] == list(range(31, 41))
+        save(store, 25)
+        assert [info.step for info in follower] == list(range(16, 26))
 
-    last = store.info("gpt@40")
-    save(store, 41)
-    save(store, 42)
+    last = store.info("gpt@25")
+    save(store, 26)
+    save(store, 27)
     store.delete(last)
-    assert [info.step for info in store.follow("gpt", after=last, timeout_s=0)] == [41, 42]
+    assert [info.step for info in store.follow("gpt", after=last, timeout_s=0)] == [26, 27]
     assert [info.step for info in store.follow("gpt", after="latest", timeout_s=0)] == []
-    assert [info.step for info in store.follow("gpt", after=41, timeout_s=0)] == [42]
-    save(store, 41, run="other")
-    assert [info.step for info in store.follow("gpt", after="41", timeout_s=0)] == [42]
+    assert [info.step for info in store.follow("gpt", after=26, timeout_s=0)] == [27]
+    save(store, 26, run="other")
+    assert [info.step for info in store.follow("gpt", after="26", timeout_s=0)] == [27]
 
 
 def test_a_step_that_was_replaced_or_saved_again_is_given_again(kind: str, store: Store) -> None:

@@ -31,12 +31,14 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
 
     With GLOB, list only the names that match it as a whole: * stands for any
     characters, ? for one. Brackets stand for themselves, since names contain
-    them: layers[0].weight. A backslash before a dot in a key is shown only where
-    the name would be ambiguous without it.
+    them: layers[0].weight. Where no name matches, GLOB lists what lies below it:
+    model. A backslash before a dot in a key is shown only where the name would be
+    ambiguous without it.
 
     \b
     Example:
       ckstore ls
+      ckstore ls latest model
       ckstore ls main@1200 'model.*.weight'
 
     \b
@@ -50,7 +52,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     with frame.reading() as store:
         info = store.info(ref)
         rows = [*map(_of_file, store.files(info)), *map(_of_leaf, store.leaves(info))]
-    shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob))
+    shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
     if glob is not None and not shown:
         raise NoSuchRef(
             f"no name in {info.name} matches {glob!r}",
@@ -89,6 +91,10 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
 
 def _fitting(rows: list[_Row], glob: str) -> list[_Row]:
     return [row for row in rows if fits(row.name, glob) or fits(row.plain_name, glob)]
+
+
+def _below(rows: list[_Row], glob: str) -> list[_Row]:
+    return [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
 
 
 @dataclass(frozen=True, slots=True)

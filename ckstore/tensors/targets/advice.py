@@ -1,0 +1,123 @@
+"""What to do where a checkpoint does not fit a target: the hints of `DoesNotFit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ckstore.model.manifest.keys import decode_key
+from ckstore.model.names import join_key, plain
+from ckstore.tensors.stateful import is_module
+from ckstore.tensors.targets.renames import front
+from ckstore.tensors.walks import DICTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.tensors.targets.differences import Differences, Terms
+
+_SELECTED_MOST = 3
+"""So many parts are selected by name in a hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load whose target does not fit.
+
+    Attributes:
+        manifest: What the checkpoint holds.
+        target: As it was given.
+        terms: What the caller allows.
+        strict: Whether everything has to fit.
+        found: The differences, by the names of the manifest.
+        fits_somewhere: Whether any value of the checkpoint has a place in the target.
+    """
+
+    manifest: Manifest
+    target: object
+    terms: Terms
+    strict: bool
+    found: Differences
+    fits_somewhere: bool
+
+
+def advice(load: Load) -> Iterator[str]:
+    """Yield what makes the load fit, what is surest first."""
+    found, terms = load.found, load.terms
+    names_differ = bool(found.missing or found.unexpected or found.mismatched)
+    if not load.fits_somewhere:
+        yield from _target_is_a_part(load)
+        yield from _checkpoint_is_a_part(load)
+    yield from _only_what_the_target_has(load)
+    if found.rename:
+        yield f"rename={ {**terms.rename, **found.rename}!r} makes all names fit"
+    if found.dtypes and not terms.cast:
+        yield "cast=True converts to the dtype of the target"
+    if found.meta and not terms.assign:
+        yield "assign=True gives memory to what has none"
+    elif found.meta:
+        yield "load the module first, then make its optimizer, and load that"
+    if not names_differ or found.rename:
+        return
+    if not load.fits_somewhere or found.strangers:
+        yield "ckstore ls REF lists the names of the checkpoint"
+    elif load.strict:
+        yield "strict=False loads what fits and reports the rest"
+
+
+def _target_is_a_part(load: Load) -> Iterator[str]:
+    """Yield in which part of the state all names of a target lie that was given as if it were the whole state."""
+    found = load.found
+    if load.terms.keep is not None and not found.missing:
+        for key in found.unexpected[:1]:
+            yield f"give the target its place in the state, {{{plain(key)!r}: target}}"
+    wanted = [plain(name) for name in found.missing]
+    names = {leaf.name for leaf in load.manifest.leaves}
+    wrapper = front(wanted) if wanted else ""
+    unwrapped = [join_key("", name.removeprefix(wrapper)) for name in wanted]  # a module, since it has a wrapper
+    ways = [(found.missing, ""), *([(unwrapped, f", rename={ {'': wrapper}!r}")] if wrapper else [])]
+    for inner, rename in ways if wanted else ():
+        for key in sorted({name.removesuffix(f".{inner[0]}") for name in names if name.endswith(f".{inner[0]}")}):
+            if not set(".[\\") & set(key) and all(f"{key}.{name}" in names for name in inner):
+                yield f"load_into({{{key!r}: target}}, …, select={key!r}{rename}) loads the part that has these names"
+
+
+def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
+    """Yield which part of the target the checkpoint is the state of, if it was saved as if that were the whole."""
+    has = _own_keys(load.manifest)
+    for key, value in load.target.items() if isinstance(load.target, dict) else ():
+        names = _names_of(value)
+        prefixed: set[object] = {f"{key}.{name}" for name in names}
+        if not names or not isinstance(key, str):
+            continue
+        if names & has and (names <= has or has <= names):  # of tied tensors a file has one name
+            yield f"load_into(target[{key!r}], …) loads it: what was saved is the state of that part"
+        elif prefixed <= has:
+            yield f"load_into(target[{key!r}], …, rename={ {f'{key}.': ''}!r}) loads it"
+
+
+def _only_what_the_target_has(load: Load) -> Iterator[str]:
+    """Yield how to load no more than the parts that the target has, where all of them fit."""
+    found, target = load.found, load.target
+    others = found.missing or found.mismatched or found.dtypes or found.meta or found.strangers
+    if others or not found.unexpected or load.terms.keep is not None or not isinstance(target, dict):
+        return
+    keys = [key for key in target if isinstance(key, str) and join_key("", key) == key and not set("*?") & set(key)]
+    more = any(name.startswith((f"{key}.", f"{key}[")) for key in keys for name in found.unexpected)
+    if len(keys) == len(target) <= _SELECTED_MOST and target and not more:
+        names = keys[0] if len(keys) == 1 else keys
+        yield f"select={names!r} loads only what the target has"
+
+
+def _own_keys(manifest: Manifest) -> set[object]:
+    """Return the keys of a state that is a dict."""
+    node = manifest.state
+    return {decode_key(own) for own, _ in node[1]} if isinstance(node, list) and node[0] in DICTS else set()
+
+
+def _names_of(value: object) -> set[object]:
+    """Return the names of a module, or the keys of a dict; empty for anything else."""
+    if is_module(value):
+        return set(cast("Any", value).state_dict())
+    return set(value) if isinstance(value, dict) else set()
