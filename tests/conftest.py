@@ -27,6 +27,10 @@ from tests.support.own_processes import own_processes  # noqa: E402
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_START = str(Path(__file__).parent / "support" / "start")
+if _START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_START, os.environ.get("PYTHONPATH"))))
+
 # No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", deadline=None, max_examples=40, suppress_health_check=_SLOW_IS_FINE)
@@ -83,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for worker in range(workers)
             for item in (*slow[worker::workers], *others[ends[worker] : ends[worker + 1]])
         ]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later look for garbage; from now on it is looked for as often as usual."""
+    gc.freeze()
+    gc.set_threshold(700, 10, 10)
 
 
 # What the outside may tell the tests; every other CKSTORE_ variable would change what is tested.
