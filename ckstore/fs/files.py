@@ -19,7 +19,7 @@ from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 from ckstore.fs.inside import Where, at, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 BLOB_MODE = 0o444
@@ -157,17 +157,19 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
         done += written
 
 
-def create_blob(path: Where, data: memoryview) -> None:
+def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
     """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
 
-    The name is durable after `sync_directory` of its parent.
+    Of several parts each is written before the next one is asked for; what asking raises is raised, too. The name is
+    durable after `sync_directory` of its parent.
 
     Raises:
         FileExistsError: There is such a file.
         OSError: It could not be written or made durable; what is there must not be used.
     """
     with opened(path, _CREATE, BLOB_MODE) as fd:
-        write_all(fd, data[_write_direct(fd, data) :])
+        for part in (data,) if isinstance(data, memoryview) else data:
+            write_all(fd, part[_write_direct(fd, part) :])
         os.fchmod(fd, BLOB_MODE)  # whatever the umask is
         os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))
         os.fsync(fd)

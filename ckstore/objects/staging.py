@@ -45,6 +45,7 @@ class Staging:
         inode: Inode number of the directory.
         stamp: Which directory it is, with which manifest; there is one after `seal`.
         written: Digest and size of every blob that this save wrote.
+        reads_back: Whether what is written is read from the disk, and compared, before it is used.
     """
 
     def __init__(self, layout: Layout, path: Inside, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
@@ -54,7 +55,7 @@ class Staging:
         self.inode = os.fstat(lock.fd).st_ino
         self.stamp = Stamp(self.inode, 0, 0, 0)
         self.written: dict[str, int] = {}
-        self._read_back = read_back
+        self.reads_back = read_back
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
@@ -177,19 +178,30 @@ class Staging:
             OSError: It could not be written; the save must fail.
             SaveFailed: It does not read back as it was written, or others replaced the canonical name again and again.
         """
+        return self._put(digest, data, len(data))
+
+    def put_parts(self, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
+        """As `put`, with parts that need not stay as they are; not for a save that `reads_back`.
+
+        Raises:
+            Exception: As `put`; what `parts` raises, which it must at its end unless it gave the bytes of `digest`.
+        """
+        return self._put(digest, parts, nbytes)
+
+    def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
         mine = self._blobs / digest
         damaged = peek.exists(mine)
         fresh = self._temporary() if damaged else mine
         files.create_blob(fresh, data)
-        if self._read_back:
+        if self.reads_back and isinstance(data, memoryview):
             check_on_disk(fresh, data)
         with self._mutex:
-            self.written[digest] = len(data)
+            self.written[digest] = nbytes
         if damaged:
             links.rename(fresh, mine)
             self.heal(digest)
             return True
-        return self._offer(digest, mine, len(data))
+        return self._offer(digest, mine, nbytes)
 
     def heal(self, digest: str, spare: Collection[int] = ()) -> int:
         """Put the staged copy of a blob, which is good, in the place of damaged ones; return how many checkpoints.
@@ -359,7 +371,7 @@ class Staging:
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True
         files.create_file(fresh, manifest, mode=0o444)
-        if self._read_back:
+        if self.reads_back:
             check_on_disk(fresh, memoryview(manifest))
         if fresh != path:
             links.rename(fresh, path)

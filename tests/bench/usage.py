@@ -177,6 +177,16 @@ def cached_share(paths: Iterable[Path]) -> float | None:
 
     None: there are none that count.
     """
+    there, pages = _cached_pages(paths)
+    return there / pages if pages else None
+
+
+def cached_bytes(paths: Iterable[Path]) -> int:
+    """Return what the page cache holds of some files; small files do not count."""
+    return _cached_pages(paths)[0] * mmap.PAGESIZE
+
+
+def _cached_pages(paths: Iterable[Path]) -> tuple[int, int]:
     pages = there = 0
     for path in paths:
         nbytes = path.stat().st_size
@@ -193,4 +203,4 @@ def cached_share(paths: Iterable[Path]) -> float | None:
             raise OSError(ctypes.get_errno(), f"mincore of {path}")
         pages += len(vector)
         there += int((vector & 1).sum())
-    return there / pages if pages else None
+    return there, pages

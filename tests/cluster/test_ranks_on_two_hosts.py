@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +15,8 @@ import numpy as np
 import pytest
 
 from ckstore import MissingRanks, RankFailed, Store
+from ckstore.ranks import save as save_of_ranks
+from ckstore.ranks.meeting import Meeting
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -117,3 +122,63 @@ def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[
     again = together(hosts, save("b", PATIENT_S), list(range(RANKS)))
     with Store.open(hosts[0]) as store:
         assert again == dict.fromkeys(range(RANKS), store.info(1).id)
+
+
+@pytest.mark.parametrize("moment", ["while it stages", "when its part is staged"])
+def test_a_rank_of_another_host_that_is_killed_is_named_or_its_part_is_whole(hosts: list[Path], moment: str) -> None:
+    killed = fork_and_kill(hosts[1], moment)
+
+    def save(attempt: str, timeout: float) -> Callable[[Store, int], Any]:
+        return lambda store, rank: (
+            store.save(state(rank, 1), 1, rank=rank, world_size=RANKS, attempt=attempt, timeout=timeout).id
+        )
+
+    answers = together(hosts, save("a", 5.0), [0, 2, 3])
+
+    with Store.open(hosts[0]) as store:
+        there = {info.step: info.id for info in store.checkpoints()}
+        if moment == "while it stages":
+            told = [answer for answer in answers.values() if isinstance(answer, MissingRanks)]
+            assert told, answers
+            assert all(1 in answer.missing for answer in told), answers
+            assert all(f"rank 1 (two, process {killed}) began and is not done" in str(answer) for answer in told), (
+                answers
+            )
+            assert all(isinstance(answer, MissingRanks | RankFailed) for answer in answers.values()), answers
+            assert there == {}
+    if there:
+        assert set(answers.values()) == set(there.values())
+    again = together(hosts, save("b", PATIENT_S), list(range(RANKS))) if not there else {}
+    for place in hosts:
+        with Store.open(place) as store:
+            loaded = store.load(1)
+            assert all(np.array_equal(loaded[rank]["w"], state(rank, 1)["w"]) for rank in range(RANKS))
+            assert not again or set(again.values()) == {store.info(1).id}
+
+
+def fork_and_kill(place: Path, moment: str) -> int:
+    """Let a process of the other host, called two, save as rank 1 and kill itself at that moment; return its number."""
+    child = os.fork()
+    if child == 0:
+        try:
+            patch = pytest.MonkeyPatch()
+
+            def die(*_: object, **__: object) -> None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            said = Meeting.say_part
+
+            def say_and_die(meeting: Meeting, staging: str) -> None:
+                said(meeting, staging)
+                die()
+
+            if moment == "while it stages":
+                patch.setattr(save_of_ranks, "stage_part", die)
+            else:
+                patch.setattr(Meeting, "say_part", say_and_die)
+            patch.setattr(socket, "gethostname", lambda: "two")
+            Store.open(place).save(state(1, 1), 1, rank=1, world_size=RANKS, attempt="a", timeout=PATIENT_S)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return child

@@ -77,11 +77,16 @@ def test_shards_by_rows_and_columns_saved_on_any_number_load_on_any_other(groups
             assert groups[loading].run("load_shards", store=str(store.path), step=saving) == [True] * loading
 
 
-@pytest.mark.parametrize("rows, columns, on_chunks", [(16384, 1024, True), (50257, 334, False), (2048, 1024, True)])
+@pytest.mark.parametrize(
+    "rows, columns, on_chunks",
+    [(16384, 1024, True), (50257, 334, False), (2048, 1024, True), (50257, 40, False), (1024, 1024, False)],
+)
 def test_the_same_weights_of_other_numbers_of_ranks_share_their_chunks(
     groups: Groups, tmp_path: Path, rows: int, columns: int, on_chunks: bool
 ) -> None:
-    """Chunks of 1 MiB, so 8 a rank or, of 2,048 rows, one; the table of docs/how-to/ranks.md is of this.
+    """Chunks of 1 MiB, so 8 a rank or one; the table of docs/how-to/ranks.md is of this. The last are smaller.
+
+    50,257 x 40 has as many of these chunks as 50,257 x 1,280 has of 32 MiB.
 
     A boundary between ranks that does not fall on a chunk cuts one in two, and so costs one chunk at most; where both
     parts go into a pack, they are aligned in it.

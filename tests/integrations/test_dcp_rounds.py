@@ -23,6 +23,8 @@ LONG = os.environ.get("CKSTORE_CRASH") == "full"
 ROUNDS, RANKS = (200, 8) if LONG else (8, 2)
 DEAD_EVERY = 10 if LONG else ROUNDS
 """After a death all processes start again, which takes seconds."""
+WAITS_S = 60
+"""A rank that waits for one which has given up already learns of it by this."""
 
 
 @pytest.mark.crash
@@ -50,7 +52,7 @@ def test_each_round_is_complete_or_absent_with_the_rank_named(tmp_path: Path) ->
 def new_group(folder: Path, number: int) -> Group:
     place = folder / f"group-{number}"
     place.mkdir()
-    return Group(RANKS, place, CASES)
+    return Group(RANKS, place, CASES, WAITS_S)
 
 
 def play(group: Group, store: Store, step: int, what: str, draw: random.Random) -> None:
@@ -69,7 +71,7 @@ def play(group: Group, store: Store, step: int, what: str, draw: random.Random) 
         arguments[victim]["bad"] = True
     answers = group.call_each("save_late", arguments, kill if what == "dead" else lambda: None)
 
-    said = (step, what, victim, answers)
+    said = (step, what, victim, *(f"{answer!r}\n{notes_of(answer)}" for answer in answers))
     there = {info.step: info.id for info in store.checkpoints()}
     assert step + 1000 not in there, said
     told = [answer for rank, answer in enumerate(answers) if what != "dead" or rank != victim]
@@ -91,3 +93,8 @@ def play(group: Group, store: Store, step: int, what: str, draw: random.Random) 
         for answer in told:
             is_lost = isinstance(answer, RankFailed) and f"rank {victim}" in str(answer)
             assert is_lost or answer == there.get(step), said
+
+
+def notes_of(answer: object) -> str:
+    """Return where an error was raised in the process that raised it."""
+    return "".join(getattr(answer, "__notes__", ()))

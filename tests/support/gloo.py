@@ -1,6 +1,7 @@
-"""Groups of processes joined by gloo, that stay while the tests of a file run: starting torch takes seconds.
+"""Groups of processes joined by gloo, that stay while the tests of a file run: to import torch takes seconds.
 
-Run as a program, this is one of the processes: it calls the functions that it is told to, one after another.
+Run as a program, this imports torch and the file of functions once, and forks the processes. Each calls the functions
+that it is told to, one after another.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle  # what goes over pipes between processes of one test
+import signal
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +27,13 @@ TIMEOUT_S = 120
 
 
 class Group:
-    """Processes 0 to `size` - 1 of a group; a context manager. `cases` is a file of Python with the functions."""
+    """Processes 0 to `size` - 1 of a group; a context manager. `cases` is a file of Python with the functions.
 
-    def __init__(self, size: int, folder: Path, cases: Path) -> None:
-        meeting = folder / f"meeting-{size}"
+    A rank waits at most `timeout_s` for the others.
+    """
+
+    def __init__(self, size: int, folder: Path, cases: Path, timeout_s: int = TIMEOUT_S) -> None:
+        meeting = folder.resolve() / f"meeting-{size}"
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
@@ -36,16 +43,25 @@ class Group:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             environment.pop(name, None)
         self.size = size
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, str(rank), str(size), str(meeting), str(cases)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                cwd=ROOT,
-            )
-            for rank in range(size)
-        ]
+        self._pids: list[int] = []
+        asked, told = ([os.pipe() for _ in range(size)] for _ in range(2))
+        theirs = [descriptor for (read, _), (_, write) in zip(asked, told, strict=True) for descriptor in (read, write)]
+        self._starter = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "ignore", __file__),
+                *(str(meeting), str(cases), str(timeout_s), *map(str, theirs)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=theirs,
+            process_group=0,  # so that all of them can be killed
+            env=environment,
+            cwd=ROOT,
+        )
+        for descriptor in theirs:
+            os.close(descriptor)
+        self._asked: list[IO[bytes]] = [os.fdopen(write, "wb") for _, write in asked]
+        self._told: list[IO[bytes]] = [os.fdopen(read, "rb") for read, _ in told]
 
     def call(self, case: str, **arguments: Any) -> list[Any]:
         """Call a function on all ranks; return what each returns, or the error that it raises."""
@@ -55,24 +71,27 @@ class Group:
         self, case: str, arguments: list[dict[str, Any]], meanwhile: Callable[[], None] = lambda: None
     ) -> list[Any]:
         """As `call`, with arguments for each rank, and with what is done meanwhile; a dead one gives an EOFError."""
-        for process, given in zip(self.processes, arguments, strict=True):
-            assert process.stdin is not None
-            pickle.dump((case, given), process.stdin)
-            process.stdin.flush()
+        self._wait_for_start()
+        for pipe, given in zip(self._asked, arguments, strict=True):
+            pickle.dump((case, given), pipe)
+            pipe.flush()
         meanwhile()
         answers: list[Any] = []
-        for process in self.processes:
-            assert process.stdout is not None
+        for told in self._told:
             try:
-                answers.append(pickle.load(process.stdout))
+                answers.append(pickle.load(told))
             except EOFError as error:
                 answers.append(error)
         return answers
 
+    def _wait_for_start(self) -> None:
+        if not self._pids:
+            self._pids = [pickle.load(told) for told in self._told]
+
     def kill(self, rank: int) -> None:
         """Kill a rank; the group is of no use then but for the errors of the others."""
-        self.processes[rank].kill()
-        self.processes[rank].wait()
+        self._wait_for_start()
+        os.kill(self._pids[rank], signal.SIGKILL)
 
     def run(self, case: str, **arguments: Any) -> list[Any]:
         """As `call`; raise the first error."""
@@ -88,17 +107,16 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            assert process.stdout is not None
-            try:
-                process.wait(TIMEOUT_S if error is None else 0.5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
+        for pipe in self._asked:
+            with suppress(BrokenPipeError):  # what was not sent to one that is dead
+                pipe.close()
+        try:
+            self._starter.wait(TIMEOUT_S if kind is None else 0.5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._starter.pid, signal.SIGKILL)
+            self._starter.wait()
+        for told in self._told:
+            told.close()
 
 
 def _module(path: str) -> ModuleType:
@@ -111,28 +129,58 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-def _work(rank: int, size: int, meeting: str, cases: str) -> None:
-    from datetime import timedelta
-
+def _start(meeting: str, cases: str, timeout_s: int, descriptors: list[int]) -> None:
+    """Fork the ranks, and wait until they have ended. `descriptors`: what each reads from and writes to."""
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
-    )
     module = _module(cases)
+    size = len(descriptors) // 2
+    for rank in range(size):
+        if os.fork() == 0:
+            mine = descriptors[2 * rank : 2 * rank + 2]
+            for descriptor in descriptors:
+                if descriptor not in mine:  # else the end of another rank would not be seen
+                    os.close(descriptor)
+            try:
+                _work(partial(_join, rank, size, meeting, timeout_s), module, *mine)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)  # the group's threads may outlive what they use
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for _ in range(size):
+        os.wait()
+
+
+def _join(rank: int, size: int, meeting: str, timeout_s: int) -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def _work(join: Callable[[], None], module: ModuleType, asked: int, told: int) -> None:
+    for descriptor in (asked, told):
+        os.set_inheritable(descriptor, False)
+    out = os.fdopen(told, "wb")
+    pickle.dump(os.getpid(), out)
+    out.flush()
+    join()
+    questions = os.fdopen(asked, "rb")
     while True:
         try:
-            case, arguments = pickle.load(sys.stdin.buffer)
+            case, arguments = pickle.load(questions)
         except EOFError:
             break
         answer: Any
         try:
             answer = getattr(module, case)(**arguments)
         except BaseException as error:  # it is the test's to judge
+            error.add_note(traceback.format_exc())  # a traceback does not go through a pipe
             error.__cause__ = error.__context__ = None
             answer = error
         try:
@@ -141,8 +189,7 @@ def _work(rank: int, size: int, meeting: str, cases: str) -> None:
             data = pickle.dumps(RuntimeError("".join(traceback.format_exception(answer))))
         out.write(data)
         out.flush()
-    os._exit(0)  # the group's threads may outlive what they use
 
 
 if __name__ == "__main__":
-    _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    _start(sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(one) for one in sys.argv[4:]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _SEEN_TO_END_S = 10.0
 """How long a process may take to end after it has closed its connections."""
+_known: weakref.WeakKeyDictionary[Any, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
+"""Host and process of each rank of a group, of an earlier call: a rank may be lost before it says so again."""
 
 
 def save(
@@ -167,7 +170,7 @@ def _failing_as_ranks(what: str, group: dist.ProcessGroup | None) -> Iterator[No
 
     So also that of a backend which has lost a rank.
     """
-    ranks: list[tuple[str, int]] = []
+    ranks = [] if _is_alone() else _known.get(_key(group), [])
     try:
         ranks = _everyone(group)
         yield
@@ -185,7 +188,12 @@ def _everyone(group: dist.ProcessGroup | None) -> list[tuple[str, int]]:
         return []
     told: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, (socket.gethostname(), os.getpid()), group=group)
+    _known[_key(group)] = told
     return told
+
+
+def _key(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    return dist.group.WORLD if group is None else group
 
 
 def _is_of_group(error: RuntimeError) -> bool:
@@ -205,7 +213,8 @@ def _lost(what: str, ranks: list[tuple[str, int]], error: RuntimeError) -> RankF
             break
         time.sleep(0.05)
     ended = [f"rank {rank} ({host}, process {pid}) has ended" for rank, host, pid in gone]
-    said = ", ".join(ended) or "no rank of this host has ended; see what the others say"
+    unknown = "one was lost before the ranks had told each other which processes they are"
+    said = ", ".join(ended) or (f"{'no rank of this host has ended' if ranks else unknown}; see what the others say")
     msg = f"{what}: the ranks lost one another: {said}: {error}"
     hint = "start all ranks again; ckstore log says whether the checkpoint was published before"
     return RankFailed(

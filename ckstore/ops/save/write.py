@@ -23,7 +23,7 @@ from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.captured import ByteSource
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _WORKERS = 4
-_PART_BYTES = 2**20
+_PART_BYTES = 2 * 2**20
+"""What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ class _Stopped(Exception):
 
 
 class _ChunkWriter:
-    """Threads that hash, claim and write blobs. Each has one private buffer, so memory is bounded."""
+    """Threads that hash, claim and write blobs. Each has private memory for a part or a chunk, so it is bounded."""
 
     def __init__(self, context: Context, staging: Staging, recheck: Recheck, *, compare: bool) -> None:
         self.written_bytes = 0
@@ -330,6 +331,9 @@ class _ChunkWriter:
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
+        if live is not None and not (self._compare or self._staging.reads_back):  # neither needs all of it at once
+            self._put(digest, data, self._parts(chunk))
+            return
         if live is not None:
             data, copied = self._copy(source, start, stop)
             if copied != digest:
@@ -419,10 +423,13 @@ class _ChunkWriter:
             self._recheck.add({digest: len(data)}, whole=False)
         return self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
-    def _put(self, digest: str, data: memoryview) -> bool:
-        """Write a blob; False if another save was faster, whose blob is there now."""
+    def _put(self, digest: str, data: memoryview, parts: Iterator[memoryview] | None = None) -> bool:
+        """Write a blob; False if another save was faster, whose blob is there now. `parts`: a copy of `data`."""
         self._context.watch.writing()
-        written = self._staging.put(digest, data)
+        if parts is None:
+            written = self._staging.put(digest, data)
+        else:
+            written = self._staging.put_parts(digest, parts, len(data))
         self._context.watch.written()
         if written:
             with self._mutex:
@@ -435,6 +442,24 @@ class _ChunkWriter:
             first = digest not in self._seen
             self._seen.add(digest)
             return first
+
+    def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
+        """Copy a chunk to private memory part by part, each of them valid until the next.
+
+        Raises:
+            StateChanged: After the last part, if those that were given are not what was hashed before.
+        """
+        if not hasattr(self._local, "part"):
+            self._local.part = aligned_buffer(_PART_BYTES)
+        running = self._context.algorithm.start()
+        for at in range(chunk.start, chunk.stop, _PART_BYTES):
+            stop = min(at + _PART_BYTES, chunk.stop)
+            part: memoryview = self._local.part[: stop - at]
+            chunk.source.read_into(at, stop, part)
+            running.update(part)
+            yield part
+        if self._context.algorithm.digest_of_parts(running) != chunk.piece:
+            raise state_changed(chunk.source.name)
 
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
         """Copy to private memory, valid until this thread's next copy; return it and its digest.

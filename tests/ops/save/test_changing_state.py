@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from ckstore import Store
 from ckstore.errors import StateChanged
+from ckstore.fs import files
 from ckstore.objects.staging import Staging
 from tests.support.stores import check_blobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ckstore import Store
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 MIB = 2**20
 
@@ -71,16 +72,16 @@ def test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name(
 ) -> None:
     state: dict[str, Any] = {"a": torch.zeros(3 * MIB, dtype=torch.uint8), "b": torch.ones(10)}
     hit = threading.Event()
-    put = Staging.put
+    put = Staging.put_parts
 
-    def change_after_the_first_chunk(self: Staging, digest: str, data: memoryview) -> bool:
-        done = put(self, digest, data)
+    def change_after_the_first_chunk(self: Staging, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
+        done = put(self, digest, parts, nbytes)
         if not hit.is_set():
             hit.set()
             state["a"].add_(1)
         return done
 
-    monkeypatch.setattr(Staging, "put", change_after_the_first_chunk)
+    monkeypatch.setattr(Staging, "put_parts", change_after_the_first_chunk)
 
     with pytest.raises(StateChanged, match=r"^a was changed while it was being saved"):
         store.save(state)
@@ -89,9 +90,11 @@ def test_a_tensor_that_changes_between_its_chunks_fails_the_save_by_its_name(
     assert store.save(state).step == 0
 
 
-def test_writes_that_torch_does_not_count_are_found_by_hashing_the_copy(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reads_back", [False, True], ids=["written", "compared"])
+def test_writes_that_torch_does_not_count_are_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch, reads_back: bool
 ) -> None:
+    store.config.read_back = reads_back
     array = np.random.default_rng(0).integers(0, 200, 2 * MIB, dtype=np.uint8)  # two chunks that differ
     claim = Staging.claim
 
@@ -105,3 +108,30 @@ def test_writes_that_torch_does_not_count_are_found_by_hashing_the_copy(
         store.save({"w": array})
 
     assert store.checkpoints() == []
+
+
+def test_a_tensor_that_changes_between_two_parts_of_a_chunk_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.random.default_rng(0).integers(0, 200, 5 * MIB, dtype=np.uint8)
+    create, written = files.create_blob, []
+
+    def change_after_the_first_part(path: Any, parts: Iterable[memoryview]) -> None:
+        def changing() -> Iterator[memoryview]:
+            for part in parts:
+                written.append(len(part))
+                yield part
+                array[-1] += 1
+
+        create(path, changing())
+
+    with Store.init(tmp_path / "store", chunk_bytes=8 * MIB) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "create_blob", change_after_the_first_part)
+            with pytest.raises(StateChanged, match=r"^w was changed"):
+                store.save({"w": array})
+        assert written == [2 * MIB, 2 * MIB, MIB]
+        assert store.checkpoints() == []
+        assert list((store.path / "staging").iterdir()) == []
+        store.save({"w": array})
+        assert np.array_equal(store.load()["w"], array)
