@@ -27,6 +27,7 @@ DOCUMENTS = {
     "config": "config.json",
     "store": "store.json",
 }
+_DOCUMENT_MOST_BYTES = 16 * 2**20
 _FORMATS = ("manifest", "manifest of files")
 _RUNS = ("..", "a b", "\u0660", "x" * 101, ".hidden", "-rf", "a\nb", "é")
 _STEPS = ("007", "-1", "1e3", "\u0663", str(2**53 + 1), "9" * 200, "0x10", "2 ", "latest")
@@ -81,8 +82,14 @@ def make_store(path: Path) -> None:
 
 
 def spoil_document(store: Path, name: str, draw: random.Random) -> bytes:
-    """Spoil a document of the store at `store`; return its bytes."""
+    """Spoil a document of the store at `store`; return its bytes.
+
+    Raises:
+        ValueError: An earlier attack made it no document, or a file without end.
+    """
     path = store / DOCUMENTS[name]
+    if path.stat().st_size > _DOCUMENT_MOST_BYTES:
+        raise ValueError(name)
     data = path.read_bytes()
     spoiled = spoiled_bytes(data, draw) if draw.random() < 0.25 else _spoiled_document(data, name, draw)
     path.unlink()
@@ -94,6 +101,8 @@ def _spoiled_document(data: bytes, name: str, draw: random.Random) -> bytes:
     document = json.loads(data)
     if name not in _FORMATS:
         return spoiled_value(document, draw).encode("utf-8", "surrogatepass")
+    if not isinstance(document, dict) or "manifest" not in document:
+        raise ValueError(name)
     body = spoiled_value(document["manifest"], draw).encode("utf-8", "surrogatepass")
     digest = algorithm_named("xxh3_128").digest(body)  # so that what it says is looked at
     return b'{"digest":"' + digest.encode() + b'","manifest":' + body + b"}\n"

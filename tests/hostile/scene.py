@@ -65,8 +65,11 @@ class Scene:
         return self.store / "blobs" / name.partition("-")[2][:2] / name
 
 
-def make_scene(template: Path, folder: Path, room: Path, build: Builder) -> Scene:
+@contextlib.contextmanager
+def made_scene(template: Path, folder: Path, room: Path, build: Builder) -> Iterator[Scene]:
     """Copy the store at `template` into a new scene with bait around it, and let the user make it a hostile one.
+
+    All of it is removed at the end.
 
     Args:
         template: A store.
@@ -75,14 +78,17 @@ def make_scene(template: Path, folder: Path, room: Path, build: Builder) -> Scen
         build: What to do to the store.
     """
     scene = Scene(folder, room / "out")
-    (scene.out / "tmp").mkdir(parents=True)
-    copy_store(template, scene.store)
-    for place in (scene.outside, scene.home):
-        _lay_bait(place)
-    (scene.home / ".cache").mkdir()
-    with _as_stranger(folder, scene.out):
-        build(scene)
-    return scene
+    try:
+        (scene.out / "tmp").mkdir(parents=True)
+        copy_store(template, scene.store)
+        for place in (scene.outside, scene.home):
+            _lay_bait(place)
+        (scene.home / ".cache").mkdir()
+        with _as_stranger(folder, scene.out):
+            build(scene)
+        yield scene
+    finally:
+        _remove(scene)
 
 
 @contextlib.contextmanager
@@ -137,7 +143,7 @@ def _give(folder: Path) -> None:
             os.chown(name, STRANGER, STRANGER, dir_fd=fd, follow_symlinks=False)
 
 
-def remove_scene(scene: Scene) -> None:
+def _remove(scene: Scene) -> None:
     """Remove all of a scene, whatever its permissions are; Python's own way ends at a thousand levels."""
     for folder in (scene.folder, scene.out):
         if os.geteuid() != 0:

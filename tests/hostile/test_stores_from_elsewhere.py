@@ -20,7 +20,7 @@ import pytest
 
 from tests.hostile.archives import HAND_MADE, SHORT, drawn
 from tests.hostile.places import make_store
-from tests.hostile.scene import Builder, differences, make_scene, picture, remove_scene
+from tests.hostile.scene import Builder, differences, made_scene, picture
 from tests.hostile.stranger import Visit, import_everything, visit
 from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import CRASH_FULL
@@ -60,11 +60,10 @@ def _little_room(place: Path) -> Iterator[None]:
 def tried(place: Path, name: str, build: Builder) -> Visit:
     """Make a store, use it as its owner, and look at what lies around it."""
     room = place / "room"
-    scene = make_scene(place / "template", place / "case", room if room.exists() else place, build)
-    before = picture(scene)
-    found = visit(scene)
-    wrong = [*found.wrong, *differences(before, picture(scene))]
-    remove_scene(scene)
+    with made_scene(place / "template", place / "case", room if room.exists() else place, build) as scene:
+        before = picture(scene)
+        found = visit(scene)
+        wrong = [*found.wrong, *differences(before, picture(scene))]
     return found._replace(wrong=[f"{name}: {text}" for text in wrong])
 
 
