@@ -16,22 +16,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import deque
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckstore.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
-
-
-_OPEN_AT_ONCE = 32
-"""Descriptors that are opened and closed together, which takes less."""
 
 
 class NotInStore(NotADirectoryError):
@@ -169,7 +162,7 @@ class at:  # noqa: N801 - a with statement reads as a function
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:  # no handler of a signal runs between these lines
-            _close(fd)
+            close_quietly(fd)
 
     # After a call that failed, a handler of a signal runs when `__exit__` is entered, and may raise there.
     __del__ = _close
@@ -189,7 +182,7 @@ def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None =
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
     except BaseException:
         if fd >= 0:
-            _close(fd)
+            close_quietly(fd)
         raise
     return fd
 
@@ -237,100 +230,9 @@ def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -
                 fd = _step(parent, where, len(where.parts), os.fstat(parent).st_dev, how=os.O_RDONLY)
     except BaseException:
         if fd >= 0:
-            _close(fd)
+            close_quietly(fd)
         raise
     return fd
-
-
-class Held:
-    """A directory of a store that stays open, for those who go to many places in it; a context manager.
-
-    Attributes:
-        fd: Its descriptor; -1 when it was closed.
-    """
-
-    __slots__ = ("_device", "_path", "fd")
-
-    def __init__(self, where: Inside) -> None:
-        self.fd = -1
-        self._path = str(where)
-        self.fd = open_directory(where)
-        self._device = os.fstat(self.fd).st_dev
-
-    @property
-    def inside(self) -> Inside:
-        """The directory, as it is held."""
-        return Inside(self._path, (), self)
-
-    def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names a directory in this one has; none also if there is no such directory.
-
-        For those who ask it of thousands: one directory is opened for each, and no place is made.
-
-        Raises:
-            OSError: It cannot be looked at.
-        """
-        try:
-            below = _open_below(self.fd, directory, os.O_PATH, self._device)
-        except (FileNotFoundError, NotADirectoryError):
-            return frozenset()
-        try:
-            return frozenset(name for name in names if os.access(name, os.F_OK, dir_fd=below, follow_symlinks=False))
-        finally:
-            _close(below)
-
-    def look_into(
-        self, directories: Iterable[str], name: str, other: str = ""
-    ) -> dict[str, tuple[os.stat_result | None, bool]]:
-        """Return for each of these directories in this one the status of `name` there, and whether it has the `other`.
-
-        None: there is no `name`. A directory that is none, or on another filesystem, is left out. A thousand take
-        2 ms: each is opened, and no more is asked; the other name, if one is given, takes a quarter more.
-
-        Raises:
-            OSError: One cannot be looked at.
-        """
-        found: dict[str, tuple[os.stat_result | None, bool]] = {}
-        waiting, done = [*directories], 0
-        opened: list[int] = []
-        open_below = partial(os.open, dir_fd=self.fd)
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            while done < len(waiting):
-                part = waiting[done : done + _OPEN_AT_ONCE]
-                with suppress(FileNotFoundError, NotADirectoryError):  # the part ends before one that is none
-                    opened.extend(map(open_below, part, repeat(flags)))  # no handler of a signal gets in between
-                for directory, below in zip(part, opened, strict=False):
-                    try:
-                        status = os.stat(name, dir_fd=below, follow_symlinks=False)
-                    except FileNotFoundError:
-                        found[directory] = None, False
-                        continue
-                    if status.st_dev == self._device:
-                        has = bool(other) and os.access(other, os.F_OK, dir_fd=below, follow_symlinks=False)
-                        found[directory] = status, has
-                done += min(len(opened) + 1, len(part))
-                _close_all(opened)
-        finally:
-            _close_all(opened)
-        return found
-
-    def close(self) -> None:
-        """Close it; harmless when done before."""
-        with suppress(OSError):  # nothing was written through it
-            fd, self.fd = self.fd, -1
-            if fd >= 0:  # no handler of a signal runs between these lines
-                os.close(fd)
-
-    __del__ = close
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _held(where: Inside) -> int:
@@ -355,11 +257,11 @@ def _reach(where: Inside) -> int:
         for level in range(1, len(where.parts)):
             above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
             if owned:
-                _close(above)
+                close_quietly(above)
             owned = True
     except BaseException:
         if owned:
-            _close(fd)
+            close_quietly(fd)
         raise
     return fd
 
@@ -372,13 +274,19 @@ def _step(fd: int, where: Inside, level: int, device: int, *, how: int) -> int:
         OSError: It cannot be opened; the file name is its path.
     """
     try:
-        return _open_below(fd, where.parts[level - 1], how, device)
+        return open_below(fd, where.parts[level - 1], how, device)
     except OSError as error:
         error.filename = f"{where.top}/{'/'.join(where.parts[:level])}"
         raise
 
 
-def _open_below(fd: int, name: str, how: int, device: int) -> int:
+def open_below(fd: int, name: str, how: int, device: int) -> int:
+    """Return a descriptor of a directory in the open one `fd`, if it is on this device.
+
+    Raises:
+        NotInStore: It is none, or on another filesystem.
+        OSError: It cannot be opened.
+    """
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -389,9 +297,9 @@ def _open_below(fd: int, name: str, how: int, device: int) -> int:
         if os.fstat(below).st_dev == device:
             return below
     except BaseException:
-        _close(below)
+        close_quietly(below)
         raise
-    _close(below)
+    close_quietly(below)
     raise NotInStore(errno.ENOTDIR, "is on another filesystem than the rest of the store", name)
 
 
@@ -404,13 +312,7 @@ def _kind(fd: int, name: str) -> str:
     return "is a symlink" if stat.S_ISLNK(mode) else "is not a directory"
 
 
-def _close_all(opened: list[int]) -> None:
-    """Close descriptors and take them from the list: C code alone does it, so that none is closed twice or never."""
-    if opened:
-        deque(map(os.close, map(opened.pop, [-1] * len(opened))), 0)
-
-
-def _close(fd: int) -> None:
+def close_quietly(fd: int) -> None:
     """Close a descriptor through which nothing was written: an error says nothing, and Linux closes it either way."""
     try:
         os.close(fd)

@@ -19,7 +19,8 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
-from ckstore.fs.inside import Held, Inside, Where, at, open_directory
+from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside, Where, at, open_directory
 
 if TYPE_CHECKING:
     from types import TracebackType

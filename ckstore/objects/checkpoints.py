@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import files, locks
-from ckstore.fs.inside import Held
+from ckstore.fs.held import Held
 from ckstore.model.checkpoint.published import Published, Stamp
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, holders, links, locks, peek, statx
+from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import HeldBlob
@@ -213,8 +214,7 @@ class Collector:
         gone: list[str] = []
         moved: list[LastName] = []
         open_now: list[LastName] = []
-        for digest, nbytes in blobs:
-            canonical = self._layout.blob(digest)
+        for (digest, nbytes), canonical in through_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
             try:
                 if self._layout.shared:
                     statx.refresh(canonical)
@@ -222,16 +222,16 @@ class Collector:
                 if status.st_nlink > 1:
                     self.collected.linked[digest] = nbytes
                 elif self._judge.may_be_open(canonical):
-                    open_now.append(LastName(digest, canonical, status))
+                    open_now.append(LastName(digest, self._layout.blob(digest), status))
                 else:
-                    target = trash.name_in_trash(self._layout, digest)
+                    target = trash.free_name(self._trash, digest)
                     links.rename(canonical, target)
                     moved.append(LastName(digest, target, status))
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
         if moved:
-            files.sync_directory(self._layout.trash)
+            files.sync_directory(self._trash)
         if self._grace is not None:  # they wait, and are looked at again then
             self._note_held(open_now, self._judge.look_for(open_now))
             return gone

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ckstore.fs import peek
-from ckstore.fs.inside import Held, Inside
+from ckstore.fs.held import Held, through_parents
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
@@ -168,11 +169,10 @@ class Layout:
         Names that start with a dot are temporary.
         """
         found: dict[str, str | None] = {}
-        for name, _, _ in _listed(self.refs):
-            if name.startswith("."):
-                continue
+        names = [name for name, _, _ in _listed(self.refs) if not name.startswith(".")]
+        for name, place in through_parents((name, self.refs / name) for name in names):
             try:
-                found[name] = peek.symlink_text(self.refs / name)
+                found[name] = peek.symlink_text(place)
             except FileNotFoundError:  # it was taken away meanwhile
                 continue
             except OSError as error:

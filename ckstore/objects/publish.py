@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import SaveFailed, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks
-from ckstore.fs.inside import Held, NotInStore
+from ckstore.fs.held import Held
+from ckstore.fs.inside import NotInStore
 from ckstore.objects import blobs, far_locks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks

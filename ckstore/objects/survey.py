@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
@@ -114,6 +115,7 @@ def marked(layout: Layout) -> list[str]:
     return [f"{run}@{step}" for run, step in places if marks.is_marked(layout.checkpoint(run, step))]
 
 
+@cache
 def user_name(uid: int) -> str:
     """Return the name of a user; ``uid N`` if it has none."""
     try:

@@ -31,7 +31,8 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
     Raises:
         FileNotFoundError: It is gone.
     """
-    target = name_in_trash(layout, path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}")
+    name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
+    target = free_name(layout.trash, name)
     links.rename(path, target)
     if lock is not None and not lock.names(target):
         links.rename(target, path)  # another process put a directory there meanwhile: it is not ours to take
@@ -59,9 +60,9 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
     return [*(path for path in there if peek.is_directory(path)), layout.staging]
 
 
-def name_in_trash(layout: Layout, name: str) -> Inside:
+def free_name(trash: Inside, name: str) -> Inside:
     """Return a free name in ``trash/`` that begins with `name` and a dot."""
-    return layout.trash / f"{name}.{uuid.uuid4().hex[:12]}"
+    return trash / f"{name}.{uuid.uuid4().hex[:12]}"
 
 
 def former_place(name: str) -> CheckpointKey | None:

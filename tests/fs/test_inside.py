@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.fs import direct, files, lease, links, locks, peek, statx
-from ckstore.fs.inside import Held, Inside, NotInStore
+from ckstore.fs.held import Held, through_parents
+from ckstore.fs.inside import Inside, NotInStore
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_root
 
@@ -194,6 +195,26 @@ def test_a_held_directory_is_the_same_after_a_rename_and_no_use_after_it_was_clo
         assert held.having("none", ["file"]) == frozenset()
     with pytest.raises(OSError, match="closed"):
         peek.status(here)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc-"), st.sampled_from("xyz")), max_size=30))
+def test_places_through_their_directories_are_the_same_and_each_run_of_them_opens_one(
+    wanted: list[tuple[str, str]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        for directory in "abc":
+            (Path(folder) / directory).mkdir()
+            for name in "xy":
+                (Path(folder) / directory / name).write_text(directory + name)
+        places = [Inside(folder, (directory, name)) for directory, name in wanted]
+        open_before = len(os.listdir("/proc/self/fd"))
+        seen = []
+        for index, place in through_parents(enumerate(places)):
+            assert place == places[index]
+            assert len(os.listdir("/proc/self/fd")) == open_before + (wanted[index][0] != "-")
+            seen.append(peek.exists(place) and files.read_file(place, most_bytes=9).decode())
+        assert seen == [name != "z" and directory != "-" and directory + name for directory, name in wanted]
+        assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 _KINDS = ("whole", "annotated", "without", "file", "symlink", "missing")

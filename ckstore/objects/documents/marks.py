@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Held, Inside
+from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.model.names import STEP_PATTERN

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
-from ckstore.fs.inside import Held
+from ckstore.fs.held import Held
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import judge_blobs

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.fs.held import through_parents
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete
-from ckstore.objects.canonical_link import restore_name
+from ckstore.objects.canonical_link import restore_names
 from ckstore.ops.index.scan_blobs import canonical_blobs
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class StoreInventory:
         An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
         """
         lost = set(self._uses)
-        for path in canonical_blobs(self.layout):
+        for _, path in through_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:
                 status = peek.status(path)
             except FileNotFoundError:  # freed meanwhile
@@ -84,11 +86,13 @@ class StoreInventory:
         Raises:
             OSError: The system refused.
         """
-        count = 0
+        by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
-            count += restore_name(self.layout, self.layout.checkpoint(*use.place), digest, use.nbytes)
-        return count
+            by_place[use.place].append((digest, use.nbytes))
+        return sum(
+            len(restore_names(self.layout, self.layout.checkpoint(*place), lost)) for place, lost in by_place.items()
+        )
 
     @property
     def blob_count(self) -> int:

@@ -7,9 +7,11 @@ rebuilt. What it costs grows with the store (about a second for 100,000 blobs), 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.fs.held import through_parents
 from ckstore.fs.host import machine
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.trash import names_in
@@ -79,12 +81,9 @@ def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
         return 0
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
-    for path in paths:
-        if path.name in without_use:
-            try:
-                unused.append((path.name, peek.status(path).st_size))
-            except FileNotFoundError:  # another process freed it meanwhile
-                continue
+    for digest, path in through_parents((path.name, path) for path in paths if path.name in without_use):
+        with suppress(FileNotFoundError):  # another process freed it meanwhile
+            unused.append((digest, peek.status(path).st_size))
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)
     return len(unused)

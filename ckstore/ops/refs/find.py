@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
@@ -11,6 +12,7 @@ from ckstore.model.checkpoint.refs import Ref, is_latest_valid, parse_ref, resol
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
+from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.gaps import settle
@@ -128,7 +130,9 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             continue
         if directory.manifest_id == info.id:
             return directory
-        directory.close()  # replaced between finding and locking
+        directory.close()  # replaced between finding and locking, or its row is wrong
+        with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
+            sure(context, info)
     msg = f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened"
     raise NoSuchRef(msg)
 

@@ -7,19 +7,19 @@ directories.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
-from ckstore.fs.inside import Held
+from ckstore.fs.held import through_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
-from ckstore.objects.canonical_link import restore_name
-from ckstore.objects.last_names import NameCount
+from ckstore.objects.canonical_link import restore_names
+from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import misplaced, order_problem
@@ -45,12 +45,14 @@ class Names:
         counted: How many names each inode has.
         canonical: Digest -> status of what is at the canonical name.
         used: Digest -> a name in a checkpoint for each inode.
+        touched: The digest of each of these that has another time than a blob.
         too_deep: Directories that were not looked into.
     """
 
     counted: NameCount = field(default_factory=NameCount)
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
     used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
+    touched: list[str] = field(default_factory=list)
     too_deep: list[Inside] = field(default_factory=list)
 
     @classmethod
@@ -67,8 +69,10 @@ class Names:
                     continue
                 if folder is layout.blobs and path.parts[1:] == (fan_out(name), name):
                     made.canonical[name] = status
-                elif folder is layout.checkpoints:
-                    made.used.setdefault(name, {}).setdefault(inode, path)
+                elif folder is layout.checkpoints and inode not in (copies := made.used.setdefault(name, {})):
+                    copies[inode] = path
+                    if status.st_mtime_ns != files.BLOB_MTIME_NS:
+                        made.touched.append(name)
         return made
 
 
@@ -96,27 +100,22 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
 
 def _touched(names: Names) -> Iterator[StoreFinding]:
     """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
-    for digest, paths in sorted(names.used.items()):
-        for path in paths.values():
-            status = peek.find(path)
-            if status is not None and status.st_mtime_ns != files.BLOB_MTIME_NS:
-                what = (
-                    f"a program wrote into blob {digest}, or copied it without its modification "
-                    "time; a full verification reads it"
-                )
-                yield StoreFinding("touched", what, digest, harmful=True)
+    for digest in sorted(names.touched):
+        what = f"a program wrote into blob {digest}, or copied it without its modification time"
+        yield StoreFinding("touched", f"{what}; a full verification reads it", digest, harmful=True)
 
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
     """Link counts against names. Others may be saving: only what is still so at a second look counts."""
-    for inode, name in names.counted.first.items():
-        digest, status = name.digest, peek.find(name.path)
-        if not is_digest(digest) or status is None or status.st_nlink == names.counted.counts[inode]:
-            continue
-        found = _count_again(layout, name.path, inode)
-        if found is None:
-            continue
-        link_count, name_count = found
+    doubtful = {
+        inode: name
+        for (inode, name), path in through_parents((item, item[1].path) for item in names.counted.first.items())
+        if is_digest(name.digest)
+        and (status := peek.find(path)) is not None
+        and status.st_nlink != names.counted.counts[inode]
+    }
+    for inode, link_count, name_count in _counted_again(layout, doubtful):
+        digest = doubtful[inode].digest
         if link_count > name_count:
             more = link_count - name_count
             what = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
@@ -126,52 +125,64 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
             yield StoreFinding("links", f"{what}: check the filesystem", digest, harmful=True)
 
 
-def _count_again(layout: Layout, path: Inside, inode: Inode) -> tuple[int, int] | None:
-    """Return link count and number of names of an inode if they differ and stay; None if not, or if it is gone."""
+def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[tuple[Inode, int, int]]:
+    """Yield link count and number of names of the inodes for which they differ and stay so."""
     for _ in range(_LOOKS):
-        before = peek.find(path)
-        if before is None or (before.st_dev, before.st_ino) != inode:
-            return None
-        count = Names.of(layout).counted.counts[inode]
-        if count == before.st_nlink:
-            return None
-        after = peek.find(path)
-        if after is not None and after.st_nlink == before.st_nlink:
-            return before.st_nlink, count
-    return None
+        if not names:
+            return
+        before = _link_counts(names)
+        counts = Names.of(layout).counted.counts
+        names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
+        after = _link_counts(names)
+        for inode in names:
+            if after.get(inode) == before[inode]:
+                yield inode, before[inode], counts[inode]
+        names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
+
+
+def _link_counts(names: Mapping[Inode, LastName]) -> dict[Inode, int]:
+    """Return the link counts of those inodes that still have their name."""
+    found = ((inode, peek.find(path)) for inode, path in through_parents((i, name.path) for i, name in names.items()))
+    return {
+        inode: status.st_nlink
+        for inode, status in found
+        if status is not None and (status.st_dev, status.st_ino) == inode
+    }
 
 
 def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Canonical names that are lost are given back, unless no copy can be relied on."""
+    lost: dict[str, list[Inside]] = {}
     for digest, paths in sorted(names.used.items()):
-        if digest in names.canonical:
-            continue
-        good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
-        if good:
-            what = f"blob {digest} had lost its canonical name, which only new saves need"
-            yield StoreFinding("name", what, digest, mended=may_write and _give_name(layout, digest, good))
+        if digest not in names.canonical:
+            good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
+            if good:
+                lost[digest] = good
+    given = _given_names(layout, lost) if may_write else set()
+    for digest in lost:
+        what = f"blob {digest} had lost its canonical name, which only new saves need"
+        yield StoreFinding("name", what, digest, mended=digest in given)
 
 
-def _give_name(layout: Layout, digest: str, names: Iterable[Inside]) -> bool:
-    for name in names:
-        status = peek.find(name)
-        if status is not None and restore_name(layout, name.parent.parent, digest, status.st_size):
-            return True
-    return False
+def _given_names(layout: Layout, lost: Mapping[str, list[Inside]]) -> set[str]:
+    """Return the digests that have their canonical name again; a checkpoint is locked once for all that it has."""
+    by_checkpoint: defaultdict[Inside, list[str]] = defaultdict(list)
+    for digest, copies in lost.items():
+        for copy in copies:
+            by_checkpoint[copy.parent.parent].append(digest)
+    given: set[str] = set()
+    for checkpoint, digests in by_checkpoint.items():
+        given |= restore_names(layout, checkpoint, [(digest, None) for digest in digests if digest not in given])
+    return given
 
 
 def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
-    for folder, entries in groupby(sorted(names.canonical.items()), lambda entry: fan_out(entry[0])):
-        try:
-            held = Held(layout.blobs / folder)  # once, and not for each of what may be 100,000 files
-        except FileNotFoundError:
-            continue
-        with held:
-            for digest, status in entries:
-                what = _wrong_name(held.inside / digest, status, names.used.get(digest, {}), checker, mode)
-                if what:
-                    yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+    places = ((entry, layout.blob(entry[0])) for entry in sorted(names.canonical.items()))
+    for (digest, status), path in through_parents(places):
+        what = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
+        if what:
+            yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
 
 
 def _wrong_name(

@@ -82,6 +82,21 @@ def test_a_store_that_cannot_be_written_plans_by_its_manifests(store: Store) -> 
     assert '{"loss":99}' in values_of("checkpoints", "metrics", store.path)
 
 
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("ref", ["main@1", 1, "good"])
+def test_what_a_ref_names_is_opened_whatever_id_its_row_has(store: Store, ref: str | int, *, readonly: bool) -> None:
+    fill(store)
+    store.tag("good", 1)
+    wanted = store.info(1).id
+    other = f"{wanted[:-1]}{int(wanted[-1], 16) ^ 1:x}"
+    change(store.path, "checkpoints", "manifest_id", other, where="step = 1", forged=True)
+
+    with Store.open(store.path, readonly=readonly) as opened:
+        with pytest.warns(CkstoreWarning, match="disagree about main@1; the manifest counts"):
+            assert opened.load(ref)["w"][0] == 1
+        assert opened.info(ref).id == wanted
+
+
 def test_what_has_no_readable_manifest_is_not_dropped(store: Store) -> None:
     fill(store)
     path = store.directory_of(0) / "manifest.json"
