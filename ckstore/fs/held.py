@@ -129,7 +129,7 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
                 if held is not None:
                     held.close()
                 held, parent = None, (place.top, place.parts[:-1], place.holder)
-                with suppress(FileNotFoundError, NotADirectoryError):  # whoever goes there is told
+                with suppress(FileNotFoundError, NotADirectoryError):  # a call there says so
                     held = Held(place.parent) if place.parts else None
             yield thing, place if held is None else held.inside / place.name
     finally:
