@@ -69,7 +69,10 @@ class CkstoreError(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        before = "\n" if "\n" in self.message else " "  # the last line of a list stays as it is
+        return f"{self.message}{before}({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

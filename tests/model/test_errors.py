@@ -62,6 +62,11 @@ def test_the_picture_of_the_tree_shows_every_class_with_its_exit_status() -> Non
     assert {name: int(status) for name, status in drawn} == {n: status for n, (_, status) in _TREE.items()}
 
 
+def test_a_hint_stands_behind_a_sentence_and_below_a_list() -> None:
+    assert str(CkstoreError("it is so", hint="do that")) == "it is so (do that)"
+    assert str(CkstoreError("these:\n  a\n  b", hint="do that")) == "these:\n  a\n  b\n(do that)"
+
+
 def test_errors_are_what_python_programs_catch_too() -> None:
     assert issubclass(errors.NoSuchRef, LookupError)
     assert issubclass(errors.NoSuchFile, FileNotFoundError)

@@ -42,14 +42,27 @@ class Load:
     fits_somewhere: bool
 
 
-def advice(load: Load) -> Iterator[str]:
-    """Yield what makes the load fit, what is surest first."""
+def advice(load: Load) -> list[str]:
+    """Return what makes the load fit, what is surest first; where nothing is known, where to look."""
     found, terms = load.found, load.terms
     names_differ = bool(found.missing or found.unexpected or found.mismatched)
+    fits_in_part = load.fits_somewhere and not found.strangers
+    if names_differ and fits_in_part and load.strict and not found.rename:
+        last = ["strict=False loads what fits and reports the rest"]
+    else:
+        last = []
+    said = [*_of_parts(load), *_of_values(found, terms), *last]
+    return said or ["ckstore ls REF lists the names of the checkpoint"]
+
+
+def _of_parts(load: Load) -> Iterator[str]:
     if not load.fits_somewhere:
         yield from _target_is_a_part(load)
         yield from _checkpoint_is_a_part(load)
     yield from _only_what_the_target_has(load)
+
+
+def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
     if found.rename:
         yield f"rename={ {**terms.rename, **found.rename}!r} makes all names fit"
     if found.dtypes and not terms.cast:
@@ -58,12 +71,6 @@ def advice(load: Load) -> Iterator[str]:
         yield "assign=True gives memory to what has none"
     elif found.meta:
         yield "load the module first, then make its optimizer, and load that"
-    if not names_differ or found.rename:
-        return
-    if not load.fits_somewhere or found.strangers:
-        yield "ckstore ls REF lists the names of the checkpoint"
-    elif load.strict:
-        yield "strict=False loads what fits and reports the rest"
 
 
 def _target_is_a_part(load: Load) -> Iterator[str]:

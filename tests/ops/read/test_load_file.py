@@ -110,6 +110,26 @@ def test_every_protocol_of_pickle_is_read(protocol: int, store: Store, tmp_path:
         assert_same(state, store.load(file=name))
 
 
+@pytest.mark.parametrize("alignment", [1, 4096])
+@pytest.mark.parametrize("crc32", [True, False])
+def test_a_file_that_was_written_with_other_settings_of_torch_is_read(  # they are younger than torch 2.6
+    alignment: int, crc32: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.serialization import config
+
+    monkeypatch.setattr(config.save, "storage_alignment", alignment)
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(crc32)
+    try:
+        data = torch_file({"a": torch.arange(1000.0), "b": [torch.ones(3).bfloat16(), torch.empty(0)], "n": 3})
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+    committed(store, tmp_path, data)
+
+    assert_loaded(by_torch(data), store.load(file="x.pt"))
+
+
 def test_a_safetensors_file_is_a_dict_of_its_tensors(store: Store, tmp_path: Path) -> None:
     state = {"a.b": torch.randn(3, 2), "c": torch.arange(3), "e": torch.zeros(0, 2, dtype=torch.bfloat16)}
     committed(store, tmp_path, safetensors.torch.save(state), "model.safetensors")
