@@ -47,10 +47,10 @@ def advice(load: Load) -> list[str]:
     found, terms = load.found, load.terms
     names_differ = bool(found.missing or found.unexpected or found.mismatched)
     fits_in_part = load.fits_somewhere and not found.strangers
-    if names_differ and fits_in_part and load.strict and not found.rename:
+    rename_is_enough = found.rename and found.renames_all
+    last = []
+    if names_differ and (fits_in_part or found.rename) and load.strict and not rename_is_enough:
         last = ["strict=False loads what fits and reports the rest"]
-    else:
-        last = []
     said = [*_of_parts(load), *_of_values(found, terms), *last]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
@@ -64,7 +64,8 @@ def _of_parts(load: Load) -> Iterator[str]:
 
 def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
     if found.rename:
-        yield f"rename={ {**terms.rename, **found.rename}!r} makes all names fit"
+        all_names = "all names" if found.renames_all else "more names"
+        yield f"rename={ {**terms.rename, **found.rename}!r} makes {all_names} fit"
     if found.dtypes and not terms.cast:
         yield "cast=True converts to the dtype of the target"
     if found.meta and not terms.assign:

@@ -113,17 +113,18 @@ def test_every_protocol_of_pickle_is_read(protocol: int, store: Store, tmp_path:
 @pytest.mark.parametrize("alignment", [1, 4096])
 @pytest.mark.parametrize("crc32", [True, False])
 def test_a_file_that_was_written_with_other_settings_of_torch_is_read(  # they are younger than torch 2.6
-    alignment: int, crc32: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alignment: int, crc32: bool, store: Store, tmp_path: Path
 ) -> None:
     from torch.utils.serialization import config
 
-    monkeypatch.setattr(config.save, "storage_alignment", alignment)
-    before = torch.serialization.get_crc32_options()
+    before = config.save.storage_alignment, torch.serialization.get_crc32_options()
+    config.save.storage_alignment = alignment
     torch.serialization.set_crc32_options(crc32)
     try:
         data = torch_file({"a": torch.arange(1000.0), "b": [torch.ones(3).bfloat16(), torch.empty(0)], "n": 3})
     finally:
-        torch.serialization.set_crc32_options(before)
+        config.save.storage_alignment = before[0]
+        torch.serialization.set_crc32_options(before[1])
 
     committed(store, tmp_path, data)
 

@@ -178,6 +178,21 @@ def test_a_prefix_of_a_part_is_suggested(store: Store) -> None:
     assert "rename={'model.': ''}" in refused(store, linear(2, 3)).hint
 
 
+def test_a_rename_is_said_to_be_enough_only_where_it_is(store: Store) -> None:
+    store.save({"model": linear(2, 3)}, step=1)
+    averaged = torch.optim.swa_utils.AveragedModel(linear(2, 3))
+    inner = linear(2, 3)
+    tied = torch.nn.ModuleDict({"module": inner, "again": inner[0]})
+
+    hint = refused(store, {"model": averaged}).hint
+    report = store.load_into({"model": averaged}, 1, rename={"": "module."}, strict=False)
+
+    assert hint == "rename={'': 'module.'} makes more names fit; strict=False loads what fits and reports the rest"
+    assert report.missing == ("model.n_averaged",)
+    assert refused(store, {"model": tied}).hint == "rename={'': 'module.'} makes all names fit"
+    assert store.load_into({"model": tied}, 1, rename={"": "module."}).missing == ()
+
+
 def test_a_part_that_has_all_names_of_the_target_is_suggested(store: Store) -> None:
     linear = torch.nn.Linear(2, 2)
     store.save(
