@@ -120,6 +120,7 @@ def main(arguments: Sequence[str]) -> int:
                 changing_laps=2,
                 rotation_laps=5,
                 hundred_laps=3,
+                steady_laps=2,
                 seed=options.seed,
                 layers=2,
             ),

@@ -200,6 +200,29 @@ class SmallSaves(_OfSystem):
         self.compare_stored()
 
 
+class SteadySaves(_OfSystem):
+    """The second to the tenth save of a state of which all changes, with room given back between the laps."""
+
+    def prepare(self, here: Here) -> None:
+        super().prepare(here)
+        self.laps = here.sizes.steady_laps
+        self.nbytes *= self.laps
+        self.system.ready(self.state)
+        self.system.save(self.state, 0)
+
+    def before(self, lap: int) -> None:
+        if lap:
+            self.system.forget(lap - 1)
+        states.change(self.state, lap + 1)
+        self.system.ready(self.state)
+
+    def act(self, lap: int) -> None:
+        self.system.save(self.state, lap + 1)
+
+    def check(self) -> None:
+        self.compare_stored()
+
+
 class KeepsCache(_OfSystem):
     """A save and a load; `kept_share` of another file's pages are in the page cache afterwards."""
 

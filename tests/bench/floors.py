@@ -52,19 +52,30 @@ class WriteFiles(Floor):
         name: Its name.
         direct: Past the page cache.
         at_once: How many files are written at once.
+        steady: As often as `SteadySaves` saves, each time to new files, after a first time that is not measured.
     """
 
-    def __init__(self, name: str, *, direct: bool, at_once: int) -> None:
+    def __init__(self, name: str, *, direct: bool, at_once: int, steady: bool = False) -> None:
         super().__init__(name)
         self._flags = os.O_DIRECT if direct else 0
         self._at_once = at_once
+        self._steady = steady
 
     def prepare(self, here: Here) -> None:
         super().prepare(here)
         self._buffers = [_random_buffer(here.sizes.seed + i, self.nbytes) for i in range(self._at_once)]
+        self._written_bytes = self.nbytes
+        if self._steady:
+            self.act(0)
+            self.laps = here.sizes.steady_laps
+            self.nbytes *= self.laps
+
+    def before(self, lap: int) -> None:
+        for path in list(self._folder.iterdir()):
+            path.unlink()
 
     def act(self, lap: int) -> None:
-        files = list(enumerate(_file_sizes(self.nbytes)))
+        files = list(enumerate(_file_sizes(self._written_bytes)))
         shares = [files[i :: self._at_once] for i in range(self._at_once)]
         _side_by_side(lambda i: self._write(self._buffers[i], shares[i]), self._at_once)
         fd = os.open(self._folder, os.O_RDONLY)
@@ -77,7 +88,7 @@ class WriteFiles(Floor):
 
     def check(self) -> None:
         total = sum(path.stat().st_size for path in self._folder.iterdir())
-        assert total == sum(_file_sizes(self.nbytes)), "the floor did not write all bytes"
+        assert total == sum(_file_sizes(self._written_bytes)), "the floor did not write all bytes"
 
 
 class ReadFiles(Floor):

@@ -130,6 +130,7 @@ LINES = (
     Line("first save: faster than the best peer, or the line before", 1.2, True, _faster("save")),
     Line("first save: faster than torch.save + fsync", 1.5, True, _faster("save", "torch.save")),
     Line("first save: CPU-seconds of those of torch.save", 0.5, False, _cpu_of_torch_save),
+    Line("steady saves: share of the direct-write floor", 0.85, True, _floor_share("steady", WRITE_FLOORS)),
     Line("first save on tmpfs: faster than safetensors", 1.0, True, _faster("tmpfs", "safetensors")),
     Line("unchanged: of hash + 20 µs × (tensors + blobs) + 10 ms", 1.3, False, _unchanged),
     Line("unchanged: faster than restic", 20.0, True, _faster("unchanged", "restic")),

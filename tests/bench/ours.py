@@ -53,6 +53,10 @@ class Ckstore(System):
     def save(self, state: State, step: int) -> None:
         self._store.save(state, step)
 
+    def forget(self, step: int) -> None:
+        self._store.delete(step)
+        self._store.gc()
+
     def rotate(self, keep: int) -> None:
         self._store.set_retention(RetentionPolicy(keep_last=keep))  # and gc follows each save
 

@@ -16,6 +16,7 @@ from tests.bench.acts import (
     Rotation,
     SampledSave,
     SmallSaves,
+    SteadySaves,
     UnchangedSave,
     Verify,
 )
@@ -195,6 +196,17 @@ def all_scenarios() -> tuple[Scenario, ...]:
                 *(FirstSave(peer()) for peer in backups),
             ),
             large=True,
+        ),
+        Scenario(
+            "steady",
+            "Second to tenth save of a state of which all changes",
+            (
+                *(
+                    WriteFiles(name, direct=True, at_once=n, steady=True)
+                    for name, n in zip(WRITE_FLOORS, (1, 4), strict=True)
+                ),
+                *(SteadySaves(system) for system in (Ckstore(), TorchSave())),
+            ),
         ),
         Scenario("nosync", "First save without fsync: the price of durability", _writers()[:7], without_fsync=True),
         Scenario(

@@ -39,6 +39,7 @@ class Sizes:
         changing_laps: Saves of a state of which 10 % change.
         rotation_laps: Saves of a smaller state of which all changes, of which three are kept.
         hundred_laps: Saves of a state of 3 MB in 100 tensors of which all changes.
+        steady_laps: Saves of the LLM-shaped state, of which all changes, after a first one.
         seed: Of everything that is drawn.
         layers: Of the LLM-shaped state; each has 9 tensors, and two moments of each, so 19 make more than 500.
         large_file: Where a state larger than memory was written; empty: states are in memory.
@@ -49,6 +50,7 @@ class Sizes:
     changing_laps: int = 20
     rotation_laps: int = 60
     hundred_laps: int = 100
+    steady_laps: int = 9
     seed: int = 20_250
     layers: int = 19
     large_file: str = ""
