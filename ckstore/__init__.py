@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorFinding, DoctorReport
+    from ckstore.model.manifest.counters import SaveCounters
     from ckstore.model.manifest.files import FileChange, FileSummary
     from ckstore.model.manifest.info import CheckpointInfo, Note
     from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
@@ -135,6 +136,7 @@ __all__ = [
     "RetentionPolicy",
     "RetentionReport",
     "SaveAbandoned",
+    "SaveCounters",
     "SaveEvent",
     "SaveFailed",
     "SaverStatus",
@@ -167,6 +169,7 @@ _HOMES = {
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",
     "ckstore.model.manifest.files": "FileChange FileSummary",
+    "ckstore.model.manifest.counters": "SaveCounters",
     "ckstore.model.manifest.info": "CheckpointInfo Note",
     "ckstore.model.reports.diff": "Diff DiffLeaf Difference LeafChange PlainChange",
     "ckstore.model.reports.export_report": "ExportReport ExportedFile",

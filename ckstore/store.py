@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.errors import CkstoreError
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
@@ -337,7 +338,10 @@ class Store:
 
             selects = as_filter(unchanged, "unchanged")
             named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-        return self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+        pending = self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+        if pending.skipped:
+            self._context.totals.not_saved("skipped")
+        return pending
 
     @act_in_memory
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -400,6 +404,24 @@ class Store:
         terms.check()
         self._context.check_writable()
         self._client().prewarm(state, terms)
+
+    @act_in_memory
+    def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
+        """Write what the saves of this handle did so far to a file, as text of OpenMetrics.
+
+        The file is replaced at once, so that who reads it, as the textfile collector of Prometheus' node exporter, sees
+        all of it. The store is not touched.
+
+        Args:
+            path: The file; its directory is there.
+            labels: For each sample, beside ``store``, the directory of the store: what tells several trainers apart.
+
+        Raises:
+            BadInput: A label cannot be one.
+        """
+        from ckstore.ops.report.metrics import write_metrics
+
+        write_metrics(self._context, self.path, expanded(path), labels or {})
 
     def should_stop(self) -> bool:
         """Whether a signal of `stop_on_signals` has come; no call of a store waits for this."""
@@ -1296,9 +1318,17 @@ class Store:
 
             from ckstore.saver.client.client import Client
 
-            parents = self._context.last_parents
+            context = self._context
+
+            def ended(outcome: CheckpointInfo | CkstoreError) -> None:
+                if isinstance(outcome, CheckpointInfo):
+                    context.last_parents[outcome.run] = outcome.id
+                    context.totals.saved(outcome)
+                else:
+                    context.totals.not_saved("failed")
+
             catalog_path = None if self._catalog_path is None else str(self._catalog_path)
-            self._savers = Client(str(self.path), catalog_path, lambda info: parents.update({info.run: info.id}))
+            self._savers = Client(str(self.path), catalog_path, ended)
             weakref.finalize(self, self._savers.close).atexit = False
         return self._savers
 

@@ -14,6 +14,7 @@ from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
+from ckstore.ops.totals import SaveTotals
 from ckstore.ops.warn import warn
 from ckstore.ops.watch import NO_WATCH, SaveWatch
 
@@ -57,6 +58,7 @@ class Context:
         synced_runs: How each run was when this process last made its name durable, as `objects.publish` keeps it.
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
         watch: Is told how far a save is.
+        totals: What the saves of this store did so far.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
         run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
@@ -82,6 +84,7 @@ class Context:
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     watch: SaveWatch = NO_WATCH
+    totals: SaveTotals = field(default_factory=SaveTotals)
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property

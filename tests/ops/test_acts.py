@@ -43,6 +43,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "flush": lambda store: store.flush(1),
     "staging_bytes": lambda store: store.staging_bytes({"x": 1}),
     "prewarm": lambda store: store.prewarm(),
+    "write_metrics": lambda store: store.write_metrics(store.path.parent / "metrics"),
     "commit": lambda store: store.commit(__file__, step=9),
     "load": lambda store: store.load(1),
     "load_into": lambda store: store.load_into({}, 1),

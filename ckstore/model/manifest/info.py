@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.model.manifest.describe import decoded_metadata
 
 if TYPE_CHECKING:
+    from ckstore.model.manifest.counters import SaveCounters
     from ckstore.model.manifest.manifest import Manifest
 
 
@@ -24,7 +25,7 @@ class CheckpointInfo:
     """One published checkpoint.
 
     What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
-    say (`catalogued`, `warnings`, `oldest_reading`).
+    say (`catalogued`, `warnings`, `oldest_reading`, `counters`).
 
     Attributes:
         id: Digest of its manifest.
@@ -49,6 +50,8 @@ class CheckpointInfo:
             UTC, as `created`. Empty: that is not known of each of them.
         warnings: From the save that returned this: what went wrong after the checkpoint was durable (a tag or the
             catalog that could not be written, retention).
+        counters: From the save that returned this: what it did, and how long its parts took; None from other calls, and
+            where several ranks saved.
     """
 
     id: str
@@ -73,6 +76,7 @@ class CheckpointInfo:
     out_of_order: bool = False
     warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
+    counters: SaveCounters | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
 from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Note
 from ckstore.model.manifest.manifest import Description, LeafRecord
@@ -272,6 +273,7 @@ def _info_json(info: CheckpointInfo) -> dict[str, Any]:
     members["metrics"] = {name: encode_metric(value) for name, value in info.metrics.items()}
     members["metadata"] = encode_metadata(info.metadata)
     members["notes"] = [[note.created, note.text] for note in info.notes]
+    members["counters"] = None if info.counters is None else asdict(info.counters)
     return members
 
 
@@ -279,6 +281,8 @@ def _info(members: dict[str, Any]) -> CheckpointInfo:
     members["metrics"] = _metrics(members["metrics"])
     members["metadata"] = decoded_metadata(members["metadata"])
     members["notes"] = tuple(Note(*note) for note in members["notes"])
+    if members["counters"] is not None:
+        members["counters"] = SaveCounters(**members["counters"])
     for name in ("tags", "warnings"):
         members[name] = tuple(members[name])
     return CheckpointInfo(**members)

@@ -33,6 +33,7 @@ from ckstore.errors import (
     UnknownOutcome,
 )
 from ckstore.model.checkpoint.published import Published
+from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
@@ -64,8 +65,10 @@ from ckstore.ops.refs.pins import pin_again
 from ckstore.ops.refs.protection import check_unprotected
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.laps import Laps
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
+from ckstore.ops.save.recorded import RecordedSource
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.ops.warn import warn_not_durable
 from ckstore.python_gc import python_gc_paused
@@ -162,6 +165,7 @@ class Staged:
         readings: When what it uses was last read, for the catalog.
         warnings: What the user should know of these readings.
         by_others: What it says was chosen by others, so that it is to be read again as strictly as any.
+        kept_bytes: Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     """
 
     draft: Manifest
@@ -169,6 +173,20 @@ class Staged:
     readings: Callable[[], dict[str, tuple[int, int]]] = dict
     warnings: Callable[[], Sequence[str]] = tuple
     by_others: bool = False
+    kept_bytes: int | None = None
+
+    def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
+        """Return what a save did that made this."""
+        if self.kept_bytes is None:
+            return None
+        written_count = sum(blob.digest in staging.written for blob in self.draft.blobs)
+        return SaveCounters(
+            hashed_bytes=self.draft.logical_bytes - self.kept_bytes,
+            kept_bytes=self.kept_bytes,
+            written_count=written_count,
+            reused_count=len(self.draft.blobs) - written_count,
+            **laps.seconds,
+        )
 
 
 def save_staged(
@@ -188,12 +206,16 @@ def save_staged(
     warn_not_durable(context.not_durable_because)
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
-    with failing_as_save(context, what):
+    laps = Laps()
+    with _counting_failures(context), failing_as_save(context, what):
         staging = create()
         try:
             context.watch.staged()
+            laps.end("staging_s")
             staged = stage(staging, notes)
-            manifest, manifest_id, outcome = _publish(context, staging, staged, request)
+            laps.end("storing_s")
+            manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps)
+            laps.end("publishing_s")
         except BaseException as error:
             if isinstance(error, UnknownOutcome):
                 context.writes_disabled_because = error.message
@@ -229,7 +251,15 @@ def save_staged(
             f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
             "opening of the store adds it"
         )
-    return replace(info, catalogued=not why_not_catalogued, warnings=tuple(notes))
+    laps.end("finishing_s")
+    info = replace(
+        info,
+        catalogued=not why_not_catalogued,
+        warnings=tuple(notes),
+        counters=staged.counters(staging, laps),
+    )
+    context.totals.saved(info)
+    return info
 
 
 def what_is_read(context: Context) -> Reading:
@@ -255,10 +285,15 @@ def _stage_captured(
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
         draft = _draft(context, captured, stored, request, texts)
-    return Staged(draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files))
+    kept_bytes = sum(source.nbytes for source in captured.sources if isinstance(source, RecordedSource))
+    return Staged(
+        draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files), kept_bytes=kept_bytes
+    )
 
 
-def _publish(context: Context, staging: Staging, staged: Staged, request: Request) -> tuple[Manifest, str, Outcome]:
+def _publish(
+    context: Context, staging: Staging, staged: Staged, request: Request, laps: Laps
+) -> tuple[Manifest, str, Outcome]:
     step = request.step if request.step is not None else _next_step(context, request.run)
     for _ in range(_AUTO_STEP_TRIES):
         manifest = replace(staged.draft, step=step, sequence=next_sequence(context))
@@ -274,6 +309,7 @@ def _publish(context: Context, staging: Staging, staged: Staged, request: Reques
         try:
             rule = "taken" if request.step is None else request.if_exists
             if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
+            laps.end("sealing_s")
             context.watch.publishing(step)
             return (
                 manifest,
@@ -419,6 +455,15 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
     return ""
+
+
+@contextmanager
+def _counting_failures(context: Context) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        context.totals.not_saved("failed")
+        raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from ckstore.tensors.capture import capture
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ckstore.errors import CkstoreError
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
@@ -37,20 +39,22 @@ class Client:
 
     Attributes:
         path: Directory of the store.
-        on_saved: Called with what was saved, in the thread that watches the saver.
+        on_ended: Called with what was saved, or why not, in the thread that watches the saver.
     """
 
-    def __init__(self, path: str, catalog_path: str | None, on_saved: Callable[[CheckpointInfo], None]) -> None:
+    def __init__(
+        self, path: str, catalog_path: str | None, on_ended: Callable[[CheckpointInfo | CkstoreError], None]
+    ) -> None:
         self.path = path
         self.catalog_path = catalog_path
-        self.on_saved = on_saved
+        self.on_ended = on_ended
         self._begin()
         _clients.add(self)
 
     def _begin(self) -> None:
         """Begin, or begin again, without a saver."""
         self._submitting = threading.RLock()
-        self._queue = SaveQueue(self.on_saved)
+        self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.path, self.catalog_path, self._queue)
         self._number = 0
 
@@ -79,6 +83,7 @@ class Client:
     def _submit(
         self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
     ) -> PendingSave:
+        begun_at = time.monotonic()
         self.raise_unread()
         with python_gc_paused():
             captured = capture(state)
@@ -109,7 +114,7 @@ class Client:
                 self._queue.terms = terms
                 self._keeper.start_if_needed()
                 self._number = order.number
-                self._queue.add(Save(order, snapshot, pending))
+                self._queue.add(Save(order, snapshot, pending, copied_s=time.monotonic() - begun_at))
         except BaseException:
             self._queue.give_back(snapshot, terms)
             raise

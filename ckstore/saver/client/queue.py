@@ -35,14 +35,14 @@ class SaveQueue:
         terms: Those of the last save.
     """
 
-    def __init__(self, on_saved: Callable[[CheckpointInfo], None]) -> None:
+    def __init__(self, on_ended: Callable[[CheckpointInfo | CkstoreError], None]) -> None:
         self.changed = threading.Condition()
         self.saves: list[Save] = []
         self.pool = SnapshotPool()
         self.parents = Parents()
         self.bases = Bases()
         self.terms = Terms()
-        self._on_saved = on_saved
+        self._on_ended = on_ended
         self._ended: list[PendingSave] = []
 
     def make_way(self, terms: Terms) -> bool:
@@ -118,8 +118,8 @@ class SaveQueue:
         else:
             self.parents.ended(save.order.last_parents, outcome)
             self.bases.ended(save.order, outcome)
-            self._on_saved(outcome)
             _LOG.info("saved %s", outcome.name)
+        self._on_ended(outcome)
         save.pending.finish(outcome)
         self.changed.notify_all()
 

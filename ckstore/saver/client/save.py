@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
@@ -30,6 +31,8 @@ class Save:
         granted: Whether that may publish it.
         maybe_published: Whether a saver that has died might have published it, and had not said so.
         committed: What was published, as soon as that is known.
+        copied_s: Seconds that the call took to copy the state.
+        asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
     """
 
     order: Order
@@ -40,11 +43,21 @@ class Save:
     granted: bool = False
     maybe_published: bool = False
     committed: CheckpointInfo | None = None
+    copied_s: float = 0.0
+    asked_at: float = field(default_factory=time.monotonic)
+    taken_at: float = 0.0
 
     def again(self) -> None:
         """Another saver is to make it."""
         self.maybe_published |= self.granted
         self.sent = self.granted = False
+
+    def saved(self, info: CheckpointInfo) -> CheckpointInfo:
+        """Return what the saver says, with what it cannot know: the seconds of the trainer."""
+        if info.counters is None:
+            return info
+        queued_s = max(0.0, self.taken_at - self.asked_at)
+        return replace(info, counters=replace(info.counters, copied_s=self.copied_s, queued_s=queued_s))
 
 
 def failed(save: Save, why: str) -> CheckpointInfo | CkstoreError:

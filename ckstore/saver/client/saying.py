@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointInfo | CkstoreError | None:
     """Note what was said, and answer; return what became of the save once it has ended."""
     if isinstance(message, Taken):
+        save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
         if message.state != "committing" or save.granted:
@@ -28,7 +30,7 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.committed = message.info
         save.pending.note("durable")
     elif isinstance(message, Done):
-        return message.info
+        return save.saved(message.info)
     elif isinstance(message, Failed):
         return refused(save, message.error)
     return None

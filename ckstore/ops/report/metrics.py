@@ -1,0 +1,33 @@
+"""Write what the saves of an open store did to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from ckstore.model.reports.metrics import openmetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ckstore.ops.context import Context
+
+_MODE = 0o644
+
+
+def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
+    """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
+    data = openmetrics(context.totals.metrics(), str(store), labels).encode("utf-8")
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), _MODE)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,64 @@
+"""What the saves of one open store did together."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+from ckstore.model.reports.metrics import Metric
+from ckstore.model.times import time_of_text
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+
+
+class SaveTotals:
+    """Counts the saves of one open store. Its methods may be called from several threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._outcomes = dict.fromkeys(("saved", "failed", "skipped"), 0)
+        self._bytes = dict.fromkeys(("logical", "new", "reused", "kept"), 0)
+        self._blobs = dict.fromkeys(("written", "reused"), 0)
+        self._seconds: dict[str, float] = {}
+        self._last: dict[str, CheckpointInfo] = {}
+
+    def saved(self, info: CheckpointInfo) -> None:
+        """A save has ended well."""
+        with self._mutex:
+            self._outcomes["saved"] += 1
+            self._last[info.run] = info
+            for kind in ("logical", "new", "reused"):
+                self._bytes[kind] += getattr(info, f"{kind}_bytes")
+            if info.counters is None:
+                return
+            self._bytes["kept"] += info.counters.kept_bytes
+            self._blobs["written"] += info.counters.written_count
+            self._blobs["reused"] += info.counters.reused_count
+            for name, value in asdict(info.counters).items():
+                if name.endswith("_s"):
+                    part = name.removesuffix("_s")
+                    self._seconds[part] = self._seconds.get(part, 0.0) + value
+
+    def not_saved(self, outcome: Literal["failed", "skipped"]) -> None:
+        """A save has ended otherwise."""
+        with self._mutex:
+            self._outcomes[outcome] += 1
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return all of it."""
+        with self._mutex:
+            last = {run: self._last[run] for run in sorted(self._last)}
+            made = {run: time_of_text(info.created).timestamp() for run, info in last.items()}
+            steps = {run: info.step for run, info in last.items()}
+            return (
+                Metric("ckstore_saves", "counter", "Saves, by how they ended.", "outcome", dict(self._outcomes)),
+                Metric("ckstore_save_bytes", "counter", "Bytes of saved checkpoints.", "kind", dict(self._bytes)),
+                Metric("ckstore_save_blobs", "counter", "Blobs of saved checkpoints.", "kind", dict(self._blobs)),
+                Metric(
+                    "ckstore_save_seconds", "counter", "Time of saves, by their parts.", "part", dict(self._seconds)
+                ),
+                Metric("ckstore_last_saved_step", "gauge", "Step of the last save.", "run", steps),
+                Metric("ckstore_last_saved_timestamp_seconds", "gauge", "When that was made.", "run", made),
+            )
