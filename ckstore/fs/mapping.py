@@ -1,4 +1,4 @@
-"""Map files copy-on-write, several side by side as one contiguous range of memory.
+"""Map files copy-on-write, several side by side as one contiguous range of memory; or a file in memory, shared.
 
 A private mapping of a blob costs no copy until a page is written to, and the blob never changes. Python's own `mmap`
 keeps a descriptor open and cannot place a file at an address, hence the C library's.
@@ -20,6 +20,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+HUGE_BYTES = 2 * 2**20
+"""Size of a huge page of x86-64 and of arm64 with pages of 4 KiB."""
+_MADV_COLLAPSE = 25
+"""Since Linux 6.1, the same on all processors that ckstore runs on. Source: asm-generic/mman-common.h."""
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -58,6 +63,32 @@ def map_file(fd: int, nbytes: int) -> memoryview:
         OSError: As there.
     """
     return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
+
+
+def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
+    """Return the first `nbytes` of a file in memory, which all who map it share; it is mapped by huge pages if it can.
+
+    It is unmapped when nothing refers to the view any more.
+
+    Raises:
+        OSError: The kernel has no room for the mapping.
+    """
+    room_bytes = nbytes + HUGE_BYTES
+    base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    memory = _unmapped_with(base, room_bytes)
+    start = -base % HUGE_BYTES
+    _map(base + start, nbytes, _READ_WRITE if writable else mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    part = memory[start : start + nbytes]
+    return part if writable else part.toreadonly()
+
+
+def gather_huge_pages(memory: memoryview) -> bool:
+    """Put the pages of some shared memory together in huge ones; False: the kernel cannot, and they stay as they are.
+
+    A huge page is made where at least one of its pages is there.
+    """
+    first = ctypes.c_ubyte.from_buffer(memory)
+    return bool(_libc.madvise(ctypes.addressof(first), len(memory), _MADV_COLLAPSE) == 0)
 
 
 def reserve(nbytes: int) -> memoryview:

@@ -13,6 +13,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import SaveAbandoned, SaveFailed
 from ckstore.saver.client import process as module
+from ckstore.saver.client import snapshot
 from ckstore.saver.client.process import SaverProcess
 from tests.saver.conftest import DEADLINE_S, wait_for
 
@@ -43,3 +44,20 @@ def test_no_more_savers_are_started_while_the_disk_holds_those_that_were_killed(
     wait_for(lambda: all(process.ended(0) for process in store._client().given_up()), "they have ended")
 
     assert store.save_async({"n": 5}, 5).result(DEADLINE_S).step == 5
+
+
+def test_a_kernel_that_has_no_huge_pages_is_asked_once_for_each_thread(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refused(memory: memoryview) -> bool:
+        asked.append(len(memory))
+        return False
+
+    monkeypatch.setattr(snapshot, "gather_huge_pages", refused)
+    state = {"w": np.arange(40 * 2**20, dtype=np.uint8)}
+    store.save_async(state, 1).result(DEADLINE_S)
+
+    assert 1 <= len(asked) <= 2
+    assert (store.load(1)["w"] == state["w"]).all()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import StepExists
+from ckstore.fs.mapping import map_shared
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 
@@ -86,8 +86,8 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
     end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
-    # Not unmapped by force: a thread of a save that failed may still be reading.
-    whole = memoryview(mmap.mmap(snapshot, end, prot=mmap.PROT_READ)) if end else memoryview(b"")
+    # Unmapped when nothing looks at it any more: a thread of a save that failed may still be reading.
+    whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")
     sources: dict[int, ByteSource] = {
         index: SnapshotSource(place.name, whole[place.offset : place.offset + place.nbytes])
         for index, place in enumerate(order.places)
