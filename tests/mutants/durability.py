@@ -259,7 +259,7 @@ DURABILITY = [
         "fsync of trash/ before a condemned blob is unlinked",
         "condemned-not-synced",
         "Collector.condemn",
-        "        if moved:\n            files.sync_directory(self._layout.trash)\n",
+        "        if moved:\n            files.sync_directory(self._trash)\n",
         "",
         law("gc"),
         "T2 (",

@@ -8,7 +8,7 @@ PLACES = [
     Mutant(
         "directories on the way are opened without following a symlink",
         "symlink-followed",
-        "_open_below",
+        "open_below",
         "how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd",
         "how | os.O_DIRECTORY, dir_fd=fd",
         "tests/fs/test_inside.py::test_a_directory_swapped_for_a_symlink_is_not_followed",
@@ -17,7 +17,7 @@ PLACES = [
     Mutant(
         "the same, at every call of an act beside a neighbour",
         "symlink-followed-in-an-act",
-        "_open_below",
+        "open_below",
         "how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd",
         "how | os.O_DIRECTORY, dir_fd=fd",
         "tests/faults/test_races.py::test_a_directory_that_is_swapped_at_any_call_leads_nowhere[gc]",
@@ -26,7 +26,7 @@ PLACES = [
     Mutant(
         "directories on the way are of the filesystem of the store",
         "mount-entered",
-        "_open_below",
+        "open_below",
         "        if os.fstat(below).st_dev == device:\n",
         "        if os.fstat(below).st_dev:\n",
         "tests/fs/test_inside.py::test_a_directory_of_another_filesystem_is_not_entered[unlink]",
