@@ -141,7 +141,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
 def _renamed(staging: Staging, target: Inside) -> bool:
     """Rename `staging` to `target`; False if there is something already."""
     try:
-        links.rename(staging.path, target)
+        two_renames.rename_opened(staging.lock, staging.path, target)
     except OSError as error:
         if error.errno not in links.ALREADY_THERE:
             raise
@@ -156,12 +156,16 @@ def _replace(
     stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
+    target = layout.checkpoint(manifest.run, manifest.step)
     lock.check()
     try:
-        links.exchange(staging.path, layout.checkpoint(manifest.run, manifest.step))
+        links.exchange(staging.path, target)
     except UnsafePlace:
-        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step), lock)
+        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step), lock, staging.lock)
         return Outcome(old=old, other_bytes=other_bytes)
+    except OSError as error:
+        if not two_renames.is_done(staging.lock, target, error):
+            raise
     return Outcome(old=staging.path, other_bytes=other_bytes)
 
 

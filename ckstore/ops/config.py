@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CatalogUnavailable
-from ckstore.fs import files
 from ckstore.model.document import refuse, shown
-from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import metrics_there
-from ckstore.model.settings.settings import parse_config, render_config
-from ckstore.objects.documents import atomic_file
+from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.config_file import SHARED, read_config, shared_of
 from ckstore.ops.context import annotated, read_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 _RETENTION = "retention"
@@ -31,7 +28,6 @@ _GRACE_S = "grace_s"
 DEFAULT_GRACE_S = 3600.0
 _GRACE_MOST_S = 366 * 86400.0
 _GRACE_WANTED = "seconds from 0 to a year"
-_CONFIG_MAX_BYTES = 2**20
 
 
 class StoreConfig:
@@ -148,6 +144,28 @@ class StoreConfig:
             raise BadInput(f"grace_s must be {_GRACE_WANTED}, got {shown(seconds)}")
         _change(self._context, _GRACE_S, None if seconds is None else float(seconds))
 
+    @property
+    @act
+    def shared(self) -> bool | None:
+        """Whether other hosts use the store; None: its filesystem says so, as ``ckstore doctor`` shows.
+
+        True is for a filesystem that ckstore does not know to be shared, False for one that only this host uses,
+        such as a program's (FUSE): then what is dropped is freed at once, and what other hosts have open is lost. It
+        holds for what is opened afterwards: set it before other hosts open the store. Default: None.
+
+        Raises:
+            BadInput: The settings are damaged, or are given something else than a bool or None.
+            NewerFormat: A newer ckstore wrote them.
+        """
+        return shared_of(self._context.layout)
+
+    @shared.setter
+    @act
+    def shared(self, used_by_others: bool | None) -> None:
+        if used_by_others is not None and not isinstance(used_by_others, bool):
+            raise BadInput(f"shared must be True, False or None, got {shown(used_by_others)}")
+        _change(self._context, SHARED, used_by_others)
+
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
 
@@ -156,37 +174,6 @@ class StoreConfig:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self._context.layout.root.path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """The content of ``config.json``."""
-
-    settings: dict[str, Any]
-
-    def render(self) -> bytes:
-        return render_config(self.settings)
-
-
-def _parse(data: bytes, where: str) -> _Document:
-    settings = parse_config(data, where)
-    settings.pop(MEMBER, None)
-    return _Document(settings)
-
-
-def read_config(layout: Layout) -> dict[str, Any]:
-    """Return the settings; without a ``config.json`` there are none.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        CkstoreError: It is damaged.
-        OSError: It cannot be read.
-    """
-    try:
-        data = files.read_file(layout.config, most_bytes=_CONFIG_MAX_BYTES)
-    except FileNotFoundError:
-        return {}
-    return read(data, _parse, str(layout.config)).settings
 
 
 def retention_of(context: Context) -> RetentionPolicy | None:
@@ -300,19 +287,6 @@ def _policy_of(context: Context, member: str) -> RetentionPolicy | None:
 
 
 def _change(context: Context, member: str, value: object) -> None:
-    """Give one setting a value, or remove it (None); other settings stay as they are.
-
-    Raises:
-        BadInput: The new settings could not be read again; nothing was changed.
-        CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
-        OSError: The system refused.
-    """
+    """Give one setting a value, or remove it (None); see `config_file.change`."""
     context.check_writable()
-    layout = context.layout
-    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
-        config = read_config(layout)
-        config.pop(member, None)
-        if value is not None:
-            config[member] = value
-        data = to_write(_Document(config), _parse, most_bytes=_CONFIG_MAX_BYTES, where=str(layout.config))
-        atomic_file.replace_file(context.layout, lock, fd, layout.config.name, data)
+    config_file.change(context.layout, member, value)

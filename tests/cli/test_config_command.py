@@ -26,6 +26,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "read-back  off",
         "recheck  --share 0.005",
         "grace  --time 3600s",
+        "shared  as its filesystem is",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -34,6 +35,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "read_back": False,
         "recheck_share": 0.005,
         "grace_s": 3600,
+        "shared": None,
     }
 
 
@@ -43,6 +45,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "make-room", "--keep-every", "1000", "--store", path)
     run("config", "read-back", "--on", "--store", path)
     run("config", "grace", "--time", "90m", "--store", path)
+    run("config", "shared", "--on", "--store", path)
     said = run("config", "recheck", "--share", "0.25", "--store", path)
 
     assert said.stdout.splitlines() == [
@@ -51,13 +54,14 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "read-back  on",
         "recheck  --share 0.25",
         "grace  --time 5400s",
+        "shared  on: other hosts use the store",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.config.read_back
-        assert (store.config.recheck_share, store.config.grace_s) == (0.25, 5400)
-    for setting in ("retention", "make-room", "read-back", "recheck", "grace"):
+        assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
+    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
@@ -66,11 +70,12 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             False,
             0,
         )
-        assert store.config.grace_s == 0
+        assert (store.config.grace_s, store.config.shared) == (0, False)
+    run("config", "shared", "--auto", "--store", path)
     run("config", "recheck", "--on", "--store", path)
     run("config", "grace", "--on", "--store", path)
     with Store.open(path) as store:
-        assert (store.config.recheck_share, store.config.grace_s) == (0.005, 3600)
+        assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.005, 3600, None)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,10 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["grace", "--off", "--time", "1h"], "grace is --on, --off, or has a --time"),
         (["grace", "--time", "soon"], "--time: wanted"),
         (["grace", "--time", "400d"], "grace_s must be seconds from 0 to a year"),
+        (["shared"], "shared is --on, --off or --auto"),
+        (["shared", "--on", "--auto"], "shared is --on, --off or --auto"),
+        (["shared", "--keep-last", "3", "--on"], "shared has no rules"),
+        (["grace", "--auto"], "only shared has --auto"),
         (["colour", "--on"], "is not one of"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckstore import RetentionPolicy, Store
+from ckstore.errors import CkstoreError
 
 MIB = 2**20
 Seen = dict[str, object]
@@ -36,6 +37,17 @@ def state(seed: int) -> dict[str, Any]:
     return {"w": np.random.default_rng(seed).integers(0, 256, MIB, dtype=np.uint8)}
 
 
+def pruned(store: Store) -> None:
+    """Drop all but the newest checkpoint of the run main.
+
+    Raises:
+        CkstoreError: One was skipped, which a policy is told of by its report.
+    """
+    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    if report.skipped:
+        raise CkstoreError(f"skipped: {report.skipped}")
+
+
 ACTS = (
     Act("save", lambda store, _: store.save(state(4), step=4)),
     Act("replace", lambda store, _: store.save(state(9), step=1, if_exists="replace")),
@@ -47,7 +59,8 @@ ACTS = (
     Act("checkout", lambda store, outside: store.checkout("files@7", outside / "out")),
     Act("export", lambda store, outside: store.export("main@2", outside / "exported")),
     Act("delete", lambda store, _: store.delete(4)),
-    Act("prune", lambda store, _: store.apply(store.plan_retention(RetentionPolicy(keep_last=1), "main"))),
+    Act("unpin", lambda store, _: store.unpin("main@2")),
+    Act("prune", lambda store, _: pruned(store)),
     Act("gc", lambda store, _: [store.gc() for _ in range(3)]),
     Act("verify", lambda store, _: store.verify()),
 )

@@ -4,6 +4,7 @@ While a file of that name lies in the folder of the switches, in it perhaps for 
 
 - ``fsync``, ``close``: bytes are taken, and that a quota is over is said only at an fsync, or at a close;
 - ``stale``: opening, linking and listing say ESTALE, as of what another host removed (Linux asks once more by itself);
+- ``fail.json``: one call of those that it names fails, or several in a row (`Failing`);
 - ``kill``: who makes the call number N that changes something is killed, and the call is not made;
 - ``crash``: at that call the server dies, and what was written and not synced is lost: such a file is empty then.
 """
@@ -12,14 +13,61 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import os
 import signal
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from tests.support.shared_folder import Folder
 
 _CHANGES = ("rename_with", "link", "symlink", "mkdir", "rmdir", "unlink", "create", "write", "truncate", "chmod")
 _SYNCS = ("fsync", "fsyncdir")
+CALLS = {
+    "changing": (*_CHANGES, *_SYNCS, "utimens", "chown"),
+    "opening": ("open", "readdir"),
+    "reading": ("read",),
+    "writing": ("write",),
+    "closing": ("flush",),
+    "locking": ("flock",),
+    "looking": ("getattr", "readlink", "statfs"),
+}
+"""Calls that can be made to fail, by what they do."""
+_EVERY = {name for names in CALLS.values() for name in names}
+_FAIL = "fail.json"
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What the switch ``fail.json`` holds.
+
+    Attributes:
+        calls: Names of those that are counted.
+        left: The one of this number is the first that fails.
+        code: With which error.
+        how: It fails ``before`` it is done, or ``after``, as when the answer of a server is lost; or it writes less.
+        times: How many in a row fail.
+    """
+
+    calls: tuple[str, ...]
+    left: int
+    code: int = 0
+    how: Literal["before", "after", "short"] = "before"
+    times: int = 1
+
+    def put(self, switches: Path) -> None:
+        """Let it fail from now on."""
+        text = json.dumps(asdict(self))
+        (switches / "new").write_text(text)
+        (switches / "new").rename(switches / _FAIL)
+
+    @staticmethod
+    def take(switches: Path) -> int:
+        """Let nothing fail any more; return what is left of the calls: less than 1 if one failed."""
+        left = json.loads((switches / _FAIL).read_text())["left"]
+        (switches / _FAIL).unlink()
+        return int(left)
 
 
 class FaultyFolder(Folder):
@@ -34,8 +82,8 @@ class FaultyFolder(Folder):
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if name in _CHANGES or name in _SYNCS:
-            return self._counted(value)
-        return value
+            value = self._counted(value)
+        return self._failing(name, value) if name in _EVERY else value
 
     def _counted(self, act: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -49,6 +97,35 @@ class FaultyFolder(Folder):
             return act(*given)
 
         return call
+
+    def _failing(self, name: str, act: Any) -> Any:
+        def call(*given: Any) -> Any:
+            fault = self._fault(name)
+            if fault is None:
+                return act(*given)
+            if fault.how == "short":
+                path, data, *place = given
+                return act(path, data[: (len(data) + 1) // 2], *place)
+            if fault.how == "after":
+                act(*given)
+            raise OSError(fault.code, os.strerror(fault.code))
+
+        return call
+
+    def _fault(self, name: str) -> Failing | None:
+        """Count a call; return how it fails, if it does."""
+        try:
+            with open(f"{self._switches}/{_FAIL}", "r+", encoding="ascii") as file:
+                told = json.load(file)
+                if name not in told["calls"]:
+                    return None
+                left = told["left"]
+                file.seek(0)
+                json.dump({**told, "left": left - 1}, file)
+                file.truncate()
+        except FileNotFoundError:
+            return None
+        return Failing(**told) if 1 - told["times"] < left <= 1 else None
 
     def _left(self, switch: str) -> int | None:
         """Return what is in a switch, and take one from it; None: it is not there."""

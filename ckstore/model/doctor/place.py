@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.doctor.sharing import check_locks
 
 MEMORY = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset(
@@ -37,6 +38,7 @@ class PlaceFacts:
         journal: Whether an ext4 has a journal; None: not known, or it is not an ext4.
         below: The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file
             behind a loop device. None: there is none, or it cannot be seen.
+        told: Whether other machines use it, as someone has said; None: its kind says so.
     """
 
     path: str
@@ -46,9 +48,15 @@ class PlaceFacts:
     options: frozenset[str] = frozenset()
     journal: bool | None = None
     below: PlaceFacts | None = None
+    told: bool | None = None
 
     @property
     def shared(self) -> bool:
+        """Whether other machines may use it as well."""
+        return self.shared_by_kind if self.told is None else self.told
+
+    @property
+    def shared_by_kind(self) -> bool:
         """Whether other machines may have it mounted as well; of what a program provides (FUSE) that is unknown."""
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
         return self.kind in NETWORK or by_program
@@ -106,6 +114,8 @@ def why_unknown(facts: PlaceFacts) -> str:
 def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     """Yield what is to be said of the filesystem."""
     yield _filesystem(facts)
+    if facts.shared:
+        yield check_locks(facts)
     yield _journal(facts)
     yield _options(facts)
     yield durability(facts)
@@ -121,13 +131,14 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
             "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it", do
         )
     if facts.shared:
+        why = "a shared filesystem" if facts.shared_by_kind else "and other hosts may use it, by the settings"
         return DoctorFinding(
             "warning",
             "filesystem",
-            f"{path} is on {kind}, a shared filesystem: hosts do not see each other's locks and open files, so each "
-            "run may be written by one host at a time, and the space of what is dropped comes back after a while",
-            "save to a run, and prune it, on one host; when no other host uses the store, ckstore gc --exclusive frees "
-            "at once; or keep the store on a local disk",
+            f"{path} is on {kind}, {why}: hosts do not see what another one has open, so the space of "
+            "what is dropped comes back after a while",
+            "when no other host uses the store, ckstore gc --exclusive frees at once; "
+            "or keep the store on a local disk",
         )
     if kind == "overlay":
         return DoctorFinding(

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import UnknownOutcome
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import files, links, locks, peek, statx
 from ckstore.model.names import CheckpointKey, is_run, step_of
 from ckstore.objects import far_locks
 
@@ -47,10 +47,12 @@ class Gap(NamedTuple):
     new: tuple[Inside, Inside]
 
 
-def replace(layout: Layout, new: Inside, key: CheckpointKey, lock: locks.DirectoryLock) -> Inside:
+def replace(
+    layout: Layout, new: Inside, key: CheckpointKey, lock: locks.DirectoryLock, opened: locks.DirectoryLock
+) -> Inside:
     """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
 
-    The caller holds `lock`, the exclusive one of the run, and makes the parents durable afterwards.
+    The caller holds `lock`, the exclusive one of the run, has `new` `opened`, and makes the parents durable afterwards.
 
     Raises:
         FileNotFoundError: There is no other one, or no new one.
@@ -63,15 +65,48 @@ def replace(layout: Layout, new: Inside, key: CheckpointKey, lock: locks.Directo
     _forget_begun(layout, key)
     files.sync_directory(layout.staging)
     lock.check()
-    links.rename(target, old)
     try:
+        links.rename(target, old)
         files.sync_directory(layout.staging)
         files.sync_directory(target.parent)
-        links.rename(new, target)
+        rename_opened(opened, new, target)
     except BaseException as error:
         _go_back(layout, old, target, error)
         raise
     return old
+
+
+def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> None:
+    """Rename a directory that is open; an error that comes although it was done is none.
+
+    So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
+
+    Raises:
+        UnknownOutcome: Whether it was done cannot be told.
+        OSError: It was not done.
+    """
+    try:
+        links.rename(source, target)
+    except OSError as error:
+        if not is_done(opened, target, error):
+            raise
+
+
+def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool:
+    """Return whether an open directory is at `target`, after a call that should have put it there failed.
+
+    Raises:
+        UnknownOutcome: That cannot be told.
+    """
+    if error.errno in links.ALREADY_THERE:
+        return False
+    try:
+        statx.refresh(target.parent)  # this host may remember that nothing is there
+        return opened.names(target)
+    except OSError as second:
+        msg = f"whether {target} was published cannot be told: {error}; {second}"
+        hint = "the step may or may not be there; open the store again"
+        raise UnknownOutcome(msg, hint=hint) from error
 
 
 def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
@@ -86,12 +121,15 @@ def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
 
 
 def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) -> None:
-    """Put the old checkpoint back in its place after an error.
+    """Put the old checkpoint back in its place after an error, if it left that.
 
     Raises:
         UnknownOutcome: That did not work either.
     """
     try:
+        statx.refresh(layout.staging)
+        if not peek.exists(old):
+            return
         links.rename(old, target)
         for parent in (target.parent, layout.staging):
             files.sync_directory(parent)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
 from ckstore.fs.holders import deleted_but_open
-from ckstore.fs.host import machine, mounts, place
+from ckstore.fs.host import machine, place
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
+from ckstore.ops.open.opening import place_of
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
@@ -45,7 +46,7 @@ def examine_all(context: Context) -> DoctorReport:
 
 
 def _place(context: Context) -> Findings:
-    yield from check_place(mounts.examine(context.layout.path))
+    yield from check_place(place_of(context.layout.path)[0])
 
 
 def _space(context: Context) -> Findings:

@@ -68,6 +68,38 @@ def test_a_place_is_judged_by_what_it_is(facts: dict[str, object], wanted: dict[
     assert {what: found.get(what) for what in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    "kind,options,level,says",
+    [
+        ("nfs4", "rw,vers=4.2,local_lock=none", "ok", "reach other hosts"),
+        ("nfs4", "rw,local_lock=all", "warning", "mounted here (local_lock=all)"),
+        ("nfs", "rw,vers=3,local_lock=none", "ok", "reach other hosts"),
+        ("nfs", "rw,vers=3,nolock,local_lock=all", "warning", "mounted here (nolock)"),
+        ("nfs", "rw,local_lock=flock", "warning", "mounted here (local_lock=flock)"),
+        ("nfs", "rw,local_lock=posix", "ok", "reach other hosts"),
+        ("lustre", "rw,flock", "ok", "reach other hosts"),
+        ("lustre", "rw,localflock", "warning", "mounted here (localflock)"),
+        ("lustre", "rw", "warning", "mounted here (no flock)"),
+        ("ceph", "rw", "ok", "reach other hosts"),
+        ("gfs2", "rw,localflocks", "warning", "mounted here (localflocks)"),
+        ("gpfs", "rw", "warning", "is not known of gpfs"),
+        ("fuse.sshfs", "rw", "warning", "is not known of fuse.sshfs"),
+    ],
+)
+def test_the_type_and_the_options_of_a_mount_say_how_far_locks_reach(
+    kind: str, options: str, level: str, says: str
+) -> None:
+    facts = PlaceFacts("/s", kind=kind, mount="/", source="x", options=frozenset(options.split(",")))
+    (found,) = (finding for finding in check_place(facts) if finding.what == "locks")
+
+    assert (found.level, says in found.found) == (level, True)
+    assert ("one host at a time" in found.found) == (level == "warning")
+
+
+def test_nothing_is_said_of_locks_where_there_is_one_host() -> None:
+    assert "locks" not in levels_of_place()
+
+
 @given(facts=st.builds(space.SpaceFacts, *[sizes] * 7))
 def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: space.SpaceFacts) -> None:
     level = space.check_bytes(facts).level

@@ -46,7 +46,7 @@ def _low_limits() -> Iterator[None]:
     with (
         mock.patch("ckstore.objects.documents.annotations.ANNOTATIONS_MAX_BYTES", LIMIT_BYTES),
         mock.patch("ckstore.objects.documents.pins.PIN_MAX_BYTES", LIMIT_BYTES),
-        mock.patch("ckstore.ops.config._CONFIG_MAX_BYTES", LIMIT_BYTES),
+        mock.patch("ckstore.ops.config_file._MAX_BYTES", LIMIT_BYTES),
     ):
         yield
 

@@ -14,17 +14,26 @@ from ckstore_cli._retention import options_of, policy_of, rule_options
 if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
 
-RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE = "retention", "make-room", "read-back", "recheck", "grace"
+RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
+GRACE, SHARED = "grace", "shared"
+_SETTINGS = [RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED]
+_SHARED_WORDS = {
+    None: "as its filesystem is",
+    True: "on: other hosts use the store",
+    False: "off: only this host uses the store",
+}
 _GRACE_HOW = "ckstore config grace --time 2h"
+_SHARED_HOW = "ckstore config shared --on"
 
 
 @click.command()
-@click.argument("setting", required=False, type=click.Choice([RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE]))
+@click.argument("setting", required=False, type=click.Choice(_SETTINGS))
 @rule_options
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
+@click.option("--auto", "unset", is_flag=True, help="For shared: as the filesystem of the store is.")
 @click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
 @store_option
 @json_option
@@ -39,6 +48,7 @@ def config(  # noqa: PLR0917 - one for each option
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
     wait: str | None,
+    unset: bool,  # noqa: FBT001 - click's
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
@@ -48,6 +58,7 @@ def config(  # noqa: PLR0917 - one for each option
     back from the disk what it wrote before it counts as durable. recheck: the
     share of reused data that a save reads again, to find bit rot. grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
+    shared: whether other hosts use the store, where its filesystem does not tell.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -58,6 +69,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config read-back --on
       ckstore config recheck --share 0.05
       ckstore config grace --time 2h
+      ckstore config shared --on
       ckstore config retention --off
 
     \b
@@ -67,6 +79,7 @@ def config(  # noqa: PLR0917 - one for each option
       4  there is no such store
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    _check_shared(setting, wanted, unset=unset)
     _check(setting, policy, wanted, share, wait)
     grace_s = None if wait is None else duration_s(wait, "--time")
     out = frame.output()
@@ -81,8 +94,10 @@ def config(  # noqa: PLR0917 - one for each option
             store.config.recheck_share = 0 if wanted is False else share
         elif setting == GRACE:
             store.config.grace_s = 0 if wanted is False else grace_s
+        elif setting == SHARED:
+            store.config.shared = wanted
         retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
-        share, grace_s = store.config.recheck_share, store.config.grace_s
+        share, grace_s, shared = store.config.recheck_share, store.config.grace_s, store.config.shared
     out.document(
         {
             "retention": None if retention is None else retention.to_json(),
@@ -90,6 +105,7 @@ def config(  # noqa: PLR0917 - one for each option
             "read_back": read_back,
             "recheck_share": share,
             "grace_s": grace_s,
+            "shared": shared,
         }
     )
     out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
@@ -100,6 +116,7 @@ def config(  # noqa: PLR0917 - one for each option
     )
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
+    out.line(f"{SHARED}  {_SHARED_WORDS[shared]}")
 
 
 def _check(
@@ -115,7 +132,9 @@ def _check(
         BadInput: They do not.
     """
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
-        raise BadInput("no SETTING was given", hint="name one: retention, make-room, read-back, recheck or grace")
+        raise BadInput(
+            "no SETTING was given", hint="name one: retention, make-room, read-back, recheck, grace or shared"
+        )
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting != GRACE and wait is not None:
@@ -128,3 +147,17 @@ def _check(
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
     if setting == GRACE and (policy is not None or (wanted is None) == (wait is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --time", hint=_GRACE_HOW)
+    if setting == SHARED and policy is not None:
+        raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
+
+
+def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
+    """Raise where --auto does not belong to the setting, or is not alone.
+
+    Raises:
+        BadInput: It does not.
+    """
+    if unset and setting != SHARED:
+        raise BadInput("only shared has --auto", hint=_SHARED_HOW)
+    if setting == SHARED and (wanted is None) != unset:
+        raise BadInput(f"{setting} is --on, --off or --auto", hint=_SHARED_HOW)

@@ -1,0 +1,125 @@
+"""A rename that a server did and did not answer: the save looks whether it was done."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import Store
+from ckstore.errors import SaveFailed, UnknownOutcome, UnsafePlace
+from ckstore.fs import links
+from ckstore.fs.locks import DirectoryLock
+from tests.support.stores import check_store
+
+FIRST, SECOND = {"w": np.arange(1000)}, {"w": np.ones(1000)}
+
+
+def losing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_lost: Callable[[str, str], bool]) -> list[str]:
+    """Have calls of `links` done and fail where the paths are such; return the targets of those that did."""
+    lost: list[str] = []
+    original = getattr(links, name)
+
+    def call(source: Any, target: Any, **given: Any) -> None:
+        original(source, target, **given)
+        if is_lost(str(source), str(target)):
+            lost.append(str(target))
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(links, name, call)
+    return lost
+
+
+def cannot_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(*_: object) -> None:
+        raise UnsafePlace("this filesystem cannot exchange two names")
+
+    monkeypatch.setattr(links, "exchange", cannot)
+
+
+def into_place(_: str, target: str) -> bool:
+    return "/checkpoints/" in target
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOENT, errno.ETIMEDOUT])
+def test_a_checkpoint_that_got_its_place_is_saved(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    lost = losing(monkeypatch, "rename", code, into_place)
+
+    info = store.save(FIRST, step=1)
+
+    assert len(lost) == 1
+    assert (store.load(info)["w"] == FIRST["w"]).all()
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("how", ["exchange", "rename"])
+def test_a_checkpoint_that_took_the_place_of_another_is_saved(
+    store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    store.save(FIRST, step=1)
+    if how == "rename":
+        cannot_exchange(monkeypatch)
+    lost = losing(monkeypatch, how, errno.EIO, into_place)
+
+    store.save(SECOND, step=1, if_exists="replace")
+
+    assert len(lost) == 1
+    assert (store.load(1)["w"] == SECOND["w"]).all()
+    check_store(store.path)
+
+
+def test_a_checkpoint_that_left_its_place_comes_back_when_the_save_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(FIRST, step=1)
+    cannot_exchange(monkeypatch)
+    lost = losing(monkeypatch, "rename", errno.EIO, lambda _, target: target.endswith(".old"))
+
+    with pytest.raises(SaveFailed, match="nothing was published"):
+        store.save(SECOND, step=1, if_exists="replace")
+
+    assert len(lost) == 1
+    assert (
+        store.path / "checkpoints/main/1"
+    ).is_dir()  # at once: on a shared filesystem nobody fills a gap for an hour
+    assert (store.load(1)["w"] == FIRST["w"]).all()
+    check_store(store.path)
+
+
+def test_where_it_cannot_be_told_the_outcome_is_unknown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    losing(monkeypatch, "rename", errno.EIO, into_place)
+    names = DirectoryLock.names
+
+    def unreachable(lock: DirectoryLock, path: Any) -> bool:
+        if str(path).endswith("/checkpoints/main/1"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return names(lock, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryLock, "names", unreachable)
+        with pytest.raises(UnknownOutcome, match="cannot be told"):
+            store.save(FIRST, step=1)
+
+    assert (Store.open(store.path).load(1)["w"] == FIRST["w"]).all()
+
+
+def test_a_rename_that_was_not_done_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = links.rename
+
+    def failing(source: Any, target: Any, **given: Any) -> None:
+        if into_place("", str(target)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(source, target, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "rename", failing)
+        with pytest.raises(SaveFailed, match="nothing was published"):
+            store.save(FIRST, step=1)
+
+    assert store.checkpoints() == []
+    store.save(FIRST, step=1)
+    check_store(store.path)
