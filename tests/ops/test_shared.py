@@ -389,7 +389,7 @@ def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
 
         assert [info.step for info in store.checkpoints()] == [3]
     assert "a shared filesystem: hosts do not see what another one has open" in made.stderr
-    assert "whether they reach other hosts is not known of fuse.sshfs" in made.stderr
+    assert "whether locks on files reach other hosts is not known of fuse.sshfs" in made.stderr
     assert (removed.returncode, "ckstore gc --exclusive" in removed.stderr) == (0, True)
     assert (kept.returncode, left) == (0, [3])
     assert (would.returncode, would.stdout.startswith("would free 1.0 MiB in 1 blob\n")) == (0, True)
@@ -471,7 +471,7 @@ def test_what_the_settings_say_of_other_hosts_holds_for_who_opens_the_store_next
         assert not any("other hosts" in line for line in store.warnings)
 
 
-def test_a_store_of_one_host_on_a_filesystem_of_others_frees_at_once(tmp_path: Path) -> None:
+def test_a_store_of_one_host_on_a_shared_filesystem_frees_at_once(tmp_path: Path) -> None:
     require_root()
     require_fuse()
     (tmp_path / "real").mkdir()

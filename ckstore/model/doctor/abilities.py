@@ -104,8 +104,9 @@ def check_lease(facts: AbilityFacts) -> DoctorFinding:
 def check_reflink(facts: AbilityFacts) -> DoctorFinding:
     """Return whether checkout can share blocks with the store."""
     if facts.reflink is None:
-        do = "run doctor as a user who may write to the store"
-        return DoctorFinding("note", "reflink", "sharing of blocks was not tried: this user may not write here", do)
+        do = "nothing, if this user may write to the store; else run doctor as one who may"
+        told = "sharing of blocks could not be tried: there are no files without names here, or no right to make one"
+        return DoctorFinding("note", "reflink", told, do)
     if facts.reflink:
         return ok("reflink", "checkout shares blocks with the store")
     do = "nothing, if copies may take space; XFS and btrfs can share blocks"

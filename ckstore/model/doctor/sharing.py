@@ -57,11 +57,11 @@ def check_locks(facts: PlaceFacts) -> DoctorFinding:
     """Return what is to be said of locks on a shared filesystem."""
     hosts, why, mended = reach_of_locks(facts)
     if hosts:
-        return ok("locks", "reach other hosts: of two that change one run, or settings, one waits for the other")
+        return ok("locks", "locks on files reach other hosts: one of two that change a run, or settings, waits")
     if hosts is None:
-        told = f"whether they reach other hosts is not known of {facts.kind}"
+        told = f"whether locks on files reach other hosts is not known of {facts.kind}"
         do = f"{_ONE_HOST}, unless its documentation says that flock(2) reaches other hosts"
     else:
-        told = f"they do not reach other hosts, as {facts.kind} is mounted here ({why})"
+        told = f"locks do not reach other hosts, as {facts.kind} is mounted here ({why})"
         do = f"{_ONE_HOST}; or {mended}"
     return DoctorFinding("warning", "locks", f"{told}, so each run may be written by one host at a time", do)
