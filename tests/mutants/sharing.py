@@ -741,7 +741,7 @@ SHARING = [
     Mutant(
         "settings that cannot be read free nothing",
         "damaged-settings-free",
-        "opening.place_of",
+        "catalog_place.place_of",
         "        return replace(place, told=True), (",
         "        return place, (",
         "tests/ops/test_shared.py::test_nothing_is_freed_while_it_cannot_be_read_whether_other_hosts_use_the_store",
@@ -750,7 +750,7 @@ SHARING = [
     Mutant(
         "what the settings say of other hosts holds",
         "told-not-heard",
-        "opening.place_of",
+        "catalog_place.place_of",
         "        return replace(place, told=shared_of(Layout(root))), ()\n",
         "        return replace(place, told=None if shared_of(Layout(root)) else False), ()\n",
         "tests/ops/test_shared.py::test_what_the_settings_say_of_other_hosts_holds_for_who_opens_the_store_next",

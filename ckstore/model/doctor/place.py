@@ -115,7 +115,7 @@ def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     """Yield what is to be said of the filesystem."""
     yield _filesystem(facts)
     if facts.shared:
-        yield check_locks(facts)
+        yield check_locks(facts.kind, facts.options)
     yield _journal(facts)
     yield _options(facts)
     yield durability(facts)

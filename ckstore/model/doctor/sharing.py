@@ -5,12 +5,10 @@ Sources: nfs(5), flock(2), mount.lustre(8); the table in docs/how-to/shared.md s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
-
-if TYPE_CHECKING:
-    from ckstore.model.doctor.place import PlaceFacts
 
 _KEPT_HERE_BY = {
     "nfs": ("nolock", "local_lock=all", "local_lock=flock"),
@@ -40,28 +38,28 @@ class Reach(NamedTuple):
     mended: str = ""
 
 
-def reach_of_locks(facts: PlaceFacts) -> Reach:
+def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
     """Return how far locks on files reach, as the type and the options of the mount say."""
-    if facts.kind not in _KEPT_HERE_BY:
+    if kind not in _KEPT_HERE_BY:
         return Reach(None)
-    for option in _KEPT_HERE_BY[facts.kind]:
-        if option in facts.options:
+    for option in _KEPT_HERE_BY[kind]:
+        if option in options:
             return Reach(False, option, f"mount it without {option}")
-    wanted = _SENT_BY.get(facts.kind, "")
-    if wanted and wanted not in facts.options:
+    wanted = _SENT_BY.get(kind, "")
+    if wanted and wanted not in options:
         return Reach(False, f"no {wanted}", f"mount it with {wanted}")
     return Reach(True)
 
 
-def check_locks(facts: PlaceFacts) -> DoctorFinding:
+def check_locks(kind: str, options: AbstractSet[str]) -> DoctorFinding:
     """Return what is to be said of locks on a shared filesystem."""
-    hosts, why, mended = reach_of_locks(facts)
+    hosts, why, mended = reach_of_locks(kind, options)
     if hosts:
         return ok("locks", "locks on files reach other hosts: one of two that change a run, or settings, waits")
     if hosts is None:
-        told = f"whether locks on files reach other hosts is not known of {facts.kind}"
+        told = f"whether locks on files reach other hosts is not known of {kind}"
         do = f"{_ONE_HOST}, unless its documentation says that flock(2) reaches other hosts"
     else:
-        told = f"locks do not reach other hosts, as {facts.kind} is mounted here ({why})"
+        told = f"locks do not reach other hosts, as {kind} is mounted here ({why})"
         do = f"{_ONE_HOST}; or {mended}"
     return DoctorFinding("warning", "locks", f"{told}, so each run may be written by one host at a time", do)

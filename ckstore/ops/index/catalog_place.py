@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import BadInput, CatalogUnavailable, UnsafePlace
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePlace
 from ckstore.fs.host.mounts import examine
+from ckstore.objects.layout import Layout
+from ckstore.ops.config_file import shared_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +25,22 @@ if TYPE_CHECKING:
 
 _NAME = "catalog.db"
 _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"
+
+
+def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
+    """Return the filesystem of a store, with what its settings say of it, and what the user should know.
+
+    Where the settings are damaged, other hosts may be at work: nothing is freed before they are mended.
+
+    Raises:
+        OSError: The store cannot be looked at.
+    """
+    place = examine(root)
+    try:
+        return replace(place, told=shared_of(Layout(root))), ()
+    except CkstoreError as error:
+        told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
+        return replace(place, told=True), (f"{error.message}, {told}",)
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreError
+from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.objects.layout import Layout
-from ckstore.ops.config_file import shared_of
 from ckstore.ops.context import Context
-from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, refuse_foreign, why_shared
+from ckstore.ops.index.catalog_place import (
+    catalog_of,
+    is_private,
+    make_folder,
+    place_of,
+    refuse_foreign,
+    why_shared,
+)
 from ckstore.ops.open.create import read_settings
 
 if TYPE_CHECKING:
@@ -77,22 +82,6 @@ def open_context(
 
         notes += tuple(try_recover(context))
     return context, notes
-
-
-def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
-    """Return the filesystem of a store, with what its settings say of it, and what the user should know.
-
-    Where the settings are damaged, other hosts may be at work: nothing is freed before they are mended.
-
-    Raises:
-        OSError: The store cannot be looked at.
-    """
-    place = examine(root)
-    try:
-        return replace(place, told=shared_of(Layout(root))), ()
-    except CkstoreError as error:
-        told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
-        return replace(place, told=True), (f"{error.message}, {told}",)
 
 
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:

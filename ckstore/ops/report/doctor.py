@@ -19,7 +19,7 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops.open.opening import place_of
+from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
