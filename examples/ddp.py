@@ -32,12 +32,13 @@ while epoch < 3:
     sampler.set_epoch(epoch)
     for (rows,) in loader:
         optimizer.zero_grad()
-        model(rows).square().mean().backward()
+        loss = model(rows).square().mean()
+        loss.backward()
         optimizer.step()
     epoch += 1
     state = capture(**parts, extra={"epoch": epoch})  # all ranks: it gathers their random states
     if first:
-        store.save(state, step=epoch, if_exists="replace")
+        store.save(state, step=epoch, metrics={"loss": loss.item()}, if_exists="replace")
         print(f"saved epoch {epoch}")
     dist.barrier()
 dist.destroy_process_group()

@@ -37,7 +37,7 @@ store = Store.open(sys.argv[1])
 step = 0
 if store.latest() is not None:
     state = state_at(0)
-    report = dcp.load(store, state, "latest")  # or "main@4", to roll back
+    report = dcp.load(store, state, "latest-valid")  # or "main@4", to roll back
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     step = state["step"]
     if rank == 0:
@@ -47,10 +47,11 @@ while step < 8:
     step += 1
     rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))  # the same on any number of ranks
     optimizer.zero_grad()
-    model(rows[rank::ranks]).square().mean().backward()
+    loss = model(rows[rank::ranks]).square().mean()
+    loss.backward()
     optimizer.step()
     if step % 2 == 0:
-        info = dcp.save(store, state_at(step), step, if_exists="replace")
+        info = dcp.save(store, state_at(step), step, metrics={"loss": loss.item()}, if_exists="replace")
         if rank == 0:
             print(f"saved {info.name}")
 dist.destroy_process_group()

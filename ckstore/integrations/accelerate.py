@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from ckstore.integrations.directories import (
     inexact,
     is_there,
     keep_newest,
+    remove,
     rng_ranks,
 )
 from ckstore.training.conditions import Conditions
@@ -101,7 +101,8 @@ class Installed:
         def act() -> tuple[str, int, tuple[str, ...]]:
             base = self._accelerator.project_dir or os.getcwd()
             info, path = checkout_to_resume(self._store, self._run, ref, base)
-            return str(path), info.step, inexact(self._store, info, self._conditions())
+            told = inexact(self._store, info, self._conditions())
+            return str(path), info.step, (*told, *self._lost_order())
 
         path, step, self.resumed_inexactly = from_rank_zero(act)
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
@@ -132,7 +133,7 @@ class Installed:
         if not directory.exists():
             return
         if self._resumed or is_there(self._store, self._run, step):
-            shutil.rmtree(directory)
+            remove(directory)
             return
         aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
         directory.rename(aside)
@@ -153,6 +154,14 @@ class Installed:
             dataloader=description(loaders[0]) if loaders else {},
             dataloader_resumes=not loaders or bool(self._accelerator.use_stateful_dataloader),
         )
+
+    def _lost_order(self) -> tuple[str, ...]:
+        """Say if a data loader shuffles with a generator of its own; accelerate gives it one on several processes."""
+        loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
+        if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
+            return ()
+        told = "the data loader draws its order from a generator that accelerate does not save"
+        return (f"{told}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
 
 
 def _step_of(directory: Path) -> int:

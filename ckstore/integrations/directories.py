@@ -96,6 +96,22 @@ def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) ->
             shutil.rmtree(directory)
 
 
+def remove(directory: Path) -> None:
+    """Remove a directory that an earlier save or resume may have left, so that nothing of it gets into the next.
+
+    Raises:
+        BadInput: It cannot be removed.
+    """
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        if not os.path.lexists(directory):
+            return
+        why = error.strerror or error
+        msg = f"{error.filename or directory}, which an earlier save or resume left, cannot be removed: {why}"
+        raise BadInput(msg, hint=f"remove {directory}, then start again") from error
+
+
 def checked_out(store: Store, info: CheckpointInfo, directory: Path) -> None:
     """Write the files of a checkpoint."""
     store.checkout(info, directory, link="auto")
@@ -122,13 +138,14 @@ def checkout_to_resume(
     Raises:
         NoSuchRef: There is no such checkpoint.
         DamagedBlob: The one that `ref` names is damaged.
+        BadInput: What an earlier resume left cannot be removed.
     """
     wanted = ref_of(store, run, ref)
     base = Path(folder)
     info = store.info(wanted)
     base.mkdir(parents=True, exist_ok=True)
     for old in base.glob(f"{RESUME_PREFIX}*"):
-        shutil.rmtree(old)
+        remove(old)
     while True:
         destination = base / f"{RESUME_PREFIX}{info.step}"
         try:
@@ -149,7 +166,7 @@ def rng_ranks(names: list[str]) -> tuple[int, ...]:
 
 
 def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
-    """Say what will not continue exactly from a checkpoint, as far as rank 0 can see; one sentence each."""
+    """Say what will not continue exactly from a checkpoint on any rank, as rank 0 sees it; one sentence each."""
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # none, or metadata of the user with the same name
@@ -157,4 +174,4 @@ def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, .
     names = [file.path for file in store.files(info)]
     if names:
         recorded = replace(recorded, rng_ranks=rng_ranks(names))
-    return tuple(differences(recorded, now, 0))
+    return tuple(differences(recorded, now, range(now.world_size)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.errors import BadInput
-from ckstore.integrations.directories import RESUME_PREFIX
+from ckstore.integrations.directories import RESUME_PREFIX, remove
 from ckstore.model.manifest.paths import check_path
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
 
     Raises:
         DamagedBlob: It is damaged.
-        BadInput: It is another state, or a file in it would lead elsewhere. Nothing was written.
+        BadInput: It is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot be
+            removed. Nothing was written.
     """
     if store.files(info):
         store.checkout(info, directory, link="auto")
@@ -107,7 +108,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
     for name in files:  # they may be of a store from elsewhere
         check_path(name, f"a file of {info.name}")
     unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume removes it, too
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove(unfinished)
     try:
         _write_state(store, info, unfinished, state)
         unfinished.rename(directory)

@@ -26,6 +26,7 @@ from ckstore.integrations.directories import (
     inexact,
     keep_newest,
     ref_of,
+    remove,
     rng_ranks,
     unless_protected,
 )
@@ -111,7 +112,7 @@ class CkstoreTrainerMixin:
         folder = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
         directory = folder / f"checkpoint-{self.state.global_step}"
         if self._natively:  # what a killed save left there is not of this one
-            from_rank_zero(lambda: shutil.rmtree(directory, ignore_errors=True))
+            from_rank_zero(lambda: remove(directory))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         if self._natively:
             self._save_state(directory)

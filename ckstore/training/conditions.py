@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,9 @@ class Conditions:
             raise BadInput(msg, hint="ckstore.training.capture writes one") from error
 
 
-def differences(before: Conditions, now: Conditions, rank: int, *, rng: bool = True) -> Iterator[str]:
-    """Say what differs, and so will not continue exactly on this rank; without `rng` random states do not matter."""
+def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rng: bool = True) -> Iterator[str]:
+    """Say what differs, and so will not continue exactly on these ranks; without `rng` random states do not matter."""
+    lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)
     if before.world_size != now.world_size:
         there = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
         yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {there}"
@@ -67,8 +68,8 @@ def differences(before: Conditions, now: Conditions, rank: int, *, rng: bool = T
         yield "random states were not asked for"
     elif not before.rng_ranks:
         yield "the checkpoint holds no random states: numbers drawn from here on will differ"
-    elif rank not in before.rng_ranks:
-        yield f"the checkpoint holds no random state of rank {rank}, only of {_listed(before.rng_ranks)}"
+    elif lacking:
+        yield f"the checkpoint holds no random state of rank {_listed(lacking)}, only of {_listed(before.rng_ranks)}"
     else:
         for kind in now.rng_kinds:
             if kind not in before.rng_kinds:

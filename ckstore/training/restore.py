@@ -159,7 +159,7 @@ def _restore_from(
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the {name} of the checkpoint was not asked for" for name in unused),
-        *differences(before, now, rank, rng=rng),
+        *differences(before, now, (rank,), rng=rng),
     )
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
 

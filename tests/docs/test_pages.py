@@ -127,6 +127,22 @@ def test_a_message_that_is_put_together_is_found_with_its_gaps() -> None:
     assert normal("… of …@… is …") == "of … is"
 
 
+def test_each_test_that_a_page_names_exists() -> None:
+    named = {
+        match
+        for path in sorted(DOCS.rglob("*.md"))
+        for match in re.findall(r"(tests/[\w/]+\.py)::(\w+)", path.read_text(encoding="utf-8"))
+    }
+
+    missing = [
+        f"{file}::{test}"
+        for file, test in sorted(named)
+        if not re.search(rf"^ *def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert named
+    assert missing == []
+
+
 def test_each_module_and_each_room_of_the_architecture_page_exists() -> None:
     named = set(re.findall(r"`([a-z_/0-9]+(?:\.py|/))`", page("architecture.md")))
     on_disk = {"trash/", "staging/", "blobs/"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from tests.support.requirements import require_transformers
+from tests.support.requirements import CRASH_FULL, require_transformers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = {
@@ -26,7 +26,9 @@ STEPS = {
 ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
-# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py.
+# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py, and fsdp2.py
+# is run, killed and compared in tests/integrations/test_killed_trainings.py.
+ELSEWHERE = {"plain_loop.py", "deepspeed_run.py", *(() if CRASH_FULL else ("fsdp2.py",))}
 
 
 def run(name: str, folder: Path) -> str:
@@ -46,7 +48,7 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in {"plain_loop.py", "deepspeed_run.py"}])
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in ELSEWHERE])
 def test_an_example_runs_and_its_checkpoints_are_in_the_store(name: str, tmp_path: Path) -> None:
     require_transformers()
     run(name, tmp_path)

@@ -1,4 +1,4 @@
-"""accelerate with ckstore: killed, damaged, rolled back, a limit of one, on two processes."""
+"""accelerate with ckstore: killed, damaged, rolled back, with a limit of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckstore import BadInput, CkstoreWarning, Store
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
-from tests.support.requirements import CRASH_FULL, require
+from tests.support.requirements import require
 
 ROOT = Path(__file__).parents[2]
 PLACE = "the data loader keeps no place in the data: it begins an epoch"
@@ -108,20 +108,3 @@ def test_a_directory_of_which_the_store_knows_nothing_is_not_deleted(tmp_path: P
     (aside,) = (tmp_path / "out").glob(".ckstore-replaced-*/checkpoint_0/model.safetensors")
     assert aside.read_bytes() == b"of months"
     assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
-
-
-@pytest.mark.crash
-def test_two_processes_commit_once_and_go_on(tmp_path: Path, store: Store) -> None:
-    if not CRASH_FULL:
-        pytest.skip("two more processes; the Trainer has two in the short form: CKSTORE_CRASH=full")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    words = [*launch, "tests.integrations.tiny_accelerate", str(store.path), str(tmp_path / "out"), "", "0"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
-    assert {"random_states_0.pkl", "random_states_1.pkl"} <= {file.path for file in store.files(3)}
-
-    with pytest.warns(CkstoreWarning, match="2 processes"):
-        _, kept = train(store, tmp_path / "out", "2")
-
-    assert kept.resumed_inexactly[0] == "the checkpoint was saved by 2 processes, and now there is 1"

@@ -37,6 +37,7 @@ from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.refs.find import open_directory
 from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
+from tests.support.damage import flip
 from tests.support.gloo import Group
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -363,6 +364,32 @@ def test_a_checkpoint_of_one_process_loads_on_ranks(pair: Group, store: Store) -
     store.save({"model": {name: whole(name) for name in PLACED}, "lr": 0.5}, step=3)
 
     assert pair.run("load_shards", store=str(store.path), step=3) == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_latest_valid_goes_back_past_what_turns_out_to_be_damaged_unless_that_leaves_parts_of_it(store: Store) -> None:
+    for step in (1, 2, 3):
+        more = {} if step == 1 else {"more": torch.full((64,), float(step))}
+        dcp.save(store, {"w": torch.full((300,), float(step)), **more}, step)
+
+    def damage(step: int) -> None:
+        (blob,) = (store.directory_of(step) / "blobs").iterdir()
+        flip(blob, blob.stat().st_size // 2, keep_time=True)  # only who reads it finds it
+
+    damage(3)
+    state = {"w": torch.zeros(300), "more": torch.zeros(64)}
+    with pytest.raises(RankFailed, match="w of main@3 is damaged"):
+        dcp.load(store, state, "latest-valid", strict=False)
+    with pytest.warns(ckstore.CkstoreWarning, match="damaged: main@3"):
+        assert dcp.load(store, state, "latest-valid").info.step == 2
+    assert {*state["w"].tolist(), *state["more"].tolist()} == {2.0}
+
+    damage(2)
+    with (
+        pytest.warns(ckstore.CkstoreWarning, match="damaged: main@3"),
+        pytest.raises(BadInput, match="the state holds a part of main@2, which is damaged"),
+    ):
+        dcp.load(store, state, "latest-valid")
 
 
 def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group, store: Store, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckstore import CkstoreWarning, InUse, Store
-from ckstore.integrations.directories import commit_directory, inexact
+from ckstore import BadInput, CkstoreWarning, InUse, Store
+from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
 from ckstore.training import Conditions
 
 
@@ -71,3 +74,35 @@ def test_random_states_are_looked_for_among_the_files(folder: Path, store: Store
     assert inexact(store, without, Conditions()) == (
         "the checkpoint holds no random states: numbers drawn from here on will differ",
     )
+
+
+def test_a_random_state_of_another_rank_that_is_missing_is_named(folder: Path, store: Store) -> None:
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+    info = commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions(world_size=2, rng_ranks=(0, 1)))
+    assert info is not None
+
+    assert inexact(store, info, Conditions(world_size=2)) == (
+        "the checkpoint holds no random state of rank 1, only of 0",
+    )
+
+
+def test_what_an_earlier_resume_left_and_cannot_be_removed_is_an_error(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
+    _, path = checkout_to_resume(store, None, "latest-valid", folder.parent)
+
+    def fail(directory: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory / "rng_state.pth"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        with pytest.raises(BadInput, match=r"rng_state\.pth, which an earlier save or resume left") as caught:
+            checkout_to_resume(store, None, "latest-valid", folder.parent)
+        assert caught.value.hint == f"remove {path}, then start again"
+        remove(folder.parent / "nothing")
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    with pytest.raises(BadInput, match="link, which an earlier"):
+        remove(link)
+    assert checkout_to_resume(store, None, "latest-valid", folder.parent)[1] == path

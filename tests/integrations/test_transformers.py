@@ -235,19 +235,3 @@ def test_an_adapter_of_peft_goes_on_and_its_base_is_not_in_the_store(tmp_path: P
 
     assert "adapter_model.safetensors" in [file.path for file in store.files(6)]
     assert all(torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in weights.items())
-
-
-def test_two_processes_commit_once_and_another_world_size_is_named(tmp_path: Path) -> None:
-    store = Store.init(tmp_path / "store")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    words = [*launch, "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out"), "auto", "0"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [info.step for info in store.checkpoints()] == [2, 4, 6]
-    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file.path for file in store.files(6)}
-
-    alone = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "alone", store)
-    with pytest.warns(CkstoreWarning, match="2 processes"):
-        alone.train(resume_from_checkpoint="ckstore:4")
-
-    assert alone.resumed_inexactly == ("the checkpoint was saved by 2 processes, and now there is 1",)

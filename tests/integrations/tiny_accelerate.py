@@ -13,12 +13,17 @@ from tests.integrations.tiny_trainer import kill_when_step_is_published
 EPOCHS = 4
 
 
-def train(store: Store, folder: Path, ref: str = "", batch_size: int = 4, **project: Any) -> tuple[Any, Any]:
-    """Train an epoch a step; return the model and what `install` returned."""
+def train(
+    store: Store, folder: Path, ref: str = "", batch_size: int = 4, *, seedable: bool = False, **project: Any
+) -> tuple[Any, Any]:
+    """Train an epoch a step; return the model and what `install` returned.
+
+    With `seedable` the order of the data follows from a seed and the epoch, else from torch's own generator.
+    """
     import torch
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
-    from accelerate.utils import ProjectConfiguration, set_seed
+    from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 
     from ckstore.integrations.accelerate import install
 
@@ -27,7 +32,8 @@ def train(store: Store, folder: Path, ref: str = "", batch_size: int = 4, **proj
             state._shared_state.clear()
     set_seed(1)
     configuration = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, **project)
-    accelerator = Accelerator(cpu=True, project_config=configuration)
+    loading = DataLoaderConfiguration(use_seedable_sampler=seedable)
+    accelerator = Accelerator(cpu=True, project_config=configuration, dataloader_config=loading)
     kept = install(accelerator, store)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -39,6 +45,8 @@ def train(store: Store, folder: Path, ref: str = "", batch_size: int = 4, **proj
         accelerator.load_state(f"ckstore:{ref}")
         first = configuration.iteration
     for epoch in range(first, EPOCHS):
+        if seedable:
+            loader.set_epoch(epoch)
         for (rows,) in loader:
             optimizer.zero_grad()
             loss = model(rows).square().sum()

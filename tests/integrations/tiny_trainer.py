@@ -60,15 +60,15 @@ def native(saves: str) -> Any:
     return type("Native", (mixed(),), {"ckstore_saves": saves})
 
 
-def kill_when_step_is_published(step: int) -> None:
-    """Kill this process with -9 in the middle of the save of a step: all is written, nothing is published."""
+def kill_when_step_is_published(step: int, pids: list[int] | None = None) -> None:
+    """Kill these processes, or this one, with -9 in the middle of the save of a step: all is written, not published."""
     from ckstore.objects import publish
 
     real = publish.publish
 
     def publishing(layout: Any, staging: Any, manifest: Any, *more: Any) -> Any:
-        if manifest.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+        for pid in (pids or [os.getpid()]) if manifest.step == step else ():
+            os.kill(pid, signal.SIGKILL)
         return real(layout, staging, manifest, *more)
 
     for module in list(sys.modules.values()):

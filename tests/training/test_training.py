@@ -168,11 +168,16 @@ def test_another_world_size_and_a_rank_without_a_random_state_are_named() -> Non
     before = Conditions(world_size=2, rng_ranks=(0, 1), rng_kinds=("python",))
     now = Conditions(world_size=4, rng_kinds=("python", "cuda"))
 
-    assert list(differences(before, now, 3)) == [
+    assert list(differences(before, now, (3,))) == [
         "the checkpoint was saved by 2 processes, and now there are 4",
         "the checkpoint holds no random state of rank 3, only of 0, 1",
     ]
-    assert list(differences(before, now, 1))[1] == "the checkpoint holds no random state of cuda, which is in use now"
+    assert (
+        list(differences(before, now, (1,)))[1] == "the checkpoint holds no random state of cuda, which is in use now"
+    )
+    assert list(differences(before, now, range(4)))[1] == (
+        "the checkpoint holds no random state of rank 2, 3, only of 0, 1"
+    )
     assert Conditions.from_json(before.to_json()) == before
     with pytest.raises(BadInput, match="not a record"):
         Conditions.from_json({"world_size": 1})

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, NoSuchRef, RankFailed, RankMismatch
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
+from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.ops.read.load_into import LoadReport
 from ckstore.ranks.meeting import is_gone
 
@@ -121,7 +122,8 @@ def load(
     Args:
         store: The store, or its path.
         state: As for `dcp.load`.
-        ref: Which checkpoint.
+        ref: Which checkpoint. ``latest-valid`` goes back to the one before if a rank finds damage while it reads; but
+            not without `strict` or with a `planner`, which may leave values of the damaged one in `state`.
         strict: Refuse names of `state` that the checkpoint lacks, and other shapes and kinds of values, before anything
             is read; False: they stay as they were, and the report has them.
         planner: As in `dcp.load`; `strict` does not count then, and the report does not say what fits.
@@ -136,17 +138,40 @@ def load(
         RankMismatch: The ranks found different ones.
         RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
     """
-    reader = CkstoreReader(store, ref)
-    planner = planner or ComparingPlanner(strict=strict)
-    with _failing_as_ranks(f"loading {ref}", process_group):
+    goes_back = is_latest_valid(ref) and strict and planner is None
+    begun: dict[str, str] = {}
+    while True:
+        reader = CkstoreReader(store, ref)
+        try:
+            return _load_once(reader, state, planner or ComparingPlanner(strict=strict), process_group)
+        except CkstoreError as error:
+            read = reader.info  # the same on all ranks, and so is what they raise: all go on, or none
+            if begun and isinstance(error, DoesNotFit | NoSuchRef):
+                msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
+                raise BadInput(msg, hint="build it again before you use it") from error
+            if not goes_back or read is None or read.id in begun or not _is_of_damage(error):
+                raise
+            begun[read.id] = read.name  # it is marked now, so latest-valid is another
+
+
+def _load_once(
+    reader: CkstoreReader, state: dict[str, Any], planner: LoadPlanner, process_group: dist.ProcessGroup | None
+) -> LoadReport:
+    with _failing_as_ranks(f"loading {reader.ref}", process_group):
         state_dict_loader.load(
             state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=_is_alone()
         )
     if reader.info is None:
-        raise CkstoreError(f"loading {ref}: nothing was read")
+        raise CkstoreError(f"loading {reader.ref}: nothing was read")
     if isinstance(planner, ComparingPlanner):
         return planner.report(reader.info, reader.read_bytes)
     return LoadReport(reader.info, read_bytes=reader.read_bytes)
+
+
+def _is_of_damage(error: CkstoreError) -> bool:
+    """Whether damage, and nothing else, is what all ranks failed with."""
+    causes = error.causes.values() if isinstance(error, RankFailed) else [error]
+    return bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)
 
 
 def _is_alone() -> bool:

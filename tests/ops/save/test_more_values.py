@@ -44,7 +44,10 @@ def test_they_come_back_the_same(store: Store) -> None:
     for name, wanted in state().items():
         found = back[name]
         assert type(found) is type(wanted), name
-        assert repr(found) == repr(wanted), name
+        if name == "set":  # its order is not its own
+            assert found == wanted
+        else:
+            assert repr(found) == repr(wanted), name
     assert store.diff(info, store.save(back, step=2)).same_content
     with store.open_checkpoint(info) as ckpt:
         assert ckpt["numbers"] == list(range(5000))

@@ -169,7 +169,7 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
         name = os.fsdecode(item)
         if "\0" in name:
             msg = f"{name!r}, which is to be added, has a NUL in it, and no file has"
-            raise BadInput(msg)
+            raise BadInput(msg, hint="give the path of a file or a directory without it")
         path = Path(os.path.abspath(os.path.expanduser(name)))
         try:
             yield from _files_at(path)

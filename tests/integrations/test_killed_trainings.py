@@ -1,0 +1,216 @@
+"""Trainings on one process and on two of gloo are killed in a save, and go on as if they had not stopped.
+
+What is compared are all bytes of the last checkpoint: weights, moments, random states of both ranks, schedulers.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
+from tests.integrations import tiny_accelerate, tiny_trainer
+from tests.integrations.marks import TRAINS
+from tests.support.damage import blobs_by_size, flip
+from tests.support.forked_ranks import ForkedRanks
+from tests.support.once import once
+from tests.support.requirements import CRASH_FULL, require_transformers
+from tests.support.states import assert_same
+
+pytestmark = TRAINS
+KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One of `ranks_cases`.
+
+    Attributes:
+        name: Its function there.
+        steps: Those that it saves.
+        resume: What it is given to resume; an example resumes by itself.
+        size: How many processes train.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    resume: str = ""
+    size: int = 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FRAMEWORKS = [
+    Framework("loop", (1, 2, 3, 4, 5), size=1),
+    Framework("trainer", (2, 4, 6), "auto"),
+    Framework("accelerate", (0, 1, 2, 3), "latest-valid"),
+    Framework("ddp", (1, 2, 3)),
+    Framework("fsdp2", (2, 4, 6, 8)),
+    *([Framework("state", (2, 4, 6), "auto")] if CRASH_FULL else []),  # the Trainer whose state is saved itself
+]
+PLACES = {"trainer": "checkpoint-{}", "accelerate": "checkpoints/checkpoint_{}"}
+Train = Callable[..., tuple[list[Any], str]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
+    """What processes are forked from."""
+    require_transformers()
+    modules = ("tests.integrations.ranks_cases", "transformers.trainer", "accelerate")
+    with ForkedRanks(tmp_path_factory.mktemp("ranks"), *modules) as forked:
+        yield forked
+
+
+@pytest.fixture(scope="module")
+def train(ranks: ForkedRanks) -> Train:
+    """Train with a store; some of the processes may be killed in the save of a step."""
+
+    def run(
+        framework: Framework, store: Store, *, ref: str = "", kill_at: int | None = None, kill: tuple[int, ...] = ()
+    ) -> tuple[list[Any], str]:
+        out = store.path.with_name(f"{store.path.name}.out")
+        call = f"tests.integrations.ranks_cases:{framework.name}"
+        return ranks.run(call, str(store.path), str(out), ref, kill_at, list(kill), size=framework.size)
+
+    return run
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS, ids=str)
+def whole(
+    request: pytest.FixtureRequest, train: Train, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Framework, Store]:
+    """A framework, and the store of a run without a stop."""
+    framework: Framework = request.param
+
+    def make(folder: Path) -> None:
+        store = Store.init(folder / "store")
+        statuses, printed = train(framework, store)
+        assert statuses == [0] * framework.size, printed
+        assert store.verify().ok
+
+    return framework, Store.open(once(tmp_path_factory, f"whole-{framework}", make) / "store", readonly=True)
+
+
+def content(store: Store, step: int) -> dict[str, Any]:
+    """Return all that a checkpoint holds; only `training_args.bin` names the directory of its run."""
+    with store.open_checkpoint(step) as checkpoint:
+        if not (files := checkpoint.files()):
+            state = store.load(step)
+            return {**state, "files": {**state.get("files", {}), "training_args.bin": b""}}
+        found = {}
+        for file in files:
+            with checkpoint.open_file(file.path) as opened:
+                found[file.path] = opened.read()
+        return {**found, "training_args.bin": b""}
+
+
+def steps_of(store: Store) -> list[int]:
+    return [info.step for info in store.checkpoints()]
+
+
+def damage_newest(store: Store) -> None:
+    own = [blob for blob in blobs_by_size(store, "latest") if blob.stat().st_nlink == 2]
+    flip(own[-1], own[-1].stat().st_size // 2, keep_time=True)  # only who reads it finds it
+
+
+def test_each_step_is_committed_once_with_the_random_states_of_both(whole: tuple[Framework, Store]) -> None:
+    framework, store = whole
+
+    assert steps_of(store) == [*framework.steps]
+    files = {file.path for file in store.files("latest")}
+    kept = {
+        "trainer": {"rng_state_0.pth", "rng_state_1.pth"} <= files,
+        "accelerate": {"random_states_0.pkl", "random_states_1.pkl"} <= files,
+        "ddp": framework.name == "ddp" and set(store.load()["rng"]) == {"rank-0", "rank-1"},
+    }
+    assert kept.get(framework.name, True)
+
+
+def test_another_world_size_is_named_by_the_trainer_and_by_accelerate(
+    whole: tuple[Framework, Store], train: Train, tmp_path: Path
+) -> None:
+    framework, store = whole
+    said = "the checkpoint was saved by 2 processes, and now there is 1"
+
+    if framework.name == "trainer":
+        alone = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "alone", store, save_strategy="no")
+        with pytest.warns(CkstoreWarning, match=said):
+            alone.train(resume_from_checkpoint="ckstore:4")
+        assert alone.resumed_inexactly == (said,)
+    elif framework.name == "accelerate":
+        with pytest.warns(CkstoreWarning, match=said):
+            _, kept = tiny_accelerate.train(store, tmp_path / "alone", "3")
+        assert kept.resumed_inexactly[0] == said
+        statuses, printed = train(Framework("unseeded", ()), store, ref="3")
+        assert statuses == [0, 0], printed
+        assert "draws its order from a generator that accelerate does not save" in printed
+
+
+@pytest.mark.parametrize("kill", [(1,), (0, 1), (0,)] if CRASH_FULL else [(1,)], ids=str)
+def test_a_kill_in_a_save_leaves_one_checkpoint_of_one_and_the_run_goes_on_bit_for_bit(
+    whole: tuple[Framework, Store], train: Train, tmp_path: Path, kill: tuple[int, ...]
+) -> None:
+    framework, wanted = whole
+    kill = kill if framework.size > 1 else (0,)
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=1)
+    before, step = framework.steps[-3:-1]
+
+    statuses, printed = train(framework, store, kill_at=step, kill=kill)
+
+    # Rank 0 publishes: if it lives, the new one is there and the old one is gone; if not, the old one is as it was.
+    assert [status == KILLED for status in statuses] == [rank in kill for rank in range(framework.size)], printed
+    assert 0 not in statuses, printed
+    there = before if 0 in kill else step
+    assert steps_of(store) == [there]
+    if framework.name in PLACES:  # which are told to keep one directory: it is that of a durable checkpoint
+        assert (tmp_path / "store.out" / PLACES[framework.name].format(there)).is_dir()
+
+    statuses, printed = train(framework, store, ref=framework.resume)
+
+    assert statuses == [0] * framework.size, printed
+    assert store.verify().ok
+    last = framework.steps[-1]
+    assert steps_of(store) == [last]
+    assert_same(content(wanted, last), content(store, last))
+
+
+@pytest.mark.parametrize("kill", [(0, 1), (1,), (0,)] if CRASH_FULL else [(0, 1)], ids=str)
+def test_after_a_kill_a_resume_passes_over_a_damaged_newest_and_ends_bit_for_bit(
+    whole: tuple[Framework, Store], train: Train, tmp_path: Path, kill: tuple[int, ...]
+) -> None:
+    framework, wanted = whole
+    kill = kill if framework.size > 1 else (0,)
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=2, keep_best=Best("loss"))
+    losses = {info.step: info.metrics["loss"] for info in wanted.checkpoints()}
+    best = min(losses, key=lambda step: losses[step])
+    before, step = framework.steps[-2:]
+
+    statuses, printed = train(framework, store, kill_at=step, kill=kill)
+
+    assert [status == KILLED for status in statuses] == [rank in kill for rank in range(framework.size)], printed
+    assert steps_of(store)[-1] == (before if 0 in kill else step)
+    damage_newest(store)
+
+    statuses, printed = train(framework, store, ref=framework.resume)
+
+    assert statuses == [0] * framework.size, printed
+    assert steps_of(store) == sorted({best, before, step})
+    assert store.verify().ok
+    assert_same(content(wanted, step), content(store, step))
+
+
+def test_a_worker_serves_what_another_process_trains(ranks: ForkedRanks, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.retention = RetentionPolicy(keep_last=2)
+
+    statuses, printed = ranks.run("tests.integrations.ranks_cases:hand_over", str(store.path), 12)
+
+    assert statuses == [0, 0], printed
