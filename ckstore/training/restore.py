@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, DoesNotFit, NoSuchRef
 from ckstore.tensors.stateful import is_stateful
 from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
@@ -101,7 +102,7 @@ def restore(
     tried: set[str] = set()
     begun: dict[str, str] = {}
     while True:
-        info = store.info(ref)
+        info = _untried(store, store.info(ref), tried)
         try:
             return _restore_from(store, info, wanted, begun, rng=rng, strict=strict)
         except DamagedBlob:
@@ -109,6 +110,18 @@ def restore(
             if not _is_latest_valid(ref) or info.id in tried:
                 raise
             tried.add(info.id)
+
+
+def _untried(store: Store, info: CheckpointInfo, tried: set[str]) -> CheckpointInfo:
+    """Return a checkpoint, or the newest before it that was not tried: who may only read marks no damage."""
+    if info.id not in tried:
+        return info
+    older = [one for one in store.checkpoints(info.run) if one.order < info.order and one.id not in tried]
+    if not older:
+        return info
+    newest = max(older, key=lambda one: one.order)
+    warnings.warn(f"restoring {newest.name}, since newer checkpoints are damaged", CkstoreWarning, stacklevel=3)
+    return newest
 
 
 def _is_latest_valid(ref: RefLike) -> bool:

@@ -118,6 +118,20 @@ def test_a_damaged_newest_is_passed_over(store: Store) -> None:
     assert all(map(torch.equal, before, again.values()))
 
 
+def test_a_damaged_newest_is_passed_over_by_a_rank_that_may_only_read_and_so_marks_no_damage(store: Store) -> None:
+    run = Run()
+    for step in (1, 2, 3):
+        run.epochs(1)
+        store.save(capture(**run.parts), step=step)
+    for step in (3, 2):
+        for blob in (store.directory_of(step) / "blobs").iterdir():
+            if blob.stat().st_nlink == 2:
+                flip(blob, blob.stat().st_size // 2, keep_time=True)  # only a read finds it
+        reader = Store.open(store.path, readonly=True)
+        with pytest.warns(CkstoreWarning, match="since newer checkpoints are damaged"):
+            assert restore(reader, **Run().parts).info.step == step - 1
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_part_of_a_damaged_checkpoint_does_not_pass_for_what_was_there(strict: bool, store: Store) -> None:
     run = Run()
