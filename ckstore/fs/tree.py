@@ -12,9 +12,7 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-
-MOST_LEVELS = 256
-"""How deep directories that are committed may be nested."""
+from ckstore.model.manifest.paths import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.fs import links, locks, peek
+from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
@@ -108,13 +109,11 @@ def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]
     """Yield the staging directories whose owner is dead, each with a lock that the caller releases."""
     names = names_in(layout.staging)
     needed = two_renames.unswept(layout, names)
-    for name in names:
-        if name in needed:
-            continue
-        path = layout.staging / name
-        lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+    places = ((name, layout.staging / name) for name in names if name not in needed)
+    for name, held in through_parents(places):
+        lock = locks.try_exclusive(layout.staging / name) if peek.is_directory(held) else None
         if lock is not None:
-            yield path, lock
+            yield layout.staging / name, lock
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CannotStore
-from ckstore.fs import peek, tree
+from ckstore.fs import peek
 from ckstore.fs.inside import Inside
+from ckstore.model.manifest.paths import MOST_LEVELS
 from tests.support.descriptors import open_below
 from tests.support.stores import check_store
 
@@ -109,7 +110,7 @@ def test_a_file_that_a_user_made_of_a_blob_in_a_deep_directory_in_trash_is_freed
 
 def test_a_commit_of_deep_directories_is_refused_with_the_path(store: Store, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
-    nest(tmp_path / "files", tree.MOST_LEVELS + 2)
+    nest(tmp_path / "files", MOST_LEVELS + 2)
 
     with pytest.raises(CannotStore, match="nested more than 256 deep"):
         store.commit(tmp_path / "files")

@@ -14,6 +14,8 @@ from ckstore.model.document import shown
 
 NAME_MAX_BYTES = 255
 PATH_MAX_BYTES = 4000
+MOST_LEVELS = 256
+"""How many directories a file may be in."""
 _DELETE = 0x7F
 _FIRST_PRINTABLE = 0x20
 
@@ -32,6 +34,9 @@ def check_path(path: object, what: str = "a path") -> str:
         raise BadInput(f"{what} has characters that no file name can have: {shown(path)}") from error
     if len(encoded) > PATH_MAX_BYTES:
         raise BadInput(f"{what} has {len(encoded)} bytes; a path can have at most {PATH_MAX_BYTES}: {shown(path)}")
+    levels = path.count("/")
+    if levels > MOST_LEVELS:
+        raise BadInput(f"{what} is in {levels} directories; a path can be in at most {MOST_LEVELS}: {shown(path)}")
     for name in path.split("/"):
         _check_name(name, path, what)
     return path

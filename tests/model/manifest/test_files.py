@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import FileRecord, file_json
-from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
+from ckstore.model.manifest.paths import MOST_LEVELS, check_path, differing_in_case, parent_of
 from ckstore.model.manifest.sections import read_files
 
 
@@ -54,6 +54,7 @@ BAD_PATHS = [
     "a" * 256,
     "ü" * 128,
     "/".join(["a" * 200] * 30),
+    "/".join(["a"] * 258),
     "\ud800",
     "a\udc00",
 ]
@@ -65,6 +66,12 @@ def test_a_path_that_leads_elsewhere_or_cannot_be_made_is_refused(path: str) -> 
         check_path(path)
     with pytest.raises(BadInput, match=r"^x: path of files\[0\]"):
         read_files([file(path)], 1, "x")
+
+
+def test_a_path_in_as_many_directories_as_a_commit_takes_is_approved() -> None:
+    path = "/".join(["a"] * (MOST_LEVELS + 1))
+
+    assert check_path(path) == path
 
 
 @pytest.mark.property
