@@ -172,8 +172,13 @@ def _load_into_open(
         leaf = manifest.leaves[index]
         return make_leaf(leaf, read_memories(directory, [leaf.storage], verify=request.verify)[leaf.storage])
 
-    plan = plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
-    _check_fits(plan, directory, request, target, terms)
+    def plan_by(terms: Terms) -> IntoPlan:
+        return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
+
+    plan = plan_by(terms)
+    found = plan.differences
+    load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).differences)
+    _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes)
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
@@ -254,17 +259,15 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
     )
 
 
-def _check_fits(
-    plan: IntoPlan, directory: CheckpointDirectory, request: IntoRequest, target: object, terms: Terms
-) -> None:
+def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest) -> None:
     """Raise if the target and the checkpoint differ in more than the caller allows.
 
     Raises:
         DoesNotFit: They do.
     """
-    found = plan.differences
+    found = load.found
     differ = found.missing or found.unexpected or found.mismatched
-    never = found.dtypes or found.meta or found.strangers or (plan.is_empty and differ)
+    never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not (request.strict and differ):
         return
     told = _as_written(found, directory.manifest)
@@ -276,7 +279,6 @@ def _check_fits(
         ("only in the checkpoint", told.unexpected),
     )
     lines = [line for what, names in kinds for line in listed(what, names)]
-    load = Load(directory.manifest, target, terms, request.strict, found, fits_somewhere=not plan.is_empty)
     name = f"{directory.manifest.run}@{directory.manifest.step}"
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])

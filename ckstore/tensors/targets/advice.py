@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from ckstore.errors import BadInput
 from ckstore.model.manifest.keys import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.stateful import is_module
@@ -12,7 +13,7 @@ from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.tensors.targets.differences import Differences, Terms
@@ -32,6 +33,7 @@ class Load:
         strict: Whether everything has to fit.
         found: The differences, by the names of the manifest.
         fits_somewhere: Whether any value of the checkpoint has a place in the target.
+        compare: Gives the differences with other terms.
     """
 
     manifest: Manifest
@@ -40,18 +42,16 @@ class Load:
     strict: bool
     found: Differences
     fits_somewhere: bool
+    compare: Callable[[Terms], Differences]
 
 
 def advice(load: Load) -> list[str]:
     """Return what makes the load fit, what is surest first; where nothing is known, where to look."""
-    found, terms = load.found, load.terms
-    names_differ = bool(found.missing or found.unexpected or found.mismatched)
-    fits_in_part = load.fits_somewhere and not found.strangers
-    rename_is_enough = found.rename and found.renames_all
-    last = []
-    if names_differ and (fits_in_part or found.rename) and load.strict and not rename_is_enough:
-        last = ["strict=False loads what fits and reports the rest"]
-    said = [*_of_parts(load), *_of_values(found, terms), *last]
+    renaming, left = _renaming(load)
+    loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
+    differ = left.missing or left.unexpected or left.mismatched
+    last = ["strict=False loads what fits and reports the rest"] if load.strict and loads_some and differ else []
+    said = [*_of_parts(load), *renaming, *_of_values(left, load.terms), *last]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
 
@@ -62,10 +62,28 @@ def _of_parts(load: Load) -> Iterator[str]:
     yield from _only_what_the_target_has(load)
 
 
+def _renaming(load: Load) -> tuple[list[str], Differences]:
+    """Return what to say of a renaming with which more names fit, if one is known, and the differences left then.
+
+    It was found for one module, and a renaming is used for all of them: so it is tried.
+    """
+    found = load.found
+    if not found.rename:
+        return [], found
+    rename = {**load.terms.rename, **found.rename}
+    for_some = f"rename={rename!r} fits the names of only some modules: load each module by itself"
+    not_better = ([] if load.terms.rename else [for_some]), found
+    try:
+        left = load.compare(replace(load.terms, rename=rename))
+    except BadInput:  # two names of another module would be the same
+        return not_better
+    count = len(left.missing) + len(left.unexpected)
+    if count >= len(found.missing) + len(found.unexpected):
+        return not_better
+    return [f"rename={rename!r} makes {'more' if count else 'all'} names fit"], left
+
+
 def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
-    if found.rename:
-        all_names = "all names" if found.renames_all else "more names"
-        yield f"rename={ {**terms.rename, **found.rename}!r} makes {all_names} fit"
     if found.dtypes and not terms.cast:
         yield "cast=True converts to the dtype of the target"
     if found.meta and not terms.assign:

@@ -39,7 +39,6 @@ class Differences:
         meta: Tensors of the target without memory, which are not assigned.
         strangers: Modules of which the checkpoint has names, and not one that fits.
         rename: A renaming with which more would fit.
-        renames_all: Whether no name of a module would be missing or unexpected then.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -50,4 +49,3 @@ class Differences:
     meta: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
-    renames_all: bool = True

@@ -50,23 +50,11 @@ def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> N
     for key in unexpected:
         comparison.not_expect(*found[key])
     if missing and unexpected:
-        keys = [decode_key(pair[0]) for pair in node[1]]
-        _suggest_rename(comparison, [key for key in keys if isinstance(key, str)], own)
+        given = [decode_key(pair[0]) for pair in node[1]]
+        comparison.differences.rename |= suggest([key for key in given if isinstance(key, str)], list(own)) or {}
     if len(absent) == len(own) and not work.loaded and unexpected and comparison.wants_some(node, path):
         comparison.differences.strangers.append(path or "the target")
     work.plan(node)
-
-
-def _suggest_rename(comparison: Comparison, given: list[str], own: dict[str, Any]) -> None:
-    """Note the renaming with which more names of the checkpoint are those of a module, and whether all are then."""
-    rename = suggest(given, list(own))
-    if rename is None:
-        return
-    names = {renamed(key, rename) for key in given}
-    held = {id(own[name]) for name in names & own.keys()}
-    found = comparison.differences
-    found.rename |= rename
-    found.renames_all &= names <= own.keys() and all(id(value) in held for value in own.values())  # one may be tied
 
 
 def _own_state(module: Any, path: str) -> dict[str, Any]:

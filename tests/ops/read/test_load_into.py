@@ -189,8 +189,32 @@ def test_a_rename_is_said_to_be_enough_only_where_it_is(store: Store) -> None:
 
     assert hint == "rename={'': 'module.'} makes more names fit; strict=False loads what fits and reports the rest"
     assert report.missing == ("model.n_averaged",)
+    assert refused(store, {"model": Wrapper(linear(2, 3)), "new": torch.zeros(1)}).hint.startswith(
+        "rename={'': 'module.'} makes more names fit; strict=False"
+    )
     assert refused(store, {"model": tied}).hint == "rename={'': 'module.'} makes all names fit"
     assert store.load_into({"model": tied}, 1, rename={"": "module."}).missing == ()
+
+
+def test_a_rename_by_which_another_module_loses_as_many_names_is_for_one_module_alone(store: Store) -> None:
+    store.save({"model": linear(2, 3), "ema": linear(2, 3)}, step=1)
+    target = {"model": Wrapper(linear(2, 3)), "ema": linear(2, 3)}
+
+    assert refused(store, target).hint == (
+        "rename={'': 'module.'} fits the names of only some modules: load each module by itself"
+    )
+    store.load_into({"model": target["model"]}, 1, rename={"": "module."}, select="model")
+    store.load_into({"ema": target["ema"]}, 1, select="ema")
+
+
+def test_with_a_rename_goes_what_else_its_names_need(store: Store) -> None:
+    store.save({"model": linear(2, 3)}, step=1)
+    target = {"model": Wrapper(linear(2, 3)).half()}
+
+    assert refused(store, target).hint == (
+        "rename={'': 'module.'} makes all names fit; cast=True converts to the dtype of the target"
+    )
+    store.load_into(target, 1, rename={"": "module."}, cast=True)
 
 
 def test_a_part_that_has_all_names_of_the_target_is_suggested(store: Store) -> None:
