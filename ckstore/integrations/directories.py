@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, NoSuchRef, Protected
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
+from ckstore.training.newest import untried
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -142,7 +143,8 @@ def checkout_to_resume(
     """
     wanted = ref_of(store, run, ref)
     base = Path(folder)
-    info = store.info(wanted)
+    tried: set[str] = set()
+    info = untried(store, wanted, tried)
     base.mkdir(parents=True, exist_ok=True)
     for old in base.glob(f"{RESUME_PREFIX}*"):
         remove(old)
@@ -152,8 +154,9 @@ def checkout_to_resume(
             write(store, info, destination)
         except DamagedBlob:
             shutil.rmtree(destination, ignore_errors=True)
-            before, info = info, store.info(wanted)  # the damage is marked now
-            if before.id == info.id:
+            tried.add(info.id)
+            info = untried(store, wanted, tried)
+            if info.id in tried:
                 raise
         else:
             return info, destination

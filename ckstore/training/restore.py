@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.tensors.stateful import is_stateful
 from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.loader import description, set_place
+from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
 
@@ -102,30 +103,13 @@ def restore(
     tried: set[str] = set()
     begun: dict[str, str] = {}
     while True:
-        info = _untried(store, store.info(ref), tried)
+        info = untried(store, ref, tried)
         try:
             return _restore_from(store, info, wanted, begun, rng=rng, strict=strict)
         except DamagedBlob:
-            # The damage is marked now, so latest-valid names the one before.
-            if not _is_latest_valid(ref) or info.id in tried:
+            if not is_latest_valid(ref) or info.id in tried:
                 raise
             tried.add(info.id)
-
-
-def _untried(store: Store, info: CheckpointInfo, tried: set[str]) -> CheckpointInfo:
-    """Return a checkpoint, or the newest before it that was not tried: who may only read marks no damage."""
-    if info.id not in tried:
-        return info
-    older = [one for one in store.checkpoints(info.run) if one.order < info.order and one.id not in tried]
-    if not older:
-        return info
-    newest = max(older, key=lambda one: one.order)
-    warnings.warn(f"restoring {newest.name}, since newer checkpoints are damaged", CkstoreWarning, stacklevel=3)
-    return newest
-
-
-def _is_latest_valid(ref: RefLike) -> bool:
-    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-valid"
 
 
 def _restore_from(

@@ -392,6 +392,27 @@ def test_latest_valid_goes_back_past_what_turns_out_to_be_damaged_unless_that_le
         dcp.load(store, state, "latest-valid")
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_latest_valid_goes_back_where_a_store_is_given_by_its_path_and_so_no_damage_is_marked(store: Store) -> None:
+    for step in (1, 2, 3):
+        dcp.save(store, {"w": torch.full((300,), float(step))}, step)
+    for step in (3, 2):
+        (blob,) = (store.directory_of(step) / "blobs").iterdir()
+        flip(blob, blob.stat().st_size // 2, keep_time=True)  # only who reads it finds it
+    state = {"w": torch.zeros(300)}
+
+    with pytest.warns(ckstore.CkstoreWarning, match=r"restoring main@[21], since newer checkpoints are damaged"):
+        assert dcp.load(store.path, state, "latest-valid").info.step == 1
+    assert set(state["w"].tolist()) == {1.0}
+    (blob,) = (store.directory_of(1) / "blobs").iterdir()
+    flip(blob, blob.stat().st_size // 2, keep_time=True)
+    with (
+        pytest.warns(ckstore.CkstoreWarning, match="since newer checkpoints are damaged"),
+        pytest.raises(RankFailed, match="w of main@3 is damaged"),
+    ):
+        dcp.load(store.path, state, "latest-valid")
+
+
 def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group, store: Store, tmp_path: Path) -> None:
     pair.run("large", store=str(store.path), step=1, rows=600, columns=1024)
     folder = store.path / "checkpoints" / "main" / "1" / "blobs"

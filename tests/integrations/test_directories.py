@@ -13,6 +13,7 @@ import pytest
 from ckstore import BadInput, CkstoreWarning, InUse, Store
 from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
 from ckstore.training import Conditions
+from tests.support.damage import flip
 
 
 @pytest.fixture
@@ -84,6 +85,24 @@ def test_a_random_state_of_another_rank_that_is_missing_is_named(folder: Path, s
     assert inexact(store, info, Conditions(world_size=2)) == (
         "the checkpoint holds no random state of rank 1, only of 0",
     )
+
+
+def test_a_resume_from_a_store_that_is_open_for_reading_only_passes_over_what_is_damaged(
+    folder: Path, store: Store
+) -> None:
+    for step in (1, 2):
+        (folder / "model.bin").write_bytes(bytes([step]) * 3000)
+        commit_directory(store, folder, step, None, metrics={}, conditions=Conditions())
+    own = [blob for blob in (store.directory_of(2) / "blobs").iterdir() if blob.stat().st_nlink == 2]
+    for blob in own:
+        flip(blob, blob.stat().st_size // 2, keep_time=True)
+    reader = Store.open(store.path, readonly=True)
+
+    with pytest.warns(CkstoreWarning, match="restoring main@1, since newer checkpoints are damaged"):
+        info, path = checkout_to_resume(reader, None, "latest-valid", folder.parent)
+
+    assert info.step == 1
+    assert (path / "model.bin").read_bytes() == b"\1" * 3000
 
 
 def test_what_an_earlier_resume_left_and_cannot_be_removed_is_an_error(

@@ -142,6 +142,7 @@ def load(
     begun: dict[str, str] = {}
     while True:
         reader = CkstoreReader(store, ref)
+        reader.tried = begun
         try:
             return _load_once(reader, state, planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
@@ -151,7 +152,7 @@ def load(
                 raise BadInput(msg, hint="build it again before you use it") from error
             if not goes_back or read is None or read.id in begun or not _is_of_damage(error):
                 raise
-            begun[read.id] = read.name  # it is marked now, so latest-valid is another
+            begun[read.id] = read.name
 
 
 def _load_once(

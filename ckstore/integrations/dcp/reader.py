@@ -33,13 +33,16 @@ from ckstore.ops.read.entries import Found, entries_of
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
-from ckstore.ops.refs.find import find, open_directory
+from ckstore.ops.refs.find import open_directory
 from ckstore.store import Store
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
+from ckstore.training.newest import untried
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -55,6 +58,7 @@ class CkstoreReader(StorageReader):
 
     Attributes:
         info: The checkpoint, once `read_metadata` was called.
+        tried: Ids of checkpoints that turned out to be damaged; ``latest-valid`` is the newest before them.
         read_bytes: How many bytes this rank has read from blobs.
     """
 
@@ -62,6 +66,7 @@ class CkstoreReader(StorageReader):
         super().__init__()
         self.ref = ref
         self.info: CheckpointInfo | None = None
+        self.tried: Collection[str] = ()
         self.read_bytes = 0
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
@@ -94,7 +99,7 @@ class CkstoreReader(StorageReader):
             NoSuchRef: There is no such checkpoint, or it has no tensors that are known by name.
         """
         del args, kwargs
-        self.info = _found(self.store, self.ref)
+        self.info = untried(self.store, self.ref, self.tried)
         return _metadata(self.store, self.info)
 
     def set_up_storage_reader(
@@ -140,11 +145,6 @@ class CkstoreReader(StorageReader):
         """Return False: a reader is given, not found by a name."""
         del checkpoint_id
         return False
-
-
-@act
-def _found(store: Store, ref: RefLike) -> CheckpointInfo:
-    return find(store._context, ref)  # noqa: SLF001
 
 
 @act

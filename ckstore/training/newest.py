@@ -1,0 +1,40 @@
+"""The newest checkpoint that was not tried: how a process that may only read goes back past damage."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreWarning
+from ckstore.model.checkpoint.refs import is_latest_valid
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.store import RefLike, Store
+
+
+def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInfo:
+    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one.
+
+    Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
+    reading only has no marks made: there it is the newest before those that were tried, with a warning.
+
+    Args:
+        store: The store.
+        ref: Which checkpoint.
+        tried: Ids of those that turned out to be damaged.
+
+    Raises:
+        NoSuchRef: There is no such checkpoint.
+    """
+    info = store.info(ref)
+    if info.id not in tried or not is_latest_valid(ref):
+        return info
+    older = [one for one in store.checkpoints(info.run) if one.order < info.order and one.id not in tried]
+    if not older:
+        return info
+    newest = max(older, key=lambda one: one.order)
+    warnings.warn(f"restoring {newest.name}, since newer checkpoints are damaged", CkstoreWarning, stacklevel=3)
+    return newest
