@@ -50,7 +50,8 @@ def test_no_command_that_takes_a_ref_is_left_out() -> None:
 def test_every_command_says_what_the_library_says_of_a_ref_that_names_nothing(run: Run, path: Path, ref: str) -> None:
     with pytest.raises(NoSuchRef) as raised:
         Store.open(path).info(ref)
-    wanted = f"error: {raised.value.message}\nhint: {raised.value.hint}\n"
+    hint = raised.value.command_hint or raised.value.hint
+    wanted = f"error: {raised.value.message}\nhint: {hint}\n"
 
     for command, words in COMMANDS_WITH_REFS.items():
         said = run(command, *(ref if word == "REF" else word for word in words), "--store", path)

@@ -13,6 +13,7 @@ import pytest
 from ckstore import CheckpointInfo, CkstoreWarning, RetentionPolicy, Store, open_checkpoint
 from ckstore.model.doctor.place import PlaceFacts
 from ckstore.ops import warn
+from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 from ckstore.ops.read import open_checkpoint as opened
 
@@ -25,7 +26,7 @@ def facts(kind: str) -> object:
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind = str(request.param)
     monkeypatch.setattr(warn, "_told", set())
-    for module in (opening, opened):
+    for module in (opening, catalog_place, opened):
         monkeypatch.setattr(module, "examine", facts(kind))
     return kind
 
@@ -89,6 +90,7 @@ import sys
 from ckstore import Store
 from ckstore.model.doctor.place import PlaceFacts
 from ckstore.ops import warn
+from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 opening.examine = lambda path: PlaceFacts(path=str(path), kind="tmpfs")
 store = Store.open_or_init(sys.argv[1])
