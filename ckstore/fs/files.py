@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.inside import Where, at, open_at, open_descriptor, open_directory
+from ckstore.fs.inside import Where, at, close_quietly, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def opened(path: Where, flags: int, mode: int = 0o600, *, dir_fd: int | None = N
     try:
         yield fd
     except BaseException:
-        _close_quietly(fd)
+        close_quietly(fd)
         raise
     os.close(fd)
 
@@ -71,7 +71,7 @@ def opened_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) ->
     try:
         yield fd
     finally:
-        _close_quietly(fd)
+        close_quietly(fd)
 
 
 def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
@@ -97,11 +97,11 @@ def open_with_status(path: Where, *, dir_fd: int | None = None) -> tuple[int, os
         status = os.fstat(fd)
         regular = stat.S_ISREG(status.st_mode)
     except BaseException:
-        _close_quietly(fd)
+        close_quietly(fd)
         raise
     if regular:
         return fd, status
-    _close_quietly(fd)
+    close_quietly(fd)
     raise _no_regular_file(path)
 
 
@@ -112,19 +112,12 @@ def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
     try:
         yield fd
     finally:
-        _close_quietly(fd)
+        close_quietly(fd)
 
 
 def _no_regular_file(path: Where) -> DamagedBlob:
     msg = f"{path} is not a regular file: it is a symlink, a directory, a pipe or the like"
     return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
-
-
-def _close_quietly(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:  # the error that brought us here says more; Linux has closed the descriptor either way
-        return
 
 
 def write_all(fd: int, data: memoryview) -> None:
@@ -248,7 +241,7 @@ def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]
     try:
         yield fd
     except BaseException:
-        _close_quietly(fd)
+        close_quietly(fd)
         raise
     os.close(fd)
 

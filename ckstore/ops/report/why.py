@@ -11,9 +11,9 @@ from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use
+from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import BLOBS, MANIFEST
-from ckstore.ops.save.packing import PACK_BELOW_BYTES
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context

@@ -9,8 +9,9 @@ from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import peek
 from ckstore.model.digest import fan_out
 from ckstore.model.settings.free_space import Amount, Need
+from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.free.make_room import how_to_free, make_room, measure
-from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, PACK_BYTES, aligned, find_pieces
+from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, find_pieces
 from ckstore.ops.save.recorded import RecordedSource
 
 if TYPE_CHECKING:

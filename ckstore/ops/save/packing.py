@@ -18,7 +18,6 @@ from ckstore.catalog.values import PieceLocation
 from ckstore.errors import CatalogUnavailable, StateChanged
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.save.recheck import Recheck
 
-__all__ = ["PACK_BELOW_BYTES"]
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
 _PACKS_AT_LEAST = 16

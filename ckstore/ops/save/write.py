@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
+from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, digest_of_key, place_small, state_changed
+from ckstore.ops.save.packing import ALIGNMENT, digest_of_key, place_small, state_changed
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 from ckstore.python_gc import python_gc_paused
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ckstore.errors import StateChanged
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.captured import BytesSource
-from ckstore.ops.save.packing import ALIGNMENT, PACK_BELOW_BYTES, Packer, aligned
+from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.ops.save.packing import ALIGNMENT, Packer, aligned
 
 XXH3 = ALGORITHMS["xxh3_128"]
 GRAIN = 4096
