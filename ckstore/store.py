@@ -300,8 +300,8 @@ class Store:
             force: As in `save`.
             unchanged: What has not changed since the `save_async` before this one of the run, as `select` of `load`
                 names it: globs, where a name also means everything below it, or a function of a name. It is taken from
-                that checkpoint and not copied. That is your word: a thirty-second part is compared in each save, and
-                what is not compared, and has changed, is saved with its old bytes.
+                that checkpoint and not copied. That is your word: one chunk in 32 is compared in each save, and what
+                is not compared, and has changed, is saved with its old bytes.
             max_in_flight: So many saves, each with a copy of its state in memory, are under way at most.
             when_busy: What to do when so many are: ``wait`` for one of them, ``skip`` this save (see
                 `PendingSave.skipped`), or raise an ``error``.
@@ -325,20 +325,25 @@ class Store:
         from ckstore.ops.save.order import order_of
         from ckstore.saver.client.terms import Terms
 
-        terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
-        terms.check()
-        ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
-        about = self._description(metrics, metadata, message, None if ref else parent)
-        request = self._request(run, step, about, tags, if_exists, force=force)
-        self._context.check_writable()
-        named = None
-        if unchanged is not None:
-            from ckstore.ops.read.load import as_filter
-            from ckstore.saver.client.unchanged import Unchanged
+        try:
+            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            terms.check()
+            ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
+            about = self._description(metrics, metadata, message, None if ref else parent)
+            request = self._request(run, step, about, tags, if_exists, force=force)
+            self._context.check_writable()
+            named = None
+            if unchanged is not None:
+                from ckstore.ops.read.load import as_filter
+                from ckstore.saver.client.unchanged import Unchanged
 
-            selects = as_filter(unchanged, "unchanged")
-            named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-        pending = self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+                selects = as_filter(unchanged, "unchanged")
+                named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
+            pending = self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+        except BaseException:
+            if self._savers is not None:
+                self._savers.call_failed(self._run_meant(run))
+            raise
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
@@ -1336,7 +1341,7 @@ class Store:
         """Wait for the saves of a run in the background, so that the next one comes after them."""
         if self._savers is not None:
             self._savers.raise_unread()
-            self._savers.wait(None, (self.run or DEFAULT_RUN) if run is None else run)
+            self._savers.wait(None, self._run_meant(run))
             self._savers.raise_unread()
 
     @property
@@ -1386,8 +1391,10 @@ class Store:
             msg = f"tags must be a list of names, got the string {tags!r}"
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
-        run = (self.run or DEFAULT_RUN) if run is None else run
-        return Request(run, step, about, tuple(tags), if_exists, force=force, progress=progress)
+        return Request(self._run_meant(run), step, about, tuple(tags), if_exists, force=force, progress=progress)
+
+    def _run_meant(self, run: str | None) -> str:
+        return (self.run or DEFAULT_RUN) if run is None else run
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)

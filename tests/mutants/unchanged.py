@@ -41,9 +41,9 @@ UNCHANGED = [
     Mutant(
         "unchanged is counted from the call before, also if that raised",
         "call-that-raised-forgotten",
-        "Client.submit",
-        "                    self._queue.bases.not_saved(order.run, set())\n",
-        "                    pass\n",
+        "Client.call_failed",
+        "                self._queue.bases.not_saved(run, set())\n",
+        "                pass\n",
         f"{_CASES}::test_a_call_that_saves_nothing_counts_as_a_save_before_that_names_nothing[error]",
         "assert",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,29 @@ def test_a_kernel_that_has_no_huge_pages_is_asked_once_for_each_thread(
 
     assert 1 <= len(asked) <= 2
     assert (store.load(1)["w"] == state["w"]).all()
+
+
+def test_a_snapshot_for_which_there_is_no_thread_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    closed: list[int] = []
+    memfd_create, close = os.memfd_create, os.close
+
+    def noted(*how: Any) -> int:
+        made.append(memfd_create(*how))
+        return made[-1]
+
+    def noted_close(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(os, "memfd_create", noted)
+    monkeypatch.setattr(os, "close", noted_close)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start"):
+        snapshot.Snapshot(40 * 2**20)
+
+    assert len(made) == 1
+    assert made[0] in closed

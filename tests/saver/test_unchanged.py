@@ -49,10 +49,9 @@ def is_state(store: Store, number: int) -> bool:
 
 def test_what_is_unchanged_is_not_copied_and_the_checkpoint_is_whole(store: Store) -> None:
     for number in range(6):
-        pending = saved(store, number)
-        info = pending.result(DEADLINE_S)
-        kept = pending.total_bytes > 4 * FROZEN
-        assert kept
+        info = saved(store, number).result(DEADLINE_S)
+        assert info.counters is not None
+        assert info.counters.kept_bytes == (4 * FROZEN if number else 0)
         assert is_state(store, number)
         assert info.content == Store(store.path).info(number).content
     check_store(store.path)
@@ -145,6 +144,19 @@ def test_a_call_that_saves_nothing_counts_as_a_save_before_that_names_nothing(
 
     assert store.load(2)["frozen"]["w"][0] == 8
     check_store(store.path)
+
+
+@pytest.mark.parametrize("how", [{"nice": 99}, {"metrics": {"loss": "low"}}, {"step": -1}, {"unchanged": 5}])
+def test_a_call_whose_arguments_are_refused_counts_as_a_save_before_that_names_nothing(
+    store: Store, how: dict[str, Any]
+) -> None:
+    saved(store, 0).result(DEADLINE_S)
+    with pytest.raises(BadInput):  # from here on 8 is unchanged, and not 7
+        store.save_async(state_of(1, 8), **{"step": 1, "unchanged": None, **how})
+
+    saved(store, 2, 8).result(DEADLINE_S)
+
+    assert store.load(2)["frozen"]["w"][0] == 8
 
 
 def test_what_has_another_form_is_copied(store: Store) -> None:

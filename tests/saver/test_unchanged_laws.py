@@ -78,7 +78,7 @@ class Trainer:
         self.number += 1
         asked = Order(self.number, "main", step, Description(), (), if_exists, force=False)
         unchanged = Unchanged(lambda name: name in true, MIB) if true else None
-        placed = self.bases.place(captured, asked, unchanged, self.last_parents)
+        placed = self.bases.place(captured, asked, unchanged, true, self.last_parents)
         self.is_right(placed, order, step)
         asked = replace(asked, captured=replace(captured, sources=()), places=placed.places, kept=placed.kept)
         self.bases.ordered(asked)

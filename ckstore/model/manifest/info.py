@@ -50,8 +50,8 @@ class CheckpointInfo:
             UTC, as `created`. Empty: that is not known of each of them.
         warnings: From the save that returned this: what went wrong after the checkpoint was durable (a tag or the
             catalog that could not be written, retention).
-        counters: From the save that returned this: what it did, and how long its parts took; None from other calls, and
-            where several ranks saved.
+        counters: From the save that returned this: what it did, and how long its parts took; None from other calls,
+            where several ranks saved, and where the saver died after the checkpoint was durable.
     """
 
     id: str

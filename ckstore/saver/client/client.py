@@ -73,12 +73,13 @@ class Client:
                 memory for its snapshot; ``when_busy`` says so; or no saver can be started.
         """
         with self._submitting:
-            try:
-                return self._submit(state, order, terms, last_parents, unchanged)
-            except BaseException:
-                with self._queue.changed:
-                    self._queue.bases.not_saved(order.run, set())
-                raise
+            return self._submit(state, order, terms, last_parents, unchanged)
+
+    def call_failed(self, run: object) -> None:
+        """A call that should have saved to a run raised: what the next one names as unchanged is so since that call."""
+        if isinstance(run, str):
+            with self._queue.changed:
+                self._queue.bases.not_saved(run, set())
 
     def _submit(
         self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
@@ -93,7 +94,7 @@ class Client:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
         with self._queue.changed:
-            placed = self._queue.bases.place(captured, order, unchanged, last_parents)
+            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents)
         if placed.kept is not None:
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         snapshot = self._queue.pool.take(placed.nbytes)

@@ -28,6 +28,11 @@ _PART_BYTES = 16 * 2**20
 _THREADS = 2
 
 
+def aligned(nbytes: int) -> int:
+    """Return how many bytes of a snapshot `nbytes` take, so that what follows is aligned."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
 def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple[tuple[Place, ...], int]:
     """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
     places = []
@@ -37,7 +42,7 @@ def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple
             places.append(Place(source.name, -1, source.nbytes))
             continue
         places.append(Place(source.name, end, source.nbytes))
-        end += -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += aligned(source.nbytes)
     return tuple(places), end
 
 
@@ -56,7 +61,7 @@ class Part:
 class Snapshot:
     """Shared memory for one state. Its pages are there before anything is copied into it, huge ones if possible.
 
-    A copy to huge pages takes two thirds of the time of one to pages of 4 KiB (docs/performance.md).
+    A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/performance.md).
 
     Attributes:
         fd: To be given to the saver.
@@ -71,13 +76,13 @@ class Snapshot:
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
             self._gather()
             os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
-        except OSError as error:
+            self._fault_in()
+        except BaseException as error:
             os.close(self.fd)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             msg = f"no memory for a snapshot of {size_text(self.nbytes)}"
             raise InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight") from error
-        self._fault_in()
 
     @staticmethod
     def size_for(nbytes: int) -> int:

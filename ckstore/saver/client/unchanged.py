@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.saver.messages import Kept, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.saver.client.snapshot import Part, places_of
+from ckstore.saver.client.snapshot import Part, aligned, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 IN_SAVES = 32
 """Within so many saves each chunk of what is kept is compared once."""
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,12 @@ class Bases:
         )
 
     def place(
-        self, captured: Captured, order: Order, unchanged: Unchanged | None, last_parents: Mapping[str, str]
+        self,
+        captured: Captured,
+        order: Order,
+        unchanged: Unchanged | None,
+        names: set[str],
+        last_parents: Mapping[str, str],
     ) -> Placed:
         """Say where a state goes.
 
@@ -162,11 +166,11 @@ class Bases:
             captured: The state.
             order: What is asked for.
             unchanged: What the caller says is unchanged.
+            names: What that names of the state.
             last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
                 the caller means another checkpoint.
         """
         base = self._bases.get(order.run)
-        names = set() if unchanged is None else unchanged.names_in(captured)
         if (
             unchanged is None
             or base is None
@@ -180,7 +184,7 @@ class Bases:
         samples = []
         for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
-            nbytes += -(-length // _ALIGNMENT) * _ALIGNMENT
+            nbytes += aligned(length)
         parts = tuple(Part(captured.sources[of.storage], of.start) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
         kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
