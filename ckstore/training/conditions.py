@@ -69,7 +69,8 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
     elif not before.rng_ranks:
         yield "the checkpoint holds no random states: numbers drawn from here on will differ"
     elif lacking:
-        yield f"the checkpoint holds no random state of rank {_listed(lacking)}, only of {_listed(before.rng_ranks)}"
+        whose = "random state of rank" if len(lacking) == 1 else "random states of ranks"
+        yield f"the checkpoint holds no {whose} {_listed(lacking)}, only of {_listed(before.rng_ranks)}"
     else:
         for kind in now.rng_kinds:
             if kind not in before.rng_kinds:

@@ -190,7 +190,7 @@ def test_another_world_size_and_a_rank_without_a_random_state_are_named() -> Non
         list(differences(before, now, (1,)))[1] == "the checkpoint holds no random state of cuda, which is in use now"
     )
     assert list(differences(before, now, range(4)))[1] == (
-        "the checkpoint holds no random state of rank 2, 3, only of 0, 1"
+        "the checkpoint holds no random states of ranks 2, 3, only of 0, 1"
     )
     assert Conditions.from_json(before.to_json()) == before
     with pytest.raises(BadInput, match="not a record"):

@@ -248,6 +248,11 @@ def _lost(what: str, ranks: list[tuple[str, int]], error: RuntimeError) -> RankF
     )
 
 
+def _but(hint: str, cause: BaseException) -> str:
+    """Return what an error says, but for a hint that is given anyhow."""
+    return cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
+
+
 def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
     ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
     if (
@@ -256,6 +261,8 @@ def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
         and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
     ):
         return ours[0]  # all say the same, or it is about all of them
-    said = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, cause in sorted(causes.items()))
     hint = ours[0].hint if ours else "the causes are in .causes"
+    said = "; ".join(
+        f"rank {rank}: {type(cause).__name__}: {_but(hint, cause)}" for rank, cause in sorted(causes.items())
+    )
     return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)
