@@ -7,6 +7,7 @@ are on a local disk, and `catalog_path` says that the catalogs lie outside the s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -24,7 +25,7 @@ import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, UnsafePlace
-from ckstore.fs import lease
+from ckstore.fs import files, lease
 from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
 from tests.support.holding import holding
@@ -508,6 +509,30 @@ def test_nothing_is_freed_while_it_cannot_be_read_whether_other_hosts_use_the_st
     settings.write_bytes(before)
     with Store.open(tmp_path / "store") as store:
         assert store.gc(exclusive=True).freed_bytes == 2**20
+
+
+def test_a_store_whose_settings_the_disk_does_not_give_is_read_and_frees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=2**20) as store:
+        store.save(state(1), step=1)
+        store.save(state(2), step=2)
+
+    read_file = files.read_file
+
+    def failing(path: Any, **given: Any) -> bytes:
+        if str(path).endswith("/config.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_file(path, **given)
+
+    monkeypatch.setattr(files, "read_file", failing)
+    with Store.open(tmp_path / "store", readonly=True) as store:
+        assert (store.load(2)["w2"] == state(2)["w2"]).all()
+    with Store.open(tmp_path / "store") as store:
+        assert any("Input/output error" in line and "nothing is freed" in line for line in store.warnings)
+        with pytest.warns(CkstoreWarning, match="by its settings other hosts may use"):
+            store.delete(1)
+    assert len(list((tmp_path / "store/trash").iterdir())) == 1
 
 
 # ------------------------------------------------------------------------------------- catalog_path

@@ -17,6 +17,7 @@ from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePla
 from ckstore.fs.host.mounts import examine
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import shared_of
+from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     """Return the filesystem of a store, with what its settings say of it, and what the user should know.
 
-    Where the settings are damaged, other hosts may be at work: nothing is freed before they are mended.
+    Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
 
     Raises:
         OSError: The store cannot be looked at.
@@ -39,8 +40,11 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     try:
         return replace(place, told=shared_of(Layout(root))), ()
     except CkstoreError as error:
-        told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
-        return replace(place, told=True), (f"{error.message}, {told}",)
+        why = error.message
+    except OSError as error:
+        why = f"the settings cannot be read: {describe_os_error(error)}"
+    told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
+    return replace(place, told=True), (f"{why}, {told}",)
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:

@@ -43,7 +43,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     What was added to the checkpoint since, and its tags, are not in it.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is the checkpoint is gone.
+        FileNotFoundError, NotADirectoryError: The checkpoint is gone.
         DamagedBlob: Its manifest cannot be relied on.
         NewerFormat: A newer ckstore wrote it.
         OSError: The system refused.
