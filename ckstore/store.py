@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, check_run
-from ckstore.model.user_paths import expanded
+from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
 
 if TYPE_CHECKING:

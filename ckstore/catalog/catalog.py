@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.checkpoint.published import Published, Stamp
-    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.info import CheckpointInfo, Published, Stamp
     from ckstore.model.settings.recheck import Reading
 
 CATALOG_NAME = "catalog.db"

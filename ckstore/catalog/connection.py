@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import checksum, journal
+from ckstore.catalog import forms, limits
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
 from ckstore.errors import CatalogProblem, CatalogUnavailable, InUse, NewerFormat
@@ -147,7 +147,7 @@ def prepare_to_write(connection: sqlite3.Connection, path: Path, *, durable: boo
     """Have the connection keep what the schema promises, and make its commits durable."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-    journal.set_journal(connection, mapped=_may_be_mapped(path), durable=durable)
+    limits.set_journal(connection, mapped=_may_be_mapped(path), durable=durable)
 
 
 def sqlite_version() -> tuple[int, int, int]:
@@ -233,10 +233,10 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             if _identity(path) != there:
                 raise unavailable(path, "was replaced while it was being opened", "unreadable")
             if not mapped:
-                journal.map_nothing(connection)
+                limits.map_nothing(connection)
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
-            checksum.install(connection)
+            forms.install(connection)
             yield connection
         finally:
             connection.close()
@@ -259,7 +259,7 @@ def _file_bytes(path: Path) -> int:
 
 def _may_be_mapped(path: Path) -> bool:
     try:
-        return journal.may_be_mapped(path)
+        return limits.may_be_mapped(path)
     except FileNotFoundError as error:  # renamed meanwhile: another process rebuilds it
         raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
@@ -269,8 +269,8 @@ def _may_be_mapped(path: Path) -> bool:
 def _refuse_strange(path: Path) -> None:
     """Raise unless the files of the catalog are what ckstore leaves; no connection of this process is being opened."""
     try:
-        strange = journal.why_strange(path)
-        if not strange and not _open and journal.is_stray_journal(path):
+        strange = limits.why_strange(path)
+        if not strange and not _open and limits.is_stray_journal(path):
             strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
     except FileNotFoundError as error:
         raise unavailable(path, "is missing", "missing") from error

@@ -1,4 +1,6 @@
-"""Bounds on what a statement may take of a catalog that is forged or damaged: steps, rows, bytes, features of SQLite.
+"""Bounds on what a catalog that is forged, damaged or copied may do, and which journal it has.
+
+Statements have bounds on steps, rows, bytes and features of SQLite.
 
 Pages that point to one another in a ring, or many to one, make a small file look like an endless one. An honest one has
 each row once, so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes.
@@ -12,19 +14,49 @@ module swallows.
 SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as data, to write to shadow tables, and to
 switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
 with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
+
+Before that, the files of the catalog are looked at, and its journal is chosen: SQLite's write-ahead log, unless a full
+disk could end the process by it.
+
+The log has an index that is mapped into memory, ``catalog.db-shm``, and who writes to a mapped page for which the
+filesystem finds no room gets SIGBUS. SQLite writes one byte of each 4 KiB of that file beforehand. That is enough where
+a page then keeps its room; it is not where blocks are smaller (ext4 on a small disk: 1 KiB), nor where every write
+takes a new block (btrfs). To look for free space first does not help: others fill the disk meanwhile.
+
+There, the catalog has a rollback journal, and is opened in SQLite's exclusive mode, in which nothing is mapped: not
+even that of a catalog which was made elsewhere and copied.
+
+The files beside a catalog are looked at before SQLite opens it: SQLite plays back what lies beside a database, and
+deletes files.
+
+A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
+that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
+never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
+would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
+
+Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
+private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
+own.
+
+Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c: the name is looked for at the
+end of the file and nowhere else, so a segment in the middle cannot carry one.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog.forms import NotOfItsForm
+from ckstore.fs import files, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 _CALL_STEPS = 1000
 _LEAST_STEPS = 40_000_000
@@ -112,3 +144,119 @@ def _length(column: Sequence[object]) -> int:
     if kinds <= {str, bytes}:
         return sum(map(len, column))  # type: ignore[arg-type]  # all of them have a length
     return sum(len(value) for value in column if isinstance(value, str | bytes)) if kinds & {str, bytes} else 0
+
+
+_SAFE_BLOCK_BYTES = 4096
+
+
+def may_be_mapped(path: Path) -> bool:
+    """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written.
+
+    Raises:
+        OSError: The system refused.
+    """
+    if peek.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
+        return False
+    if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
+        return True
+    from ckstore.fs.host import statfs
+
+    return statfs.magic_number(path) != statfs.BTRFS
+
+
+def map_nothing(connection: sqlite3.Connection) -> None:
+    """Have SQLite keep the index of a log in private memory; to be called before anything is read.
+
+    Source: sqlite.org/wal.html, "Use of WAL Without Shared-Memory".
+    """
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+
+
+def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool = True) -> None:
+    """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all.
+
+    A catalog with the other journal is changed to this one.
+
+    Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
+    copied into the file, and not for each commit.
+    """
+    mode = "delete"
+    if mapped:
+        ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    if mode == "wal":
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    else:
+        connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        connection.execute("PRAGMA synchronous=EXTRA")
+
+
+SUFFIXES = ("-wal", "-shm", "-journal")
+"""What SQLite may put beside a database."""
+
+_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_PAGE_COUNT_AT = 16
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_LOG = b"\x02\x02"
+_VERSIONS_AT = 18
+
+
+def why_strange(path: Path) -> str:
+    """Return why the catalog at `path` and what lies beside it are not what ckstore leaves; empty if they may be.
+
+    Raises:
+        FileNotFoundError: There is no catalog.
+        OSError: The system refused.
+    """
+    folder, database = path.parent.stat(), path.lstat()
+    for suffix in ("", *SUFFIXES):
+        try:
+            found = database if not suffix else os.lstat(f"{path}{suffix}")
+        except FileNotFoundError:
+            continue
+        owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
+        if why := _why_strange_file(found, folder, owners):
+            return f"{path.name}{suffix} {why}" if suffix else why
+        if suffix == "-journal" and found.st_size and _names_another(path):
+            return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
+    return ""
+
+
+def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set[int]) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    if found.st_nlink > 1:
+        return f"has {found.st_nlink} hard links; writing to it would change a file elsewhere"
+    if found.st_uid not in owners:
+        return f"belongs to uid {found.st_uid}"
+    if found.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & _WRITABLE_BY_OTHERS:
+        return f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _names_another(path: Path) -> bool:
+    """Whether a journal ends as one with the name of a super-journal does."""
+    # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
+    with files.opened_to_read(f"{path}-journal") as fd:
+        end = os.fstat(fd).st_size
+        return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
+
+
+def is_stray_journal(path: Path) -> bool:
+    """Whether a rollback journal with something in it lies beside a database that has a log.
+
+    A process can die between the two while it makes a catalog: then the journal says that there was none before.
+    No connection of this process may be open: closing the database here would release its locks.
+
+    Raises:
+        OSError: The system refused.
+    """
+    try:
+        with files.opened_to_read(f"{path}-journal") as fd:
+            head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)
+    except FileNotFoundError:
+        return False
+    if not head.startswith(_MAGIC) or not int.from_bytes(head[_PAGE_COUNT_AT:], "big"):
+        return False
+    with files.opened_to_read(path) as fd:
+        return os.pread(fd, len(_LOG), _VERSIONS_AT) == _LOG

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import forms
-from ckstore.catalog.checksum import IS_RIGHT
-from ckstore.catalog.forms import checked
+from ckstore.catalog.forms import IS_RIGHT, checked
 from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_parts
 from ckstore.catalog.values import Described, Listing
 from ckstore.model.manifest.describe import decoded_metadata
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import Stamp
     from ckstore.model.settings.recheck import Reading
 
 _INFO_COLUMNS = (

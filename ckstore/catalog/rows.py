@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
-from ckstore.catalog.checksum import CHECKSUM, IS_RIGHT
+from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
 from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping
 
-    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
 
 _TOLD = (

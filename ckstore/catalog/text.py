@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.catalog import forms
 from ckstore.model.canonical import encode_metric
-from ckstore.model.checkpoint.published import Stamp
+from ckstore.model.manifest.info import Stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

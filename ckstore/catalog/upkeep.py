@@ -12,7 +12,7 @@ from typing import Literal
 
 from ckstore.catalog import connection as connections
 from ckstore.catalog.forms import check_tables
-from ckstore.catalog.journal import SUFFIXES
+from ckstore.catalog.limits import SUFFIXES
 from ckstore.errors import CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.inside import open_descriptor

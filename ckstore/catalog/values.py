@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.published import Stamp
-    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.info import CheckpointInfo, Stamp
 
 
 class Listing(NamedTuple):

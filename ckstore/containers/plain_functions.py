@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckstore.containers.pickle_values import Global, NumpyArray, NumpyDtype, PlainNode, as_key, is_odd_key
-from ckstore.containers.values import elements
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.leaf_records import elements, numpy_itemsize
 from ckstore.model.manifest.nodes import text_of_bytes
 from ckstore.model.manifest.python_values import FACTORIES
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, elements, refuse
+from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, refuse
 from ckstore.model.document import shown
+from ckstore.model.manifest.leaf_records import elements
 
 MAX_HEADER_BYTES = 100_000_000
 """What the library reads."""

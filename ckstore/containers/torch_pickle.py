@@ -12,8 +12,18 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ckstore.containers.pickle_opcodes import decimal_of, opcodes, text_of
-from ckstore.containers.pickle_values import NumpyArray, NumpyDtype, Storage, Unknown, as_key, is_odd_key, name_of
+from ckstore.containers.pickle_values import (
+    NumpyArray,
+    NumpyDtype,
+    Storage,
+    Unknown,
+    as_key,
+    decimal_of,
+    is_odd_key,
+    name_of,
+    opcodes,
+    text_of,
+)
 from ckstore.containers.plain_functions import (
     ODD_KEYS_MOST,
     fill_dict,

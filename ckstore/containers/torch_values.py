@@ -20,7 +20,7 @@ from ckstore.containers.pickle_values import (
 )
 from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
 from ckstore.containers.values import MAX_DIMENSIONS
-from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import is_python_value
 
 _STORAGES = {

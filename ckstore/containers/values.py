@@ -8,8 +8,6 @@ from typing import NoReturn, Protocol
 MAX_TENSORS = 1_000_000
 """Entries of a header, records of an archive, names of tensors; what holds them takes some hundred bytes each."""
 MAX_DIMENSIONS = 64
-MAX_ELEMENTS = 2**63
-MAX_SIZE = 2**53
 """What manifests end at: elements of a tensor, and each size or stride of it."""
 
 
@@ -43,7 +41,7 @@ class FileTensor:
 
     Attributes:
         name: Its name in the container; in a nest of dicts and lists ``model.layers.0.weight``, ``state[0].exp_avg``.
-        dtype: A torch dtype of `model/manifest/dtypes`.
+        dtype: A torch dtype of `model/manifest/leaf_records`.
         shape: Sizes, outermost first.
         segment: Index into `Cut.segments`; any, if there are no elements.
         offset: Bytes from the start of the segment to the first element.
@@ -74,14 +72,3 @@ class Cut:
     segments: tuple[tuple[int, int], ...]
     tensors: tuple[FileTensor, ...]
     warnings: tuple[str, ...]
-
-
-def elements(shape: tuple[int, ...]) -> int | None:
-    """Return the number of elements; None if no manifest holds such a shape."""
-    count = bound = 1
-    for size in shape:
-        count *= size
-        bound *= max(size, 1)
-        if bound >= MAX_ELEMENTS or size > MAX_SIZE:
-            return None
-    return count

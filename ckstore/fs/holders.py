@@ -1,8 +1,12 @@
-"""Who has a file open or mapped, as ``/proc`` shows it; and which deleted files are kept that way.
+"""Who has a file open or mapped, as ``/proc`` shows it; and whether any process has, of which a lease is proof.
 
-It names holders, and it sees what a lease does not: O_PATH descriptors, and on overlayfs files that are only mapped.
-It does not see processes of other users (unless it runs as root) and of outer PID namespaces, nor descriptors in
-flight in a socket: there the lease decides (`ckstore.fs.lease`).
+``/proc`` names holders, also of deleted files, and it sees what a lease does not: O_PATH descriptors, and on overlayfs
+files that are only mapped. It does not see processes of other users (unless it runs as root) and of outer PID
+namespaces, nor descriptors in flight in a socket: there the lease decides, rule K of the design.
+
+`fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
+whatever name, in whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on
+overlayfs.
 
 A file of another filesystem is never asked for its status, since a dead network mount would not answer: descriptors
 and mappings are compared by inode number first, which ``fdinfo`` and ``maps`` tell without asking.
@@ -10,11 +14,16 @@ and mappings are compared by inode number first, which ``fdinfo`` and ``maps`` t
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import signal
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
+from ckstore.fs.inside import Where, open_at
 from ckstore.model.reports.gc_report import DeletedFile, Holder
 
 Inode = tuple[int, int]
@@ -213,3 +222,38 @@ def _read_text(path: str) -> str:
         return os.fsdecode(_read(path))
     except OSError:
         return ""
+
+
+class Holding(Enum):
+    """What the kernel says about an inode."""
+
+    FREE = "free"
+    HELD = "held"
+    UNKNOWN = "unknown"  # not the owner, or no leases here: to be treated as held
+
+
+def ask(path: Where) -> Holding:
+    """Return whether a process has the regular file `path` open or mapped at this moment.
+
+    A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    try:
+        fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except BlockingIOError:  # another process is asking at this moment
+        return Holding.HELD
+    except PermissionError:
+        return Holding.UNKNOWN
+    try:
+        # The default signal of a broken lease, SIGIO, would kill this process; SIGURG is ignored by default.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            return Holding.HELD if error.errno in (errno.EAGAIN, errno.EBUSY) else Holding.UNKNOWN
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return Holding.FREE
+    finally:
+        os.close(fd)

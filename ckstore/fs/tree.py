@@ -12,7 +12,7 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-from ckstore.model.manifest.paths import MOST_LEVELS
+from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
 

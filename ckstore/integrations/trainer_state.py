@@ -15,7 +15,7 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.integrations.directories import RESUME_PREFIX, remove
-from ckstore.model.manifest.paths import check_path
+from ckstore.model.names import check_path
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo

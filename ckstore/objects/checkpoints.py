@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
-from ckstore.model.checkpoint.published import Published, Stamp
 from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import blobs

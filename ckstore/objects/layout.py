@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from ckstore.fs import peek
 from ckstore.fs.held import Held, through_parents
 from ckstore.fs.inside import Inside
-from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
+from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, is_tag
 
 if TYPE_CHECKING:

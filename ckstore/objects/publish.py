@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckstore.fs.inside import Inside
-    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.objects.layout import Layout, RunStamp
     from ckstore.objects.staging import Staging

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.read_back import check_on_disk
-from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.digest import fan_out
+from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import relink_everywhere

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
-from ckstore.model.manifest.keys import encode_key, join
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
-from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int
+from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int, encode_key, join
 from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_bytearray
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor

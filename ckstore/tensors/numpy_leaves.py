@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest.dtypes import numpy_itemsize
+from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers

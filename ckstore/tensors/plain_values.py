@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import (
     decode_value,
     encode_date,

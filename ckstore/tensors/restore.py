@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.dtypes import itemsize
-from ckstore.model.manifest.keys import decode_key, join
-from ckstore.model.manifest.nodes import DICTS, SEQUENCES, text_of_leaf
+from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.model.manifest.nodes import DICTS, PAIRS, SEQUENCES
+from ckstore.model.manifest.nodes import DICTS, PAIRS, SEQUENCES, decode_key, join
 from ckstore.model.names import join_index
 
 __all__ = ["DICTS", "PAIRS", "SEQUENCES", "leaf_numbers", "name_below", "value_names"]

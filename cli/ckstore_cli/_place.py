@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckstore.errors import StoreNotFound, UnsafePlace
-from ckstore.model.user_paths import expanded
+from ckstore.model.names import expanded
 
 DEFAULT_NAME = ".ckstore"
 VARIABLE = "CKSTORE_PATH"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckstore.catalog import Catalog
-from ckstore.model.checkpoint.published import Published, Stamp
+from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from ckstore.catalog import Catalog, checksum, connection, journal
+from ckstore.catalog import Catalog, connection, forms, limits
 from ckstore.errors import CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
-from ckstore.model.checkpoint.published import Published
+from ckstore.model.manifest.info import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
 from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
 from tests.catalog.older import make_older
@@ -167,9 +167,9 @@ def test_a_damaged_file_that_gives_a_checkpoint_twice_is_told_to_be_damaged(tmp_
         loose = sql.replace("UNIQUE (run, step)", "CHECK (id > 0)")
         opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (loose,))
     with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
-        checksum.install(opened)
+        forms.install(opened)
         opened.execute("UPDATE checkpoints SET step = 1 WHERE step = 2")
-        opened.execute(f"UPDATE checkpoints SET checksum = {checksum.CHECKSUM}")
+        opened.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
         opened.execute("PRAGMA writable_schema=ON")
         opened.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
         opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (sql,))
@@ -194,7 +194,7 @@ def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None
 
 def test_without_shared_mappings_it_falls_back_to_a_rollback_journal(tmp_path: Path) -> None:
     with closing(sqlite3.connect(f"file:{tmp_path}/x.db?vfs=unix-dotfile", uri=True, isolation_level=None)) as opened:
-        journal.set_journal(opened, mapped=True)
+        limits.set_journal(opened, mapped=True)
 
         assert opened.execute("PRAGMA journal_mode").fetchall() == [("truncate",)]
         assert opened.execute("PRAGMA synchronous").fetchall() == [(3,)]
@@ -336,9 +336,9 @@ def test_rows_without_their_partner_are_damage(tmp_path: Path) -> None:
 def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> None:
     catalog = filled(tmp_path)
     with closing(sqlite3.connect(catalog.path)) as opened:
-        checksum.install(opened)
+        forms.install(opened)
         opened.execute("UPDATE checkpoints SET metrics = '{'")
-        opened.execute(f"UPDATE checkpoints SET checksum = {checksum.CHECKSUM}")
+        opened.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
         opened.commit()
 
     with pytest.raises(CatalogUnavailable, match="metrics: wanted JSON") as caught:

@@ -17,7 +17,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError
-from ckstore.ops.refs import gaps
+from ckstore.ops.refs import listing
 from tests.cluster.acts import ACTS, Seen, cleared, files, seen, state
 from tests.cluster.conftest import Stage, copied
 from tests.support.requirements import CRASH_FULL, require_fuse, require_root
@@ -45,7 +45,7 @@ def test_the_other_host_goes_on(
 ) -> None:
     require_root()
     require_fuse()
-    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     stage = stages[name]
     calls = _MANY - Dying(tmp_path / "all", stage, how, monkeypatch).survived_by_two(_MANY)
     points = range(1, calls + 1)

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from ckstore.catalog.upkeep import create_or_migrate
 from ckstore.errors import InUse
-from ckstore.fs import direct, files, lease, links, locks, peek
+from ckstore.fs import direct, files, holders, links, locks, peek
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside
 from ckstore.fs.host.mounts import mount_id
@@ -62,7 +62,7 @@ WAYS = {
     "sync": lambda: files.sync_directory(folder),
     "shared": lambda: locked(locks.lock_shared(folder)),
     "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
-    "lease": lambda: lease.ask(folder / "file"),
+    "lease": lambda: holders.ask(folder / "file"),
     "mount": lambda: mount_id(folder),
     "held": lambda: use(Held(deep)),
     "in a store, opened": lambda: use(files.opened(deep / "file", os.O_RDONLY)),

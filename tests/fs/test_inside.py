@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.fs import direct, files, lease, links, locks, peek, statx
+from ckstore.fs import direct, files, holders, links, locks, peek, statx
 from ckstore.fs.held import Held, through_parents
 from ckstore.fs.inside import Inside, NotInStore
 from tests.support.mounts import mount, unmount
@@ -64,7 +64,7 @@ ACTS: dict[str, Callable[[Inside], object]] = {
     "allocate": lambda place: files.allocate(place, 9),
     "sync": lambda place: files.sync_directory(place.parent),
     "lock": _locked,
-    "ask for a lease": lease.ask,
+    "ask for a lease": holders.ask,
     "ask for the alignment": statx.direct_io_bytes,
     "status": peek.status,
     "exists": peek.exists,

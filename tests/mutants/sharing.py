@@ -624,7 +624,7 @@ SHARING = [
     Mutant(
         "on a shared filesystem a gap that another host left is completed after the grace, and not before",
         "gap-filled-before-the-grace",
-        "gaps.fill_dead",
+        "listing.fill_dead",
         " if grace is None or grace.is_over(gap.old)",
         "",
         "tests/ops/free/test_grace.py::test_what_a_host_left_half_replaced_another_completes_after_the_grace",

@@ -14,7 +14,7 @@ from ckstore import Store
 from ckstore.errors import CannotStore
 from ckstore.fs import peek
 from ckstore.fs.inside import Inside
-from ckstore.model.manifest.paths import MOST_LEVELS
+from ckstore.model.names import MOST_LEVELS
 from tests.support.descriptors import open_below
 from tests.support.stores import check_store
 

@@ -25,7 +25,7 @@ import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, UnsafePlace
-from ckstore.fs import files, lease
+from ckstore.fs import files, holders
 from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
 from tests.support.holding import holding
@@ -349,7 +349,7 @@ def test_one_mount_knows_nothing_of_locks_and_leases_of_another(tmp_path: Path) 
     with shared_folder(tmp_path / "real", tmp_path / "one") as one, shared_folder(tmp_path / "real", tmp_path / "two"):
         (one / "file").write_bytes(b"x")
         with holding("read", tmp_path / "two" / "file"):
-            assert lease.ask(one / "file") is not lease.Holding.HELD
+            assert holders.ask(one / "file") is not holders.Holding.HELD
 
 
 def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.model.user_paths import expanded
+from ckstore.model.names import expanded
 from tests.support.trees import look
 
 

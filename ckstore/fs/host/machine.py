@@ -7,7 +7,7 @@ import resource
 from contextlib import ExitStack
 from pathlib import Path
 
-from ckstore.fs import files, lease, reflink
+from ckstore.fs import files, holders, reflink
 from ckstore.fs.inside import Where
 from ckstore.model.doctor.space import DirtyFacts
 
@@ -64,7 +64,7 @@ def open_files_limit() -> int:
 
 def lease_support(path: Where) -> str:
     """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
-    return {lease.Holding.FREE: "yes", lease.Holding.HELD: "held", lease.Holding.UNKNOWN: "no"}[lease.ask(path)]
+    return {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}[holders.ask(path)]
 
 
 def can_reflink(directory: Where) -> bool | None:

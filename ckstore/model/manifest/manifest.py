@@ -101,7 +101,7 @@ class FileRecord:
     """A committed file, directory or symlink.
 
     Attributes:
-        path: Relative, with slashes, as `model.manifest.paths.check_path` approves it.
+        path: Relative, with slashes, as `model.names.check_path` approves it.
         kind: ``file``, ``directory`` or ``symlink``.
         mode: Permission bits, at most 0o777; 0 for a symlink.
         storages: Indexes into the manifest's `storages`, whose bytes one after another are the content of a file.

@@ -15,9 +15,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT, canonical_text, fits_json
-from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest.keys import decode_key, encode_key, identity_of
-from ckstore.model.manifest.nodes import bytes_in, bytes_of_text, decode_scalar, text_of_bytes
+from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.nodes import (
+    bytes_in,
+    bytes_of_text,
+    decode_key,
+    decode_scalar,
+    encode_key,
+    identity_of,
+    text_of_bytes,
+)
 
 _KINDS = (list, dict, tuple, set, frozenset, str, bytes, bool, int, float, complex, deque, Counter, OrderedDict)
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}

@@ -13,12 +13,11 @@ from typing import Any, NoReturn
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import is_big_decimal, refuse, shown
-from ckstore.model.manifest.dtypes import numpy_itemsize
-from ckstore.model.manifest.keys import decode_key, identity_of, join
+from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
-from ckstore.model.manifest.nodes import bytes_in, is_float
-from ckstore.model.manifest.paths import check_path, parent_of
+from ckstore.model.manifest.nodes import bytes_in, decode_key, identity_of, is_float, join
 from ckstore.model.manifest.python_values import FACTORIES, is_python_value
+from ckstore.model.names import check_path, parent_of
 
 _INDEX_CHARS = 3
 _KIND_MOST = 500

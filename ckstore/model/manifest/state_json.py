@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest.keys import decode_key, join
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import (
     DICTS,
     PAIRS,
     SEQUENCES,
     bytes_of_text,
+    decode_key,
+    join,
     numpy_number,
     text_of_bytes,
     text_of_leaf,

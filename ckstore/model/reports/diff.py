@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileChange, file_changes
-from ckstore.model.manifest.keys import decode_key, join
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
-from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, numpy_number
+from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, decode_key, join, numpy_number
 from ckstore.model.manifest.python_values import decode_value
 from ckstore.model.manifest.tiles import Block
 from ckstore.model.names import join_index, spellings

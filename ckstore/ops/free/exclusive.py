@@ -8,40 +8,15 @@ uses the store runs gc and says so.
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
-from ckstore.objects import reserve
-from ckstore.objects.shared import grace
-from ckstore.ops.config import grace_of
-from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
-from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
-    from ckstore.objects.shared.grace import Grace
     from ckstore.ops.context import Context
 
 _UNFREED = "unfreed"
 _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
-
-
-def grace_for(context: Context, *, exclusive: bool) -> Grace | None:
-    """Return what may go while other hosts may be at work; None: nothing waits, since there are none.
-
-    Raises:
-        CkstoreError, OSError: The setting cannot be read, or the filesystem cannot be asked for the time.
-    """
-    if not context.shared or exclusive:
-        return None
-    seconds = grace_of(context)
-    try:
-        return grace.begin(context.layout, seconds)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-    with reserve.given_up(context.layout):
-        return grace.begin(context.layout, seconds)
 
 
 def tell_unfreed(context: Context) -> str:
@@ -60,16 +35,3 @@ def warn_unfreed(context: Context) -> None:
     note = tell_unfreed(context)
     if note:
         warn(note)
-
-
-def look_at_everything(context: Context) -> None:
-    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs.
-
-    Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used.
-    """
-    keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
-    reconcile_all(context, sorted(keys))
-    list_blobs(context, timeout_s=TIMEOUT_S)

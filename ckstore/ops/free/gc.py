@@ -14,6 +14,7 @@ What it costs follows what there is to free: candidates are listed by the catalo
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -26,14 +27,16 @@ from ckstore.model.reports.gc_report import GcReport, explain
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
+from ckstore.objects.shared import grace as graces
+from ckstore.ops.config import grace_of
 from ckstore.ops.free import reclaim, retain
-from ckstore.ops.free.exclusive import grace_for, look_at_everything
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import next_to_free, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
+from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.os_errors import unsafe
-from ckstore.ops.refs.gaps import fill_dead
+from ckstore.ops.refs.listing import fill_dead
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
     """
     context.check_writable()
     try:
-        grace = grace_for(context, exclusive=exclusive)
+        grace = _grace_for(context, exclusive=exclusive)
         try:
             return _collect(context, settle=settle, grace=grace)
         except CatalogUnavailable as damaged:  # in rows that catching up does not look at
@@ -122,7 +125,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
         if context.shared:
             fill_dead(context, grace)
             if settle:  # after each save it would cost too much, and all that it finds can wait
-                look_at_everything(context)
+                _look_at_everything(context)
         elif thorough:  # others may have unlinked what this user alone can free the last name of
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
         swept = trash.sweep_staging(layout, grace)
@@ -221,3 +224,34 @@ def catalog_bytes(context: Context) -> int:
         except FileNotFoundError:
             continue
     return total
+
+
+def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
+    """Return what may go while other hosts may be at work; None: nothing waits, since there are none.
+
+    Raises:
+        CkstoreError, OSError: The setting cannot be read, or the filesystem cannot be asked for the time.
+    """
+    if not context.shared or exclusive:
+        return None
+    seconds = grace_of(context)
+    try:
+        return graces.begin(context.layout, seconds)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    with reserve.given_up(context.layout):
+        return graces.begin(context.layout, seconds)
+
+
+def _look_at_everything(context: Context) -> None:
+    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs.
+
+    Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
+
+    Raises:
+        CatalogUnavailable, InUse: The catalog cannot be used.
+    """
+    keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
+    reconcile_all(context, sorted(keys))
+    list_blobs(context, timeout_s=TIMEOUT_S)

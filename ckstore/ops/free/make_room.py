@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import peek
-from ckstore.model.settings.free_space import Amount, Need, Way, advice, shortest
+from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.ops.config import make_room_of
@@ -28,16 +27,6 @@ _KEEP_LAST = (10, 3, 1)
 _CHECKPOINT_INODES = 3
 _ROUNDS = 3
 _SHOWN = 5
-
-
-def measure(context: Context, new: Amount) -> Need:
-    """Compare what a save takes with what is free now.
-
-    Raises:
-        OSError: The system refused.
-    """
-    room = peek.free_space(context.layout.path)
-    return Need(new, room.free_bytes, room.free_inodes)
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
@@ -63,7 +52,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         return ()
     dropped: list[str] = []
     for _ in range(_ROUNDS):  # a process may have opened what was to go
-        missing = measure(context, new).missing
+        missing = context.measure(new).missing
         chosen = None if missing == Amount() else _choose(context, policy, missing, claimed)
         if chosen is None:
             break

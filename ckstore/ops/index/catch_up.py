@@ -16,7 +16,7 @@ from ckstore.python_gc import python_gc_paused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
 
 

@@ -19,7 +19,7 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.published import Published, Stamp
+    from ckstore.model.manifest.info import Published, Stamp
     from ckstore.objects.checkpoints import Found
     from ckstore.ops.context import Context
 

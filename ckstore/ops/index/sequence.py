@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.catalog.values import Listing
-    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
     from ckstore.ops.manifest_cache import RunSeen
 

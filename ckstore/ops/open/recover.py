@@ -13,7 +13,7 @@ from ckstore.objects import reserve, trash
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.refs.gaps import fill_dead
+from ckstore.ops.refs.listing import fill_dead
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek, reflink
 from ckstore.fs.new_tree import NewTree
-from ckstore.model.manifest.paths import check_path, differing_in_case, parent_of
+from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.keys import decode_key, join
+from ckstore.model.manifest.nodes import decode_key, join
 from ckstore.model.names import join_index
 from ckstore.tensors.walks import DICTS, leaf_numbers
 

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
-from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader

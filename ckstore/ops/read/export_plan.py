@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import TensorToWrite, can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, NoSuchRef
-from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter

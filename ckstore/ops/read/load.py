@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
-from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.mapped_read import map_memories
 from ckstore.ops.read.storage_read import Tally, read_memories
 from ckstore.ops.read.stored_file import loadable
@@ -68,12 +68,28 @@ def load(
 
     def read(directory: CheckpointDirectory) -> object:
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
-        with state_of(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
+        with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
         continue_from(context, directory)
         return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
+
+
+def _source(
+    directory: CheckpointDirectory,
+    file: str | None,
+    *,
+    chunk_bytes: int,
+    keep: Callable[[str], bool] | None,
+    verify: bool,
+) -> AbstractContextManager[CheckpointDirectory]:
+    """Give what is read: the checkpoint, or a file of it as a state."""
+    if file is None:
+        return nullcontext(directory)
+    from ckstore.ops.read.file_state import state_of  # with every format of files
+
+    return state_of(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
 
 
 def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:

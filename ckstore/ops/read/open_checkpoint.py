@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside
-from ckstore.model.manifest.dtypes import itemsize
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.names import plain, spellings
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations

@@ -15,10 +15,8 @@ from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
-from ckstore.ops.refs.gaps import settle
-from ckstore.ops.refs.latest import newest
-from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.one_run import in_one_run, run_meant
+from ckstore.ops.refs.latest import in_one_run, newest, run_meant
+from ckstore.ops.refs.listing import infos, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

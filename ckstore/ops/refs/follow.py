@@ -21,13 +21,13 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, STEP_PATTERN, CheckpointKey, check_run
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.latest import in_one_run, run_meant
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.one_run import in_one_run, run_meant
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ckstore.model.checkpoint.published import Stamp
+    from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
 
 _LOOK_S = 1.0

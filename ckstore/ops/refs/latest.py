@@ -1,20 +1,24 @@
-"""Which checkpoint is the newest: `latest`. A row of the catalog that is wrong makes no other one the newest."""
+"""Which checkpoint is the newest: `latest`, and of which run where none is named.
+
+A row of the catalog that is wrong makes no other checkpoint the newest, and a bare `latest` never means that of another
+training.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.ops.index.facts import sure
-from ckstore.ops.refs.gaps import settle
-from ckstore.ops.refs.listing import in_order, infos, infos_at
+from ckstore.ops.refs.listing import in_order, infos, infos_at, settle
 from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckstore.model.checkpoint.published import Stamp
-    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.checkpoint.refs import Ref
+    from ckstore.model.manifest.info import CheckpointInfo, Stamp
     from ckstore.model.names import CheckpointKey
     from ckstore.ops.context import Context
 
@@ -67,3 +71,52 @@ def _written_last(
         context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
         warn(context.problems[key])
     return found
+
+
+_SHOWN = 4
+
+
+def run_meant(context: Context, run: str | None) -> str | None:
+    """Return the run that a call means: the one that it names, else the one that the handle is bound to."""
+    return context.run if run is None else run
+
+
+def in_one_run(context: Context, ref: Ref) -> Ref:
+    """Return `ref` with the run that it is looked for in, where its kind is counted in runs.
+
+    Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
+
+    Raises:
+        AmbiguousRef: ``latest`` or ``latest-valid`` without a run, and the store has several.
+    """
+    if ref.run is not None or ref.kind in ("tag", "id"):
+        return ref
+    if context.run is not None:
+        return replace(ref, run=context.run)
+    if ref.kind != "step":
+        _refuse_several(context, ref)
+    return ref
+
+
+def _refuse_several(context: Context, ref: Ref) -> None:
+    """Raise if checkpoints of several runs are there."""
+    with context.layout.open_runs() as runs:
+        names = sorted({run for run, _ in runs.stamps(None)})
+    if len(names) < 2:
+        return
+    found = [latest for name in names if (latest := newest(context, name)) is not None]
+    if len(found) < 2:
+        return
+    found.sort(key=lambda info: info.order, reverse=True)
+    msg = f"{ref}: the store has {len(found)} runs; it may be {_listed(found)}"
+    example = f"{found[0].run}@{ref.value}"
+    raise AmbiguousRef(
+        msg,
+        hint=f"write {example}, or bind the store to a run: Store.open(path, run={found[0].run!r})",
+        command_hint=f"write {example}",
+    )
+
+
+def _listed(found: list[CheckpointInfo]) -> str:
+    more = len(found) - _SHOWN
+    return " or ".join(info.name for info in found[:_SHOWN]) + (f" or {more} more" if more > 0 else "")

@@ -1,25 +1,33 @@
-"""List checkpoints. The directories are the truth; the catalog only saves reading manifests."""
+"""List checkpoints. The directories are the truth; the catalog only saves reading manifests.
+
+Before that, gaps are waited for: places that are empty for a moment, since a filesystem without an exchange of names
+replaces in two steps. Who meets one completes it if no living process has it open, else waits at most `DEADLINE_S`.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, DamagedBlob
+from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
+from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
-from ckstore.ops.refs.gaps import settle
+from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckstore.model.checkpoint.published import Stamp
-    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.info import CheckpointInfo, Stamp
     from ckstore.objects.layout import OpenRuns
+    from ckstore.objects.shared.grace import Grace
+    from ckstore.objects.shared.two_renames import Gap
+    from ckstore.ops.context import Context
 
 
 def infos(
@@ -141,3 +149,64 @@ def order_problem(info: CheckpointInfo) -> str:
 def misplaced(context: Context) -> list[CheckpointInfo]:
     """Return the checkpoints whose sequence numbers do not count; `order_problem` is the key of what to say of each."""
     return [info for info in infos(context) if info.out_of_order]
+
+
+DEADLINE_S = 10.0
+_PAUSE_S = 0.005
+
+
+def settle(context: Context) -> None:
+    """Wait until no place is empty because of a replacement, and complete those that no living process has open.
+
+    What cannot be completed, or is still open after the deadline, is told in `Context.problems` and waited for no more.
+    """
+    waiting = _untold(context)
+    deadline = time.monotonic() + DEADLINE_S
+    while waiting:
+        if _may_fill(context):
+            _fill(context, waiting)
+        known = {gap.old.name for gap in waiting}
+        waiting = [gap for gap in _untold(context) if gap.old.name in known]
+        if time.monotonic() > deadline:
+            for gap in waiting:
+                context.problems[gap.old.name] = _stopped(context, gap)
+            return
+        if waiting:
+            time.sleep(_PAUSE_S)
+
+
+def _untold(context: Context) -> list[Gap]:
+    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+
+
+def _stopped(context: Context, gap: Gap) -> str:
+    run, step = gap.key
+    completes = "opening the store for writing completes it"
+    if context.shared:
+        completes = "saving that step again completes it, and so does gc after the grace (config.grace_s)"
+    return (
+        f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is {gap.old}; "
+        f"{completes}"
+    )
+
+
+def fill_dead(context: Context, grace: Grace | None = None) -> None:
+    """Complete every gap that no living process has open, as far as that works now.
+
+    With a grace, where other hosts may be at work, only those for which it is over.
+    """
+    _fill(context, [gap for gap in two_renames.gaps(context.layout) if grace is None or grace.is_over(gap.old)])
+
+
+def _may_fill(context: Context) -> bool:
+    """Whether this process sees the locks of all who may be replacing, and may write."""
+    return not (context.readonly or context.shared or context.writes_disabled_because)
+
+
+def _fill(context: Context, gaps: list[Gap]) -> None:
+    for gap in gaps:
+        try:
+            two_renames.try_complete(context.layout, gap)
+        except (CkstoreError, OSError) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+            context.problems[gap.old.name] = f"the replacement of {gap.key[0]}@{gap.key[1]} was not completed: {why}"

@@ -10,7 +10,7 @@ from ckstore.fs import peek
 from ckstore.model.digest import fan_out
 from ckstore.model.settings.free_space import Amount, Need
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.ops.free.make_room import how_to_free, make_room, measure
+from ckstore.ops.free.make_room import how_to_free, make_room
 from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, find_pieces
 from ckstore.ops.save.recorded import RecordedSource
 
@@ -53,18 +53,18 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
         InsufficientSpace: With the numbers of bytes and inodes, and what would free how much.
         OSError: The system refused.
     """
-    if measure(context, _at_most(context, sources)).fits:
+    if context.measure(_at_most(context, sources)).fits:
         return ()
     found = _look(context, staging, sources)
     new = _amount(context, found, len(sources))
-    if measure(context, new).fits:
+    if context.measure(new).fits:
         return ()
     try:
         notes = make_room(context, new, found.claimed)
         failed: CkstoreError | None = None
     except CkstoreError as error:
         notes, failed = (), error
-    need = measure(context, new)
+    need = context.measure(new)
     if need.fits:
         return notes
     raise _refusal(context, need, notes, failed) from failed

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ckstore.errors import BadInput, CannotStore
 from ckstore.fs.tree import Entry, look_at, walk
-from ckstore.model.manifest.paths import check_path, parent_of
-from ckstore.model.names import MAX_STEP
+from ckstore.model.names import MAX_STEP, check_path, parent_of
 
 _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([0-9]{1,16})(?:-v[0-9]+)?\Z")
 _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")

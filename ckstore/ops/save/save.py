@@ -32,9 +32,8 @@ from ckstore.errors import (
     StepExists,
     UnknownOutcome,
 )
-from ckstore.model.checkpoint.published import Published
 from ckstore.model.manifest.counters import SaveCounters
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
     NAMES_MOST_CHARS,

@@ -24,7 +24,7 @@ from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
-    from ckstore.model.checkpoint.published import Published
+    from ckstore.model.manifest.info import Published
     from ckstore.ops.check.verifier import Verifier
     from ckstore.ops.context import Context
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import SaveAbandoned
 from ckstore.model.saver.messages import Committed, Publishing, SaverState, Status
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
-from ckstore.ops.watch import SaveWatch
+from ckstore.ops.context import SaveWatch
 from ckstore.saver import wire
 from ckstore.saver.server.inbox import Inbox
 

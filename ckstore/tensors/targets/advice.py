@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.keys import decode_key
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.stateful import is_module
 from ckstore.tensors.targets.renames import front

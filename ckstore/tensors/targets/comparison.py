@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.keys import decode_key
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ckstore.model.manifest.dtypes import itemsize
+from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.layout import Region, row_major, span_elements
 from ckstore.tensors.restore import LeafMaker, is_empty

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.model.manifest.keys import decode_key
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of

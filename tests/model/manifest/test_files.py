@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import FileRecord, file_json
-from ckstore.model.manifest.paths import MOST_LEVELS, check_path, differing_in_case, parent_of
 from ckstore.model.manifest.sections import read_files
+from ckstore.model.names import MOST_LEVELS, check_path, differing_in_case, parent_of
 
 
 def file(path: str, **more: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest.keys import decode_key
 from ckstore.model.manifest.nodes import (
+    decode_key,
     decode_scalar,
     encode_bytes,
     encode_complex,

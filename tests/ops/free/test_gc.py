@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, holders, lease, links, locks
+from ckstore.fs import files, holders, links, locks
 from ckstore.fs.host import machine
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.objects import publish, trash
@@ -479,7 +479,7 @@ SEAM = [
     (links, "unlink"),
     (links, "remove_directory"),
     (files, "sync_directory"),
-    (lease, "ask"),
+    (holders, "ask"),
     (holders, "find_holders"),
     (Catalog, "add_candidates"),
     (Catalog, "forget"),

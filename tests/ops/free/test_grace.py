@@ -26,7 +26,7 @@ from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
-from ckstore.ops.refs import gaps
+from ckstore.ops.refs import listing
 from tests.support.crashing import KILLED, run_and_kill
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -236,7 +236,7 @@ def replace_and_die(path: Path) -> None:
 def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
     one: Store, two: Store, later: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
     assert [info.step for info in two.checkpoints()] == [2]
     (told,) = (warning for warning in two.warnings if "stopped in the middle" in warning)

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from ckstore import RetentionPolicy, Store
 from ckstore.catalog import Catalog
 from ckstore.errors import CatalogUnavailable, CkstoreError
-from ckstore.model.checkpoint.published import Stamp
 from ckstore.model.checkpoint.refs import parse_ref, resolve
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.reclaim import give_back
 from ckstore.ops.index.reconcile import chosen, runs_in_doubt

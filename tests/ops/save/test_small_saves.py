@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import journal
+from ckstore.catalog import limits
 
 _NORMAL, _FULL = 1, 2
 """Values of ``PRAGMA synchronous``."""
@@ -75,13 +75,13 @@ def test_the_commit_of_the_rows_of_a_save_is_not_synced_for_itself(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[int] = []
-    real = journal.set_journal
+    real = limits.set_journal
 
     def noted(connection: sqlite3.Connection, *, mapped: bool, durable: bool = True) -> None:
         real(connection, mapped=mapped, durable=durable)
         levels.append(connection.execute("PRAGMA synchronous").fetchall()[0][0])
 
-    monkeypatch.setattr(journal, "set_journal", noted)
+    monkeypatch.setattr(limits, "set_journal", noted)
     store.save(state(0), step=0)
     assert levels == [_NORMAL]
 

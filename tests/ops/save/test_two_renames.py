@@ -18,7 +18,7 @@ from ckstore.errors import NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek
 from ckstore.objects import trash
 from ckstore.objects.shared import two_renames
-from ckstore.ops.refs import gaps
+from ckstore.ops.refs import listing
 from tests.support.crashing import run_and_kill
 from tests.support.stores import check_store
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
     monkeypatch.setattr(
         two_renames, "begun", lambda layout, names=None: swept(layout) if names is None else begun(layout, names)
     )
-    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)  # the name stays in the list
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)  # the name stays in the list
 
     store.delete(1)
 
@@ -230,7 +230,7 @@ def test_a_reader_waits_for_a_process_that_is_in_the_gap(store: Store, monkeypat
 
 def test_a_reader_waits_no_longer_than_its_deadline_and_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_in_the_gap(store)
-    monkeypatch.setattr(gaps, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     reader = Store.open(store.path, readonly=True)
 
     assert [info.step for info in reader.checkpoints()] == [2]
