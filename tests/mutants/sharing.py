@@ -745,7 +745,7 @@ SHARING = [
         "    return replace(place, told=True), (",
         "    return place, (",
         "tests/ops/test_shared.py::test_nothing_is_freed_while_it_cannot_be_read_whether_other_hosts_use_the_store",
-        "DID NOT RAISE",
+        "DID NOT WARN",
     ),
     Mutant(
         "what the settings say of other hosts holds",
