@@ -72,6 +72,7 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
 
 def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
+    linked_count = sum(len(source.chunks) for source in sources if isinstance(source, RecordedSource))
     large = [
         source.nbytes
         for source in sources
@@ -79,7 +80,7 @@ def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     ]
     small_bytes = sum(source.nbytes + ALIGNMENT for source in sources if source.nbytes < PACK_BELOW_BYTES)
     blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + _packs(small_bytes)
-    own_bytes = _SOURCE_BYTES * (len(sources) + blob_count) + _MARGIN_BYTES
+    own_bytes = _SOURCE_BYTES * (len(sources) + blob_count + linked_count) + _MARGIN_BYTES
     return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
 
 
