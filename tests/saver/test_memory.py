@@ -16,6 +16,8 @@ from ckstore.errors import SaveAbandoned, SaveFailed
 from ckstore.saver.client import process as module
 from ckstore.saver.client import snapshot
 from ckstore.saver.client.process import SaverProcess
+from ckstore.saver.client.snapshot import places_of
+from ckstore.tensors.capture import capture
 from tests.saver.conftest import DEADLINE_S, wait_for
 
 
@@ -64,7 +66,29 @@ def test_a_kernel_that_has_no_huge_pages_is_asked_once_for_each_thread(
     assert (store.load(1)["w"] == state["w"]).all()
 
 
-def test_a_snapshot_for_which_there_is_no_thread_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_thread: threading.Thread) -> None:
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def test_where_no_thread_can_be_started_the_one_there_is_copies_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.arange(5 * 2**20)
+    captured = capture({"w": data})
+    places, nbytes = places_of(captured.sources)
+    refuse(RuntimeError("can't start new thread"), monkeypatch)
+
+    made = snapshot.Snapshot(nbytes)
+    made.fill(captured.sources, places)
+
+    assert os.pread(made.fd, data.nbytes, places[0].offset) == data.tobytes()
+    made.close()
+
+
+def test_ctrl_c_while_a_thread_is_started_leaves_no_descriptor_and_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[int] = []
     closed: list[int] = []
     memfd_create, close = os.memfd_create, os.close
@@ -77,13 +101,10 @@ def test_a_snapshot_for_which_there_is_no_thread_leaves_no_descriptor(monkeypatc
         closed.append(fd)
         close(fd)
 
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(os, "memfd_create", noted)
     monkeypatch.setattr(os, "close", noted_close)
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    with pytest.raises(RuntimeError, match="can't start"):
+    refuse(KeyboardInterrupt(), monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
         snapshot.Snapshot(40 * 2**20)
 
     assert len(made) == 1

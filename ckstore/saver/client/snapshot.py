@@ -218,7 +218,7 @@ def _copies(
 
 
 def _in_parallel(work: list[Callable[[], None]]) -> None:
-    """Do all of it in this thread and another, and return when both are done.
+    """Do all of it in this thread, and another if there can be one, and return when both are done.
 
     Raises:
         BaseException: The first error.
@@ -239,8 +239,13 @@ def _in_parallel(work: list[Callable[[], None]]) -> None:
             errors.append(error)
 
     others = [threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(work)) - 1)]
-    for thread in others:
-        thread.start()
+    try:
+        for thread in others:
+            thread.start()
+    except RuntimeError:  # "can't start new thread": this one does all of it
+        pass
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C: a thread that begins now takes nothing any more
+        errors.append(error)
     take()
     for thread in others:
         while thread.is_alive():
