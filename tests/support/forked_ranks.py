@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,7 @@ class ForkedRanks:
             text=True,
             env=environment,
             cwd=ROOT,
+            process_group=0,  # so that ranks that never end can be killed, too
         )
 
     def run(self, call: str, *arguments: Any, size: int = 2) -> tuple[list[Any], str]:
@@ -73,7 +75,8 @@ class ForkedRanks:
         try:
             self._process.communicate(timeout=TIMEOUT_S)
         finally:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
