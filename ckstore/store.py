@@ -413,8 +413,8 @@ class Store:
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
         """Write what the saves of this handle did so far to a file, as text of OpenMetrics.
 
-        The file is replaced at once, so that who reads it, as the textfile collector of Prometheus' node exporter, sees
-        all of it. The store is not touched.
+        The file is replaced at once, so that a reader, such as the textfile collector of Prometheus' node exporter,
+        never sees half of it. The store is not touched.
 
         Args:
             path: The file; its directory is there.

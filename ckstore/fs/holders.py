@@ -232,7 +232,7 @@ class Holding(Enum):
     UNKNOWN = "unknown"  # not the owner, or no leases here: to be treated as held
 
 
-def ask(path: Where) -> Holding:
+def holding_of(path: Where) -> Holding:
     """Return whether a process has the regular file `path` open or mapped at this moment.
 
     A saver's blocking open of the file waits while the lease exists, that is for some microseconds.

@@ -60,7 +60,7 @@ class Judge:
 
     def may_be_open(self, path: Inside) -> bool:
         """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
-        return self._leases and holders.ask(path) is not holders.Holding.FREE
+        return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
     def is_held(self, last: LastName, seen: holders.Scan) -> bool:
         """Whether a blob has to stay: it is open, or nothing can be asked."""
@@ -86,7 +86,7 @@ class Judge:
 def why_unasked(path: Inside) -> str:
     """Return why the kernel does not say who has a file open; empty if it does."""
     try:
-        if holders.ask(path) is not holders.Holding.UNKNOWN:
+        if holders.holding_of(path) is not holders.Holding.UNKNOWN:
             return ""
         owner = peek.status(path).st_uid
     except FileNotFoundError:

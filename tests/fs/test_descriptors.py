@@ -62,7 +62,7 @@ WAYS = {
     "sync": lambda: files.sync_directory(folder),
     "shared": lambda: locked(locks.lock_shared(folder)),
     "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
-    "lease": lambda: holders.ask(folder / "file"),
+    "lease": lambda: holders.holding_of(folder / "file"),
     "mount": lambda: mount_id(folder),
     "held": lambda: use(Held(deep)),
     "in a store, opened": lambda: use(files.opened(deep / "file", os.O_RDONLY)),

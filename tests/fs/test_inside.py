@@ -64,7 +64,7 @@ ACTS: dict[str, Callable[[Inside], object]] = {
     "allocate": lambda place: files.allocate(place, 9),
     "sync": lambda place: files.sync_directory(place.parent),
     "lock": _locked,
-    "ask for a lease": holders.ask,
+    "ask for a lease": holders.holding_of,
     "ask for the alignment": statx.direct_io_bytes,
     "status": peek.status,
     "exists": peek.exists,

@@ -349,7 +349,7 @@ def test_one_mount_knows_nothing_of_locks_and_leases_of_another(tmp_path: Path) 
     with shared_folder(tmp_path / "real", tmp_path / "one") as one, shared_folder(tmp_path / "real", tmp_path / "two"):
         (one / "file").write_bytes(b"x")
         with holding("read", tmp_path / "two" / "file"):
-            assert holders.ask(one / "file") is not holders.Holding.HELD
+            assert holders.holding_of(one / "file") is not holders.Holding.HELD
 
 
 def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> None:

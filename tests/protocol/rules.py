@@ -30,7 +30,7 @@ class Rules:
     enter: bool = True  # T Collector._enter_all: digests into the catalog before names are unlinked
     link_count: bool = True  # K Collector.condemn: more than one link is in use
     link_count_again: bool = True  # K Collector._free: also after the rename
-    lease: bool = True  # K lease.ask: open or mapped is in use
+    lease: bool = True  # K holders.holding_of: open or mapped is in use
     lease_last: bool = True  # K Collector._free: for the last link wherever it is
     reconcile: bool = True  # C Catalog.reconcile: rows are made equal to the directory, not added to
     forget_unused: bool = True  # C rows.forget: only where there is still no use

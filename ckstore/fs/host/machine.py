@@ -64,7 +64,8 @@ def open_files_limit() -> int:
 
 def lease_support(path: Where) -> str:
     """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
-    return {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}[holders.ask(path)]
+    words = {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}
+    return words[holders.holding_of(path)]
 
 
 def can_reflink(directory: Where) -> bool | None:

@@ -479,7 +479,7 @@ SEAM = [
     (links, "unlink"),
     (links, "remove_directory"),
     (files, "sync_directory"),
-    (holders, "ask"),
+    (holders, "holding_of"),
     (holders, "find_holders"),
     (Catalog, "add_candidates"),
     (Catalog, "forget"),
