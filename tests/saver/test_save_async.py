@@ -393,6 +393,24 @@ def test_the_savers_of_a_store_can_be_listed(store: Store, strike: Any) -> None:
     pending.result(DEADLINE_S)
 
 
+def test_a_saver_interrupts_no_thread_that_computes(store: Store, strike: Any) -> None:
+    folder = strike("writing", "wait", 1)
+    pending = store.save_async({"w": np.zeros(40_000_000, np.uint8)}, nice=3)
+    wait_for((folder / "struck-0").exists, "it is writing")
+    pid = _client(store).pid()
+    assert pid is not None
+
+    threads = [int(tid) for tid in os.listdir(f"/proc/{pid}/task")]
+    policies = {os.sched_getscheduler(tid) for tid in threads}
+    niceness = {os.getpriority(os.PRIO_PROCESS, tid) for tid in threads}
+    (folder / "go-0").touch()
+    pending.result(DEADLINE_S)
+
+    assert len(threads) > 1
+    assert policies == {os.SCHED_BATCH}
+    assert niceness == {os.getpriority(os.PRIO_PROCESS, 0) + 3}
+
+
 def test_a_closed_handle_lets_its_saver_end_and_can_save_again(store: Store) -> None:
     store.save_async(state_of(0)).result(DEADLINE_S)
     store.close()
