@@ -34,6 +34,16 @@ _SECOND_NS = 10**9
 
 FileStamp = tuple[int, int, int, int, int]
 
+_mutex = threading.RLock()  # a signal handler may save while this thread holds it
+
+
+def _renew_in_child() -> None:
+    global _mutex  # noqa: PLW0603
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
 
 def file_stamp(dir_fd: int) -> FileStamp:
     """Return which file the manifest in an open directory is; to be asked before it is read.
@@ -51,7 +61,6 @@ class ManifestCache:
     def __init__(self) -> None:
         self._known: dict[FileStamp, tuple[CheckpointInfo, Manifest | None]] = {}
         self._blob_count = 0
-        self._mutex = threading.RLock()  # a signal handler may save while this thread holds it
 
     def recall(self, stamp: FileStamp) -> tuple[Manifest, str] | None:
         """Return a manifest and its id, if all of that very file was read; else None."""
@@ -72,7 +81,7 @@ class ManifestCache:
         self._note(stamp, info, None)
 
     def _note(self, stamp: FileStamp, info: CheckpointInfo, manifest: Manifest | None) -> None:
-        with self._mutex:
+        with _mutex:
             known = self._known.pop(stamp, None)
             if known is not None:
                 self._blob_count -= _weight(known[1])

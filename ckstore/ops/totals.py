@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
@@ -12,12 +13,21 @@ from ckstore.model.times import time_of_text
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
 
+_mutex = threading.RLock()  # a signal handler may come while this thread holds it
+
+
+def _renew_in_child() -> None:
+    global _mutex  # noqa: PLW0603
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
 
 class SaveTotals:
     """Counts the saves of one open store. Its methods may be called from several threads."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
         self._outcomes = dict.fromkeys(("saved", "failed", "skipped"), 0)
         self._bytes = dict.fromkeys(("logical", "new", "reused", "kept"), 0)
         self._blobs = dict.fromkeys(("written", "reused"), 0)
@@ -26,7 +36,7 @@ class SaveTotals:
 
     def saved(self, info: CheckpointInfo) -> None:
         """A save has ended well."""
-        with self._mutex:
+        with _mutex:
             self._outcomes["saved"] += 1
             self._last[info.run] = info
             for kind in ("logical", "new", "reused"):
@@ -43,12 +53,12 @@ class SaveTotals:
 
     def not_saved(self, outcome: Literal["failed", "skipped"]) -> None:
         """A save has ended otherwise."""
-        with self._mutex:
+        with _mutex:
             self._outcomes[outcome] += 1
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return all of it."""
-        with self._mutex:
+        with _mutex:
             last = {run: self._last[run] for run in sorted(self._last)}
             made = {run: time_of_text(info.created).timestamp() for run, info in last.items()}
             steps = {run: info.step for run, info in last.items()}

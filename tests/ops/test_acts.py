@@ -407,6 +407,36 @@ thread.join()
     assert store.latest("parent") is not None
 
 
+@pytest.mark.parametrize("room", ["manifest_cache", "totals"])
+def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(tmp_path: Path, room: str) -> None:
+    text = f"""
+from ckstore.ops import {room} as room
+store.save(STATE, step=0)
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with room._mutex:
+        held.set()
+        done.wait(60)
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # a deadlock ends the child
+    store.save(STATE, step=1)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert [info.step for info in opened(tmp_path).checkpoints()] == [0, 1]
+
+
 def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(tmp_path: Path) -> None:
     text = """
 from ckstore.ops.save import write
