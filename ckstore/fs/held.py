@@ -33,8 +33,12 @@ class Held:
     def __init__(self, where: Inside) -> None:
         self.fd = -1
         self._path = str(where)
-        self.fd = open_directory(where)
-        self._device = os.fstat(self.fd).st_dev
+        try:
+            self.fd = open_directory(where)
+            self._device = os.fstat(self.fd).st_dev
+        except BaseException:  # its traceback has this object, and would keep the directory open
+            self.close()
+            raise
 
     @property
     def inside(self) -> Inside:

@@ -43,7 +43,7 @@ class DirectoryLock:
         far: The lock that other hosts see and that goes with this one; None: there is none.
     """
 
-    __slots__ = ("__weakref__", "_kept", "_owner", "_thread", "far", "fd", "path")
+    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "far", "fd", "path")
 
     def __init__(self, path: Where) -> None:
         self.fd = -1
@@ -51,6 +51,7 @@ class DirectoryLock:
         self.far: LockFile | None = None
         self._owner = os.getpid()
         self._thread = get_ident()
+        self._inode: tuple[int, int] | None = None
         self._kept: list[Held] = []
         _held.add(self)
 
@@ -109,14 +110,20 @@ class DirectoryLock:
         return kept
 
     def names(self, path: Where) -> bool:
-        """Whether `path` still gives the directory that is locked."""
+        """Whether `path` still gives the directory that is locked.
+
+        Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path, and
+        after a rename whose answer was lost that is another one's.
+        """
         try:
             with at(path) as (parent, name):
                 there = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        mine = os.fstat(self.fd)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        if self._inode is None:
+            mine = os.fstat(self.fd)
+            self._inode = mine.st_dev, mine.st_ino
+        return (there.st_dev, there.st_ino) == self._inode
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:

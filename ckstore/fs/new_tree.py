@@ -271,10 +271,15 @@ def _remove_if_dead(path: Path) -> None:
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
     """Remove the locked tree, in which a directory may have lost its permissions already.
 
-    What others may have put at `path` meanwhile goes only if it is an empty directory.
+    What others may have put at `path` meanwhile goes only if it is an empty directory. What failed is tried once more:
+    on a shared filesystem one call in the middle may find a stale handle.
     """
-    _empty(lock.fd)
-    os.rmdir(path)
+    try:
+        _empty(lock.fd)
+        os.rmdir(path)
+    except OSError:
+        _empty(lock.fd)
+        os.rmdir(path)
 
 
 def _empty(fd: int) -> None:

@@ -73,8 +73,13 @@ def files(place: Path) -> None:
 
 
 def base(path: Path) -> Store:
-    """Make a store with the steps 1, 2 and 3, of which the last was deleted; nothing waits for a grace. And files."""
+    """Make a store as `made_store` does, and files beside it."""
     files(path.parent)
+    return made_store(path)
+
+
+def made_store(path: Path) -> Store:
+    """Make a store with the steps 1, 2 and 3, of which the last was deleted; nothing waits for a grace."""
     store = Store.open_or_init(path, chunk_bytes=MIB)
     for step in (1, 2, 3):
         if step not in {info.step for info in store.checkpoints()}:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +20,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import direct, files, holders, links, locks, peek, statx
 from ckstore.fs.held import Held, through_parents
 from ckstore.fs.inside import Inside, NotInStore
+from tests.support.descriptors import open_below
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_root
 
@@ -114,6 +117,32 @@ def test_a_directory_swapped_for_a_symlink_is_not_followed(act: str, level: int,
     assert caught.value.filename == str(swapped) or caught.value.filename2 == str(place)
     assert "is a symlink" in str(caught.value)
     assert fingerprint(bait) == before
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_nothing_stays_open_while_the_error_of_a_look_at_what_was_opened_is_kept(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fstat
+    for fails in count(1):
+        place = made(tmp_path / str(fails))
+        looks = count(1)
+
+        def fstat(fd: int, fails: int = fails, looks: Iterator[int] = looks) -> os.stat_result:
+            if next(looks) == fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(fd)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", fstat)
+            try:
+                ACTS[act](place)
+                error = None
+            except OSError as caught:
+                error = caught
+        assert open_below(Path(place.top)) == {}, error
+        if next(looks) <= fails:
+            break
 
 
 @pytest.mark.parametrize("act", ACTS)

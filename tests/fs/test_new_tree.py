@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,33 @@ def test_a_tree_that_is_given_up_is_removed_whatever_its_depth(depth: int, tmp_p
             fd = inner
         os.close(fd)
 
+    assert beside(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["listdir", "stat", "unlink", "rmdir"])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_call_that_fails_once_while_a_tree_is_given_up_leaves_nothing_of_it(
+    call: str, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(os, call)
+    failed: list[str] = []
+
+    def stale(*arguments: Any, **more: Any) -> Any:
+        if failed:
+            return real(*arguments, **more)
+        failed.append(call)
+        if done:
+            real(*arguments, **more)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with suppress(KeyError), NewTree.beside(tmp_path / "out") as tree:
+        with tree.create_file("file"):
+            pass
+        monkeypatch.setattr(os, call, stale)
+        raise KeyError
+    monkeypatch.undo()
+
+    assert failed == [call]
     assert beside(tmp_path) == []
 
 

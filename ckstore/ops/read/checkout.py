@@ -85,7 +85,7 @@ def _checkout_open(
     if not directory.manifest.files:
         return _export(directory, destination, only=only, progress=progress)
     records = _chosen(directory, only)
-    with _explaining_errors(destination), NewTree.beside(destination) as tree:
+    with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
         sizes = {record.path: _size(directory, record) for record in records}
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
@@ -177,10 +177,13 @@ def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
 
 
 @contextmanager
-def _explaining_errors(destination: Path) -> Iterator[None]:
+def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
+    """Say of errors of the system that the destination had them, but for those about what is read."""
     try:
         yield
     except OSError as error:
+        if str(error.filename).startswith(checkpoint):
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = f"the filesystem of {destination} is full; nothing was left behind"
             raise InsufficientSpace(msg, hint="make room, then check out again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -18,7 +19,15 @@ import torch
 from safetensors.torch import save_file
 
 from ckstore import Store
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InsufficientSpace, NoSuchRef, UnsafePlace
+from ckstore.errors import (
+    BadInput,
+    CkstoreError,
+    CkstoreWarning,
+    DamagedBlob,
+    InsufficientSpace,
+    NoSuchRef,
+    UnsafePlace,
+)
 from ckstore.fs import files, links
 from ckstore.fs.new_tree import NewTree
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -54,6 +63,21 @@ def remove(folder: Path) -> None:
 
 def beside(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if "ckstore-" in name)
+
+
+def test_an_error_of_the_store_is_not_said_of_the_destination(
+    store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = store.commit(source)
+
+    def stale(directory: CheckpointDirectory, *_: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), f"{directory.path}/blobs")
+
+    monkeypatch.setattr(CheckpointDirectory, "descriptor", stale)
+    with pytest.raises(CkstoreError, match=r"^checkout failed: Stale file handle .*/blobs"):
+        store.checkout(info.step, tmp_path / "out")
+
+    assert beside(tmp_path) == []
 
 
 def test_it_appears_at_once_and_says_what_it_wrote(store: Store, source: Path, tmp_path: Path) -> None:

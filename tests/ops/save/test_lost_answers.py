@@ -72,6 +72,35 @@ def test_a_checkpoint_that_took_the_place_of_another_is_saved(
     check_store(store.path)
 
 
+def test_a_save_is_not_misled_where_what_is_open_is_looked_up_by_its_last_path(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of libfuse do: which path a directory has now is told them by answers alone."""
+    store.save(FIRST, step=1)
+    exchanged: dict[str, str] = {}
+    exchange, fstat = links.exchange, os.fstat
+
+    def lost(source: Any, target: Any) -> None:
+        exchange(source, target)
+        exchanged.update({str(source): str(target), str(target): str(source)})
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def by_last_path(fd: int) -> os.stat_result:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        return os.stat(exchanged[path]) if path in exchanged else fstat(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(links, "exchange", lost)
+        patched.setattr(os, "fstat", by_last_path)
+        store.save(SECOND, step=1, if_exists="replace")
+
+    store.gc()  # what was replaced could not be told from what replaced it
+
+    assert exchanged
+    assert (store.load(1)["w"] == SECOND["w"]).all()
+    check_store(store.path)
+
+
 def test_a_checkpoint_that_left_its_place_comes_back_when_the_save_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
