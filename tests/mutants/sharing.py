@@ -739,6 +739,35 @@ SHARING = [
         "SaveFailed",
     ),
     Mutant(
+        "which directory is locked is asked once, before its path can change",
+        "locked-directory-asked-again",
+        "locks.DirectoryLock.names",
+        "        if self._inode is None:\n",
+        "        if True:\n",
+        "tests/ops/save/test_lost_answers.py::"
+        "test_a_save_is_not_misled_where_what_is_open_is_looked_up_by_its_last_path",
+        "SaveFailed",
+    ),
+    Mutant(
+        "what was opened is closed when the look at it fails",
+        "held-with-its-error",
+        "held.Held.__init__",
+        "            self.close()\n",
+        "            pass\n",
+        "tests/fs/test_inside.py::test_nothing_stays_open_while_the_error_of_a_look_at_what_was_opened_is_kept[hold]",
+        "AssertionError",
+    ),
+    Mutant(
+        "the removal of what was not published is tried once more",
+        "removed-in-one-try",
+        "new_tree._remove",
+        "    except OSError:\n        _empty(lock.fd)\n        os.rmdir(path)\n",
+        "    except KeyError:\n        pass\n",
+        "tests/fs/test_new_tree.py::"
+        "test_a_call_that_fails_once_while_a_tree_is_given_up_leaves_nothing_of_it[False-stat]",
+        "AssertionError",
+    ),
+    Mutant(
         "settings that cannot be read free nothing",
         "damaged-settings-free",
         "catalog_place.place_of",
