@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, NoSuchRef, Protected
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import expanded
+from ckstore.ops.refs.find import text_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 from ckstore.training.newest import untried
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.store import RefLike, Store
 
 RESUME_PREFIX = ".ckstore-resume-"
@@ -78,9 +80,10 @@ def is_there(store: Store, run: str | None, step: int) -> bool:
 
 def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
     """Return a ref in a run: that given, that of the handle, else ``main``, which is where commits go."""
-    if not isinstance(ref, (str, int)) or (isinstance(ref, str) and "@" in ref):
+    if isinstance(ref, CheckpointInfo):
         return ref
-    return f"{run_of(store, run)}@{ref}"
+    text = text_of(ref)
+    return text if "@" in text else f"{run_of(store, run)}@{text}"
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
@@ -142,7 +145,7 @@ def checkout_to_resume(
         BadInput: What an earlier resume left cannot be removed.
     """
     wanted = ref_of(store, run, ref)
-    base = Path(folder)
+    base = expanded(folder)
     tried: set[str] = set()
     info = untried(store, wanted, tried)
     base.mkdir(parents=True, exist_ok=True)

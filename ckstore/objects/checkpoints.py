@@ -273,8 +273,19 @@ class CheckpointDirectory:
         hint = "ckstore verify shows which checkpoints are whole"
         return DamagedBlob(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=digest, names=(what,))
 
-    def read_extent(self, extent: Extent, out: memoryview, *, fd: int, what: str, verify: bool) -> None:
+    def read_extent(
+        self,
+        extent: Extent,
+        out: memoryview,
+        *,
+        fd: int,
+        what: str,
+        verify: bool,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
         """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.
+
+        `before_each` is called before each part of it; what that raises ends the reading.
 
         Raises:
             DamagedBlob: Its bytes are not what its digest says, or are not there; the message names `what`.
@@ -284,6 +295,7 @@ class CheckpointDirectory:
         running = algorithm.start()
         try:
             for at in range(0, len(out), _PART_BYTES):  # each is hashed while the processor's cache still has it
+                before_each()
                 part = out[at : at + _PART_BYTES]
                 files.read_into(fd, extent.offset + at, part, f"{self.path}: blob {blob} of {what}")
                 if verify:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.fs.tree import Entry
-from ckstore.model.names import DEFAULT_RUN
+from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
 from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, gather, signs_of_incompleteness, step_in_name
 
@@ -79,7 +79,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     Raises:
         BadInput: It is not a directory.
     """
-    base = Path(folder)
+    base = expanded(folder)
     try:
         names = sorted(path.name for path in base.iterdir())
     except OSError as error:
@@ -168,7 +168,7 @@ def import_history(
     skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
     if delete_sources:
         _check_deletable(store, sources)
-        for half in Path(folder).glob(f"{_DELETING}*"):
+        for half in expanded(folder).glob(f"{_DELETING}*"):
             shutil.rmtree(half) if half.is_dir() else half.unlink()
     wanted = [source for source in sources if not source.incomplete]
     imported: list[CheckpointInfo] = []

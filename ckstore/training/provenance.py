@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ckstore.model.names import expanded
+
 PACKAGES = ("ckstore", "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft")
 _GIT_TIMEOUT_S = 10.0
 
@@ -34,7 +36,7 @@ def provenance(
         "command_line": list(sys.orig_argv),
         "python": platform.python_version(),
         "packages": dict(_versions(packages)),
-        "git": git_revision(_program_folder() if directory is None else os.fspath(directory)),
+        "git": git_revision(_program_folder() if directory is None else str(expanded(directory))),
     }
     if config is not None:
         found["config"] = dict(config)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ckstore.errors import CkstoreWarning
+from ckstore.model.names import expanded
 from ckstore_cli._format import printable
 from ckstore_cli._output import Output
 from ckstore_cli._place import find_store
@@ -107,6 +108,13 @@ def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None)
 def _keep_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
     if value:
         ctx.ensure_object(Frame).as_json = True
+
+
+class UserPath(click.Path):
+    """A path whose leading ``~`` is expanded before click looks at it; what only goes into the library is, there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(expanded(value), param, ctx)
 
 
 def store_option(function: F) -> F:

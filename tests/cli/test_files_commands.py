@@ -84,6 +84,21 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     assert json.loads(again.stdout)["step_from"] == source
 
 
+def test_other_files_take_the_place_of_what_is_protected_with_force_only(run: Run, store: Path, files: Path) -> None:
+    assert run("commit", files, "--tag", "best", "--store", store).exit_code == 0
+    (files / "config.json").write_text("[]")
+    words = ("commit", files, "--if-exists", "replace", "--store", store)
+
+    refused = run(*words)
+    forced = run(*words, "--force")
+
+    assert refused.exit_code == 5
+    assert "main@500 has the tag best" in refused.stderr
+    assert "--force" in refused.stderr
+    assert forced.exit_code == 0
+    assert "main@500 was replaced: the tag best may protect other bytes now" in forced.stderr.replace("\n", " ")
+
+
 def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
     done = json.loads(run("commit", files, "--json", "--store", store).stdout)
     assert (done["run"], done["step"], done["warnings"]) == ("main", 500, [])

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ckstore import BadInput, CkstoreWarning, InUse, Store
 from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
@@ -41,6 +43,18 @@ def test_a_step_is_replaced_unless_it_has_a_pin(folder: Path, store: Store) -> N
 
     assert first.id != second.id == store.info(5).id
     assert third is None
+
+
+@pytest.mark.parametrize("ref", [5, np.int64(5), torch.tensor(5), "5", "latest", "gpt@5"])
+def test_a_ref_of_any_kind_is_one_of_the_run_that_is_resumed(ref: Any, folder: Path, store: Store) -> None:
+    for run in ("gpt", "main"):
+        (folder / "rng_state.pth").write_bytes(run.encode())
+        commit_directory(store, folder, 5, run, metrics={}, conditions=Conditions())
+
+    info, path = checkout_to_resume(store, "gpt", ref, folder.parent)
+
+    assert info.run == "gpt"
+    assert (path / "rng_state.pth").read_bytes() == b"gpt"
 
 
 def test_a_run_that_another_process_uses_is_an_error_also_at_a_step_that_is_there(

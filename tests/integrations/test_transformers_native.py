@@ -130,6 +130,24 @@ def test_a_damaged_newest_is_passed_over_and_the_best_is_loaded_at_the_end(tmp_p
     assert store.verify("latest").ok
 
 
+@pytest.mark.parametrize("saves", ["state", "background"])
+def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(tmp_path: Path, saves: str) -> None:
+    store = Store.init(tmp_path / "store")
+    tiny_trainer.make(tiny_trainer.native(saves), tmp_path / "out", store, learning_rate=1e-3).train()
+    before = {info.step: info.id for info in store.checkpoints()}
+    store.tag("good", 4)
+    other = tiny_trainer.make(tiny_trainer.native(saves), tmp_path / "out", store, per_device_train_batch_size=2)
+
+    with pytest.warns(CkstoreWarning) as warned:
+        other.train(resume_from_checkpoint="ckstore:2")
+
+    after = {info.step: info.id for info in store.checkpoints()}
+    assert (after[2], after[4], before[6] != after[6]) == (before[2], before[4], True)
+    assert any("checkpoint-4 is not in the store: main@4 has the tag good" in str(one.message) for one in warned)
+    assert store.latest().id == after[6] == other.ckstore_last.id
+    store.close()
+
+
 def test_an_adapter_of_peft_is_saved_alone_and_goes_on(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 

@@ -1,45 +1,180 @@
-"""``~`` is expanded wherever a path is given."""
+"""``~`` is expanded wherever a path is given, to a function and to a command."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from ckstore import Store
+import ckstore
+import ckstore_cli.demo.main
+from ckstore import Store, open_checkpoint
+from ckstore.integrations.directories import checkout_to_resume, commit_directory
+from ckstore.integrations.fsspec import CkstoreFileSystem
 from ckstore.model.names import expanded
+from ckstore.training import Conditions, import_history, provenance
+from ckstore_cli.app import app
+from tests.support.damage import flip
 from tests.support.trees import look
+
+TRIED_HERE = {
+    "Store.__init__": {"path", "catalog_path"},
+    "Store.init": {"path", "catalog_path"},
+    "Store.open": {"path", "catalog_path"},
+    "Store.open_or_init": {"path", "catalog_path"},
+    "Store.write_metrics": {"path"},
+    "Store.commit": {"paths"},
+    "Store.checkout": {"destination"},
+    "Store.export": {"destination", "add"},
+    "Store.export_safetensors": {"destination"},
+    "Store.verify": {"repair_from"},
+    "open_checkpoint": {"path"},
+    "import_history": {"folder"},
+    "provenance": {"directory"},
+    "CkstoreFileSystem.__init__": {"staging"},
+    "checkout_to_resume": {"folder"},
+}
+COMMANDS_TRIED = {
+    "checkout dest",
+    "commit paths",
+    "demo directory",
+    "export add",
+    "export destination",
+    "import-history folder",
+    "init path",
+    "verify repair_from",
+}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(tmp_path)
-    return folder
+    yield folder
+    assert not os.path.lexists("~")
+
+
+def test_no_function_that_takes_a_path_is_left_out() -> None:
+    public: dict[str, Any] = {name: getattr(ckstore, name) for name in ckstore.__all__}
+    public |= vars(importlib.import_module("ckstore.training"))
+    public |= {"CkstoreFileSystem": CkstoreFileSystem, "checkout_to_resume": checkout_to_resume}
+    functions: dict[str, Any] = {}
+    for name, value in public.items():
+        if inspect.isfunction(value):
+            functions[name] = value
+        elif inspect.isclass(value) and not issubclass(value, (str, BaseException)):
+            members = inspect.getmembers(value, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
+            named = ((f"{name}.{method}", of) for method, of in members)
+            functions |= {full: of for full, of in named if "._" not in full or full.endswith("__init__")}
+    taking = {
+        name: {one.name for one in inspect.signature(function).parameters.values() if "PathLike" in str(one.annotation)}
+        for name, function in functions.items()
+    }
+
+    assert {name: paths for name, paths in taking.items() if paths} == TRIED_HERE
 
 
 def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) -> None:
     (home / "files").mkdir()
     (home / "files" / "a").write_bytes(b"x")
+    (home / "config.json").write_text("{}", encoding="utf-8")
     store = Store.init("~/store", catalog_path="~/catalog/c.db")
     store.save({"w": np.arange(3)}, 1)
     store.commit("~/files", 2)
     store.commit([Path("~/files/a")], 3)
     store.checkout(2, "~/out")
     store.export_safetensors(1, "~/exported")
+    store.export(1, "~/pretrained", format="pretrained", add=["~/config.json"])
     store.verify(repair_from="~/files")
+    store.write_metrics("~/metrics.prom")
 
     assert (home / "catalog" / "c.db").is_file()
     assert look(home / "out") == look(home / "files")
     assert (home / "exported" / "model.safetensors").is_file()
+    assert (home / "pretrained" / "config.json").is_file()
+    assert (home / "metrics.prom").is_file()
     for path in ("~/store", Path("~/store"), home / "store"):
-        opened = Store.open(path, catalog_path="~/catalog/c.db")
-        assert opened.path == home / "store"
-    assert not os.path.lexists("~")
+        assert Store.open(path, catalog_path="~/catalog/c.db").path == home / "store"
+    assert Store.open_or_init("~/store", catalog_path="~/catalog/c.db").path == home / "store"
+    with open_checkpoint("~/store/checkpoints/main/1") as checkpoint:
+        assert list(checkpoint["w"]) == [0, 1, 2]
+
+
+def test_so_are_what_training_and_frameworks_bring(home: Path) -> None:
+    (home / "out" / "checkpoint-5").mkdir(parents=True)
+    (home / "out" / "checkpoint-5" / "a").write_bytes(b"x")
+    subprocess.run(["git", "init", "-q", str(home / "code")], check=True)
+    commit = ["git", "-C", str(home / "code"), "-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "-q"]
+    subprocess.run([*commit, "--allow-empty", "-m", "first"], check=True)
+    store = Store.init("~/store")
+
+    assert [info.step for info in import_history(store, "~/out").imported] == [5]
+    assert provenance(directory="~/code")["provenance"]["git"] is not None
+    commit_directory(store, home / "out" / "checkpoint-5", 6, None, metrics={}, conditions=Conditions())
+    assert checkout_to_resume(store, None, 6, "~/resumed")[1] == home / "resumed" / ".ckstore-resume-6"
+    filesystem = CkstoreFileSystem(staging="~/staging", skip_instance_cache=True)
+    assert filesystem.staging == home / "staging"
+    assert filesystem.ls("~/store/main/6", detail=False) == [f"{home}/store/main/6/a"]
+
+
+def path_parameters(command: click.Command, name: str = "") -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter.type, click.Path) and parameter.name != "store":
+            yield f"{name} {parameter.name}"
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from path_parameters(found, each)
+
+
+def test_no_command_that_takes_a_path_is_left_out() -> None:
+    assert set(path_parameters(app)) == COMMANDS_TRIED
+
+
+def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands ``~`` itself, but not in ``--store=~/store``, in quotes, or in the environment of a service."""
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, words, env={"CKSTORE_PATH": "~/store"})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    (home / "out" / "checkpoint-5").mkdir(parents=True)
+    (home / "out" / "checkpoint-5" / "a").write_bytes(b"x" * 3000)
+    (home / "config.json").write_text("{}", encoding="utf-8")
+    run("init", "~/store")
+    Store.open("~/store").save({"w": np.arange(3)}, 1)
+    run("import-history", "~/out", "--run", "old")
+    run("commit", "~/out/checkpoint-5", "--store=~/store")
+    run("checkout", "main@5", "~/back")
+    run("export", "main@1", "~/exported", "--format", "pretrained", "--add", "~/config.json")
+    shutil.copytree(home / "out", home / "backup")
+    for blob in Store.open("~/store").directory_of("main@5").glob("blobs/*"):
+        flip(blob, 1000)
+    repaired = json.loads(run("verify", "--repair", "--repair-from", "~/backup", "--json"))
+
+    assert look(home / "back") == look(home / "out" / "checkpoint-5")
+    assert (home / "exported" / "config.json").is_file()
+    assert repaired["repaired"]
+    demos: list[Path] = []
+    monkeypatch.setattr(ckstore_cli.demo.main, "run_demo", lambda directory, *_: demos.append(directory) or 0)
+    run("demo", "--directory", "~/demo")
+    assert demos == [home / "demo"]
 
 
 def test_the_home_of_a_user_who_is_unknown_is_a_name_like_others() -> None:

@@ -19,7 +19,7 @@ from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreN
 from ckstore.integrations.fsspec.opened import opened
 from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
-from ckstore.model.names import is_run
+from ckstore.model.names import expanded, is_run
 from ckstore.ops.read.committed_file import BUFFER_BYTES
 from ckstore.store import Store
 
@@ -51,7 +51,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**options)
         self.if_exists = if_exists
-        self.staging = None if staging is None else Path(os.path.abspath(staging))
+        self.staging = None if staging is None else Path(os.path.abspath(expanded(staging)))
         self.last: CheckpointInfo | None = None
         self._stores: dict[tuple[Path, bool], Store] = {}
 

@@ -36,6 +36,7 @@ LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 _WORKERS = 4
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
+_PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class _Writer:
         self._local = threading.local()
 
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
-        """Write the files; an error, or what a signal handler raises here, ends it before the next piece."""
+        """Write the files; an error, or what a signal handler raises here, ends it before the next part of a piece."""
         total_bytes = sum(sizes.values())
         pool = Workers(_WORKERS)
         try:
@@ -248,7 +249,7 @@ class _Writer:
 
     def _copy(self, extent: Extent, blob: int, fd: int, at: int, path: str) -> None:
         data = self._buffer(extent.length)
-        self._directory.read_extent(extent, data, fd=blob, what=path, verify=True)
+        self._read(extent, data, blob, path)
         if self._link in ("auto", "reflink") and self._could_share(extent, at):
             if reflink.try_share(blob, extent.offset, extent.length, fd, at):
                 with self._mutex:
@@ -259,7 +260,12 @@ class _Writer:
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 hint = "XFS and btrfs can, within one filesystem; {} copies where they cannot"
                 raise UnsafePlace(msg, hint=hint.format("link='auto'"), command_hint=hint.format("--link auto"))
-        files.write_all(fd, data)
+        for start in range(0, len(data), _PART_BYTES):
+            self._check_going_on()
+            files.write_all(fd, data[start : start + _PART_BYTES])
+
+    def _read(self, extent: Extent, data: memoryview, blob: int, path: str) -> None:
+        self._directory.read_extent(extent, data, fd=blob, what=path, verify=True, before_each=self._check_going_on)
 
     def _could_share(self, extent: Extent, at: int) -> bool:
         """Whether a piece lies so that filesystems which share blocks can share it; the others are copied anyway."""
@@ -277,7 +283,7 @@ class _Writer:
             return False
         data = self._buffer(extent.length)
         with self._directory.open_blob(blob.digest, record.path) as fd:
-            self._directory.read_extent(extent, data, fd=fd, what=record.path, verify=True)
+            self._read(extent, data, fd, record.path)
         try:
             self._tree.link_file(record.path, blob.digest, dir_fd=self._directory.blobs.fd)
         except OSError as error:

@@ -39,7 +39,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     """
     if isinstance(ref, CheckpointInfo):
         return _same(context, ref)
-    parsed = in_one_run(context, parse_ref(_text(ref)))
+    parsed = in_one_run(context, parse_ref(text_of(ref)))
     if parsed.kind == "latest-valid":
         from ckstore.ops.refs.latest_valid import newest_valid
 
@@ -57,8 +57,12 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     return resolve(parsed, infos(context), tags)
 
 
-def _text(ref: str | SupportsIndex) -> str:
-    """Return a ref as a string; a step may be any integer, NumPy's too."""
+def text_of(ref: str | SupportsIndex) -> str:
+    """Return a ref as a string; a step may be any integer, NumPy's too.
+
+    Raises:
+        BadInput: It is neither.
+    """
     if isinstance(ref, str):
         return ref
     try:

@@ -373,26 +373,29 @@ def test_no_swap_of_directories_for_symlinks_leads_a_write_elsewhere(
         remove(tmp_path / name)
 
 
-def test_ctrl_c_ends_it_before_the_next_piece(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("act", ["read_into", "write_all"])
+def test_ctrl_c_ends_it_within_a_piece(act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=16 * MIB)
     (tmp_path / "big").write_bytes(os.urandom(12 * MIB))
     store.commit(tmp_path / "big", 1)
     stopping = threading.Event()
     calls: list[int] = []
-    read = CheckpointDirectory.read_extent
+    true_act = getattr(files, act)
     stop = Workers.stop
 
-    def read_and_interrupt(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread has the handler
-            assert stopping.wait(60)
-        return read(*args, **kwargs)
+    def act_and_interrupt(*args: Any) -> None:
+        if any(isinstance(arg, memoryview) and len(arg) >= MIB for arg in args):
+            calls.append(1)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread has the handler
+                assert stopping.wait(60)
+        true_act(*args)
 
     def say_and_stop(pool: Workers) -> None:
         stopping.set()
         stop(pool)
 
-    monkeypatch.setattr(CheckpointDirectory, "read_extent", read_and_interrupt)
+    monkeypatch.setattr(files, act, act_and_interrupt)
     monkeypatch.setattr(Workers, "stop", say_and_stop)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler

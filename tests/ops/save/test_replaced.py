@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import CheckpointInfo, Store
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import links
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROTECT: list[Callable[[Store], object]] = [
     lambda store: store.tag("best", 3),
     lambda store: store.pin(3, "for the paper"),
 ]
+
+
+Saving = Callable[[Store, dict[str, Any]], CheckpointInfo]
+
+
+def save(store: Store, how: dict[str, Any]) -> CheckpointInfo:
+    return store.save({"x": np.ones(3000)}, 3, **how)
+
+
+def save_async(store: Store, how: dict[str, Any]) -> CheckpointInfo:
+    with Store.open(store.path) as own:  # its saver ends with it
+        return own.save_async({"x": np.ones(3000)}, 3, **how).result(120)
+
+
+def commit(store: Store, how: dict[str, Any]) -> CheckpointInfo:
+    folder = store.path.parent / "checkpoint-3"
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "x.npy", np.ones(3000))
+    return store.commit(folder, **how)
 
 
 @pytest.fixture
@@ -30,9 +47,11 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("protect", PROTECT, ids=["tag", "pin"])
-@pytest.mark.parametrize("damage", ["whole", "blob gone"])
+@pytest.mark.parametrize(
+    "saving,damage", [(save, "whole"), (save, "blob gone"), (save_async, "whole"), (commit, "whole")]
+)
 def test_other_bytes_do_not_take_the_place_of_what_is_protected(
-    store: Store, protect: Callable[[Store], object], damage: str
+    store: Store, protect: Callable[[Store], object], saving: Saving, damage: str
 ) -> None:
     protect(store)
     before = store.info(3)
@@ -42,7 +61,7 @@ def test_other_bytes_do_not_take_the_place_of_what_is_protected(
     inode = directory.stat().st_ino
 
     with pytest.raises(InUse, match=r"main@3 (has the tag best|is pinned: )") as caught:
-        store.save({"x": np.ones(3000)}, 3, if_exists="replace")
+        saving(store, {"if_exists": "replace"})
 
     assert "first, save under another step, or give force=True" in str(caught.value.hint)
     assert directory.stat().st_ino == inode
@@ -52,12 +71,13 @@ def test_other_bytes_do_not_take_the_place_of_what_is_protected(
 
 
 @pytest.mark.parametrize("protect", PROTECT, ids=["tag", "pin"])
+@pytest.mark.parametrize("saving", [save, save_async, commit])
 def test_with_force_tags_and_pins_name_what_is_new_and_it_is_said(
-    store: Store, protect: Callable[[Store], object]
+    store: Store, protect: Callable[[Store], object], saving: Saving
 ) -> None:
     protect(store)
 
-    info = store.save({"x": np.ones(3000)}, 3, if_exists="replace", force=True)
+    info = saving(store, {"if_exists": "replace", "force": True})
 
     (warning,) = info.warnings
     assert warning.startswith("main@3 was replaced: the ")

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from ckstore.errors import CkstoreError
+from ckstore_cli._frame import UserPath
 
 
 @click.command()
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path),
+    type=UserPath(path_type=Path),
     help="Put the store here, in a new or empty directory, and keep it. Default: a temporary one.",
 )
 @click.option("--keep", is_flag=True, help="Keep the temporary directory too.")

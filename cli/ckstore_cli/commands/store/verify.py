@@ -11,7 +11,7 @@ import click
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import printable
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
@@ -80,7 +80,7 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     "--repair-from",
     metavar="PATH",
     multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=UserPath(exists=True, file_okay=False, path_type=Path),
     help="Also take intact copies from this store or directory. Repeatable.",
 )
 @store_option
