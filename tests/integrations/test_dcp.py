@@ -229,7 +229,7 @@ def test_a_checkpoint_that_a_tag_or_a_pin_names_is_replaced_with_force_only(stor
     info = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace", force=True)
 
     assert [warning.startswith("main@1 was replaced: the ") for warning in info.warnings] == [True]
-    assert [one.id for one in (*store.tags(), *store.pins())] == [info.id, info.id]
+    assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [info.id]
     assert stagings(store) == []
 
 

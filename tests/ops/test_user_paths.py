@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import numpy as np
@@ -171,10 +172,10 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     assert look(home / "back") == look(home / "out" / "checkpoint-5")
     assert (home / "exported" / "config.json").is_file()
     assert repaired["repaired"]
-    demos: list[Path] = []
-    monkeypatch.setattr(ckstore_cli.demo.main, "run_demo", lambda directory, *_: demos.append(directory) or 0)
+    demo = Mock(return_value=0)
+    monkeypatch.setattr(ckstore_cli.demo.main, "run_demo", demo)
     run("demo", "--directory", "~/demo")
-    assert demos == [home / "demo"]
+    demo.assert_called_once_with(home / "demo", False, False, None)
 
 
 def test_the_home_of_a_user_who_is_unknown_is_a_name_like_others() -> None:

@@ -68,6 +68,9 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
     if not found or not wanted:
         return
+    theirs, ours = front(found), front(wanted)
+    if theirs != ours:
+        yield {theirs: ours}
     unwrapping: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         if any(_is_in_front(name, wrapper) for name in found):
@@ -76,9 +79,6 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
             unwrapping[f".{wrapper}."] = "."
     for keys in (unwrapping, *([key] for key in unwrapping)):
         yield {key: unwrapping[key] for key in keys}
-    theirs, ours = front(found), front(wanted)
-    if theirs != ours:
-        yield {theirs: ours}
     yield from _constant_fronts(found, wanted)
     by_name = {_unwrapped(name): name for name in wanted}
     pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]

@@ -178,6 +178,17 @@ def test_a_prefix_of_a_part_is_suggested(store: Store) -> None:
     assert "rename={'model.': ''}" in refused(store, linear(2, 3)).hint
 
 
+def test_wrappers_that_all_names_begin_with_are_suggested_as_one_beginning(store: Store) -> None:
+    saved = linear(2, 3)
+    store.save({"model": torch.nn.ModuleDict({"module": torch.nn.ModuleDict({"_orig_mod": saved})})}, step=1)
+    target = linear(2, 3)
+
+    assert refused(store, {"model": target}).hint == "rename={'module._orig_mod.': ''} makes all names fit"
+    store.load_into({"model": target}, 1, rename={"module.": "", "_orig_mod.": ""})
+
+    assert all(map(torch.equal, saved.state_dict().values(), target.state_dict().values()))
+
+
 def test_a_rename_is_said_to_be_enough_only_where_it_is(store: Store) -> None:
     store.save({"model": linear(2, 3)}, step=1)
     averaged = torch.optim.swa_utils.AveragedModel(linear(2, 3))
