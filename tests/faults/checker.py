@@ -36,6 +36,7 @@ _FILE_NAMES = re.compile(
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
     | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | quarantine/{_DIGEST}\.\d+
+    | locks/(run-{_RUN} | trash | store)  # made where settings that cannot be read may say that other hosts are there
     """,
     re.VERBOSE,
 )
@@ -43,7 +44,7 @@ _SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm|-journal)?")
 _DIRECTORY_NAMES = re.compile(
     rf"""
       blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?
-    | refs | pins | staging | trash | quarantine | reserve
+    | refs | pins | staging | trash | quarantine | reserve | locks
     """,
     re.VERBOSE,
 )
