@@ -1,4 +1,8 @@
-"""Writes the files of this folder, of which those here are of torch 2.6: ``python write.py FOLDER``."""
+"""Writes the files of this folder, which are of torch 2.6, and of those below it: ``python write.py FOLDER``.
+
+A folder below has the number of the torch that wrote what is in it: torch 2.9 loaded the files of torch 2.6 and saved
+them again.
+"""
 
 from __future__ import annotations
 

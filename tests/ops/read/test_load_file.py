@@ -24,6 +24,7 @@ from tests.support.states import arrays, assert_same, scalars, states, tensors
 
 FILES = Path(__file__).parents[2] / "containers" / "torch_files"
 OF_TORCH_2_6 = sorted(path for path in FILES.iterdir() if path.suffix != ".py" and path.is_file())
+OF_LATER_TORCH = sorted(path for path in FILES.glob("*.*/*") if path.is_file())
 OF_NUMPY = [
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
     np._core.multiarray.scalar,  # type: ignore[attr-defined]
@@ -64,8 +65,8 @@ def assert_loaded(want: Any, got: Any) -> None:
     assert_same(want, got)
 
 
-@pytest.mark.parametrize("path", OF_TORCH_2_6, ids=lambda path: path.name)
-def test_a_file_of_torch_2_6_is_what_torch_loads(path: Path, store: Store) -> None:
+@pytest.mark.parametrize("path", OF_TORCH_2_6 + OF_LATER_TORCH, ids=lambda path: str(path.relative_to(FILES)))
+def test_a_file_of_an_earlier_torch_is_what_torch_loads(path: Path, store: Store) -> None:
     store.commit(path, step=0)
 
     assert_loaded(by_torch(path.read_bytes()), store.load(file=path.name))
