@@ -445,7 +445,7 @@ children = []
 def handler(*_):
     child = os.fork()
     if child:
-        children.append(child)
+        children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return
     signal.alarm(20)
     try:
@@ -456,11 +456,7 @@ def handler(*_):
 signal.signal(signal.SIGUSR1, handler)
 original = write._records
 write._records = lambda *args: (signal.raise_signal(signal.SIGUSR1), original(*args))[1]
-try:
-    print(store.save(STATE, step=1).step, flush=True)
-finally:
-    for child in children:
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(store.save(STATE, step=1).step, *children)
 """
     done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
 
