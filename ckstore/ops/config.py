@@ -1,33 +1,21 @@
-"""The settings of a store that may change: ``config.json``."""
+"""The settings of a store that may change, as callers read and set them: ``store.config``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CatalogUnavailable
-from ckstore.model.document import refuse, shown
-from ckstore.model.settings.recheck import DEFAULT_SHARE, SHARE_WANTED, is_share
+from ckstore.model.document import shown
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import metrics_there
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
-from ckstore.ops.config_file import SHARED, read_config, shared_of
 from ckstore.ops.context import annotated, read_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ckstore.ops.context import Context
-
-_RETENTION = "retention"
-_MAKE_ROOM = "make_room"
-_READ_BACK = "read_back"
-_RECHECK_SHARE = "recheck_share"
-_GRACE_S = "grace_s"
-DEFAULT_GRACE_S = 3600.0
-_GRACE_MOST_S = 366 * 86400.0
-_GRACE_WANTED = "seconds from 0 to a year"
 
 
 class StoreConfig:
@@ -54,12 +42,12 @@ class StoreConfig:
             BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
             NewerFormat: A newer ckstore wrote them.
         """
-        return retention_of(self._context)
+        return config_file.policy_of(self._context.layout, config_file.RETENTION)
 
     @retention.setter
     @act
     def retention(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, _RETENTION, _json_of_policy(self._context, _RETENTION, policy))
+        _change(self._context, config_file.RETENTION, _json_of_policy(self._context, config_file.RETENTION, policy))
 
     @property
     @act
@@ -74,12 +62,12 @@ class StoreConfig:
             BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
             NewerFormat: A newer ckstore wrote them.
         """
-        return make_room_of(self._context)
+        return config_file.policy_of(self._context.layout, config_file.MAKE_ROOM)
 
     @make_room.setter
     @act
     def make_room(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, _MAKE_ROOM, _json_of_policy(self._context, _MAKE_ROOM, policy))
+        _change(self._context, config_file.MAKE_ROOM, _json_of_policy(self._context, config_file.MAKE_ROOM, policy))
 
     @property
     @act
@@ -92,14 +80,14 @@ class StoreConfig:
             BadInput: The settings are damaged, or are given something else than a bool or None.
             NewerFormat: A newer ckstore wrote them.
         """
-        return reading_of(self._context).read_back
+        return config_file.save_checks_of(self._context.layout).read_back
 
     @read_back.setter
     @act
     def read_back(self, wanted: bool | None) -> None:
         if wanted is not None and not isinstance(wanted, bool):
             raise BadInput(f"read_back must be True, False or None, got {shown(wanted)}")
-        _change(self._context, _READ_BACK, wanted or None)
+        _change(self._context, config_file.READ_BACK, wanted or None)
 
     @property
     @act
@@ -114,14 +102,14 @@ class StoreConfig:
             BadInput: The settings are damaged, or are given no number from 0 to 1.
             NewerFormat: A newer ckstore wrote them.
         """
-        return reading_of(self._context).recheck_share
+        return config_file.save_checks_of(self._context.layout).recheck_share
 
     @recheck_share.setter
     @act
     def recheck_share(self, share: float | None) -> None:
-        if share is not None and not is_share(share):
-            raise BadInput(f"recheck_share must be {SHARE_WANTED}, got {shown(share)}")
-        _change(self._context, _RECHECK_SHARE, None if share is None else float(share))
+        if share is not None and not config_file.is_share(share):
+            raise BadInput(f"recheck_share must be {config_file.SHARE_WANTED}, got {shown(share)}")
+        _change(self._context, config_file.RECHECK_SHARE, None if share is None else float(share))
 
     @property
     @act
@@ -135,14 +123,14 @@ class StoreConfig:
             BadInput: The settings are damaged, or are given no number of seconds from 0 to a year.
             NewerFormat: A newer ckstore wrote them.
         """
-        return grace_of(self._context)
+        return config_file.grace_of(self._context.layout)
 
     @grace_s.setter
     @act
     def grace_s(self, seconds: float | None) -> None:
-        if seconds is not None and not _is_grace(seconds):
-            raise BadInput(f"grace_s must be {_GRACE_WANTED}, got {shown(seconds)}")
-        _change(self._context, _GRACE_S, None if seconds is None else float(seconds))
+        if seconds is not None and not config_file.is_grace(seconds):
+            raise BadInput(f"grace_s must be {config_file.GRACE_WANTED}, got {shown(seconds)}")
+        _change(self._context, config_file.GRACE_S, None if seconds is None else float(seconds))
 
     @property
     @act
@@ -157,14 +145,14 @@ class StoreConfig:
             BadInput: The settings are damaged, or are given something else than a bool or None.
             NewerFormat: A newer ckstore wrote them.
         """
-        return shared_of(self._context.layout)
+        return config_file.shared_of(self._context.layout)
 
     @shared.setter
     @act
     def shared(self, used_by_others: bool | None) -> None:
         if used_by_others is not None and not isinstance(used_by_others, bool):
             raise BadInput(f"shared must be True, False or None, got {shown(used_by_others)}")
-        _change(self._context, SHARED, used_by_others)
+        _change(self._context, config_file.SHARED, used_by_others)
 
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
@@ -174,72 +162,6 @@ class StoreConfig:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self._context.layout.root.path)
-
-
-def retention_of(context: Context) -> RetentionPolicy | None:
-    """Return the policy of the store that is applied after each save, or None.
-
-    Raises:
-        BadInput: It has a rule that this ckstore does not know.
-        CkstoreError, OSError: As `read_config`.
-    """
-    return _policy_of(context, _RETENTION)
-
-
-def make_room_of(context: Context) -> RetentionPolicy | None:
-    """Return the policy of the store that may be applied to make room for a save, or None.
-
-    Raises:
-        BadInput: It has a rule that this ckstore does not know.
-        CkstoreError, OSError: As `read_config`.
-    """
-    return _policy_of(context, _MAKE_ROOM)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a save reads from the disk.
-
-    Attributes:
-        read_back: Whether what it writes is read back before it counts as durable.
-        recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
-    """
-
-    read_back: bool = False
-    recheck_share: float = DEFAULT_SHARE
-
-
-def reading_of(context: Context) -> Reading:
-    """Return what a save is to read from the disk.
-
-    Raises:
-        BadInput: A setting is not what it must be.
-        CkstoreError, OSError: As `read_config`.
-    """
-    config, where = read_config(context.layout), str(context.layout.config)
-    read_back, share = config.get(_READ_BACK, False), config.get(_RECHECK_SHARE, DEFAULT_SHARE)
-    if not isinstance(read_back, bool):
-        refuse(where, _READ_BACK, "true or false", read_back)
-    if not is_share(share):
-        refuse(where, _RECHECK_SHARE, SHARE_WANTED, share)
-    return Reading(read_back, float(share))
-
-
-def grace_of(context: Context) -> float:
-    """Return how many seconds what is dropped waits on a filesystem that other hosts have.
-
-    Raises:
-        BadInput: The setting is not what it must be.
-        CkstoreError, OSError: As `read_config`.
-    """
-    seconds = read_config(context.layout).get(_GRACE_S, DEFAULT_GRACE_S)
-    if not _is_grace(seconds):
-        refuse(str(context.layout.config), _GRACE_S, _GRACE_WANTED, seconds)
-    return float(seconds)
-
-
-def _is_grace(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _GRACE_MOST_S
 
 
 def _json_of_policy(context: Context, member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:
@@ -279,11 +201,6 @@ def _lacking(wanted: set[str], there: Iterable[Mapping[str, float]]) -> set[str]
     """Return which of the metrics none has, if any has a metric at all."""
     known = {metric for metrics in there for metric in metrics}
     return wanted - known if known else set()
-
-
-def _policy_of(context: Context, member: str) -> RetentionPolicy | None:
-    stored = read_config(context.layout).get(member)
-    return None if stored is None else RetentionPolicy.from_json(stored, f"{context.layout.config}: {member}")
 
 
 def _change(context: Context, member: str, value: object) -> None:

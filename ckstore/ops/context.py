@@ -6,17 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CatalogUnavailable, CkstoreError, SaveFailed
+from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
-from ckstore.ops.totals import SaveTotals
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +32,9 @@ _CATALOG = "catalog"
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 """A look that takes no longer is made with every save: 1,500 checkpoints at 3.3 µs, measured on ext4."""
+
+_told_not_durable: set[str] = set()
+"""Why stores are not durable: what this process has warned of."""
 
 
 class SaveWatch:
@@ -206,6 +208,17 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     return info.with_annotations(found.metrics, found.notes)
 
 
+def warn(message: str) -> None:
+    """Give a `CkstoreWarning` that points to the line, outside ckstore, from which the store was called."""
+    import inspect  # seldom needed, and slow to import
+    import warnings
+
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CkstoreWarning, stacklevel=level)
+
+
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
     """Warn, once for an open store, that the directories are read because the catalog cannot be used.
 
@@ -218,6 +231,14 @@ def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
     hint = f"; {error.hint}" if error.hint else ""
     context.problems[_CATALOG] = f"{error.message}: reading the directories instead, which takes longer{hint}"
     warn(context.problems[_CATALOG])
+
+
+def tell_not_durable(context: Context) -> None:
+    """Warn, once in a process for each store, if a power cut may lose what is saved in it."""
+    why = context.not_durable_because
+    if why and why not in _told_not_durable:
+        _told_not_durable.add(why)
+        warn(f"a power cut may lose what is saved here: {why}")
 
 
 def annotation_problem(info: CheckpointInfo) -> str:

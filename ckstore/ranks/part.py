@@ -27,10 +27,10 @@ from ckstore.model.manifest.manifest import (
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
 from ckstore.model.times import text_of_time
+from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.save import what_is_read
 from ckstore.ops.save.write import store_sources
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -140,7 +140,7 @@ def stage_part(context: Context, staging: Staging, who: Who, content: Content) -
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
     nbytes = sum(source.nbytes for source in captured.sources)
-    recheck = Recheck(context, staging, who.run, nbytes, what_is_read(context).recheck_share)
+    recheck = Recheck(context, staging, who.run, nbytes, save_checks_or_all(context.layout).recheck_share)
     stored = store_sources(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=content.progress
     )

@@ -12,9 +12,10 @@ from ckstore.fs import peek
 from ckstore.model.manifest.manifest import Ranks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
+from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.commit import capture_files
-from ckstore.ops.save.save import failing_as_save, save_staged, what_is_read
+from ckstore.ops.save.save import failing_as_save, save_staged
 from ckstore.ranks.decide import Deciding, why
 from ckstore.ranks.join import Join
 from ckstore.ranks.meeting import Meeting, Pace
@@ -94,7 +95,7 @@ def _refuse_duplicate(context: Context, who: Who) -> None:
 
 
 def _staged(context: Context, who: Who, captured: Callable[[], Captured], request: Request) -> Staging:
-    staging = Staging.create(context.layout, who.run, who.step, read_back=what_is_read(context).read_back)
+    staging = Staging.create(context.layout, who.run, who.step, read_back=save_checks_or_all(context.layout).read_back)
     try:
         stage_part(context, staging, who, Content(captured(), {}, progress=request.progress))
     except BaseException as error:

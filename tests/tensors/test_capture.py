@@ -15,7 +15,6 @@ from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors import torch_sources
 from ckstore.tensors.capture import capture
-from ckstore.tensors.memory import memory_at
 from tests.support.captures import Saved, bytes_of
 from tests.support.states import assert_same, tensor_bits
 
@@ -342,6 +341,7 @@ def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_proce
 def test_threads_that_look_at_a_storage_for_the_first_time_all_see_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     source = capture({"weight": torch.arange(1000, dtype=torch.int32)}).sources[0]
     seen = []
+    memory_at = torch_sources.memory_at
 
     def meanwhile(address: int, nbytes: int) -> memoryview:
         monkeypatch.setattr(torch_sources, "memory_at", memory_at)

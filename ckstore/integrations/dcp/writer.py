@@ -26,8 +26,9 @@ from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act
+from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.save import failing_as_save, save_staged, what_is_read
+from ckstore.ops.save.save import failing_as_save, save_staged
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
 from ckstore.ranks.whole import Parts, stage_shards_of
 from ckstore.store import Store
@@ -255,7 +256,8 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
         shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
         values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         content = content_of(shards, values, context.settings.chunk_bytes)
-        staging = Staging.create(context.layout, writer.run, writer.step, read_back=what_is_read(context).read_back)
+        read_back = save_checks_or_all(context.layout).read_back
+        staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
         try:
             stage_part(context, staging, who, content)
         except BaseException as error:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-DEFAULT_SHARE = 0.005
-"""Of the bytes of a state: what is within the noise of a save that writes nothing (docs/adr/0010-rereading.md)."""
 LEAST_BYTES = 2**18
 """What every save reads however small the share is: small states are read whole."""
 _RANDOM = random.SystemRandom()
@@ -47,14 +45,6 @@ class Part:
     digest: str
     start: int
     stop: int
-
-
-SHARE_WANTED = "a number from 0 to 1"
-
-
-def is_share(value: object) -> bool:
-    """Whether a value can be the share."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def recheck_bytes(state_bytes: int, share: float) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.model.reports.gc_report import by_reason
-from ckstore.ops.config import retention_of
+from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.free.exclusive import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops
@@ -35,7 +35,7 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
 
 def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
     """Apply and collect; return what the user should know."""
-    policy = retention_of(context)
+    policy = policy_of(context.layout, RETENTION)
     if policy is None:
         return ()
     plan = plan_drops(context, policy, run)

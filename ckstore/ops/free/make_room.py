@@ -14,7 +14,7 @@ from ckstore.errors import CkstoreError
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
-from ckstore.ops.config import make_room_of
+from ckstore.ops.config_file import MAKE_ROOM, policy_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_retention
@@ -44,7 +44,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
         OSError: The system refused.
     """
-    policy = make_room_of(context)
+    policy = policy_of(context.layout, MAKE_ROOM)
     if policy is None:
         return ()
     if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go

@@ -14,7 +14,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, metrics_there, plan
 from ckstore.objects import reserve
 from ckstore.ops.check.validity import why_not_valid
-from ckstore.ops.config import retention_of
+from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.exclusive import warn_unfreed
@@ -56,7 +56,7 @@ def plan_retention(
         OSError: The system refused.
     """
     if policy is None:
-        policy = retention_of(context)
+        policy = policy_of(context.layout, RETENTION)
     if policy is None:
         msg = f"{context.layout.root} has no retention policy"
         raise BadInput(

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
+from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
 from ckstore.ops.refs.listing import in_order, infos, infos_at, settle
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

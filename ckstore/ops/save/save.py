@@ -51,8 +51,9 @@ from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
-from ckstore.ops.config import Reading, reading_of
-from ckstore.ops.context import Context, info_of, tags_by_checkpoint
+from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.context import Context, info_of, tags_by_checkpoint, tell_not_durable
+from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
 from ckstore.ops.free.make_room import how_to_free
@@ -64,12 +65,10 @@ from ckstore.ops.refs.pins import pin_again
 from ckstore.ops.refs.protection import check_unprotected
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
-from ckstore.ops.save.laps import Laps
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource
 from ckstore.ops.save.write import Stored, store_sources
-from ckstore.ops.warn import warn_not_durable
 from ckstore.python_gc import python_gc_paused
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -141,15 +140,16 @@ def _hint_for_ranks() -> str:
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
     """Save what was captured, a state or files; the request was checked."""
+    checks = save_checks_or_all(context.layout)
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
         notes += check_space(context, staging, captured.sources)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        recheck = Recheck(context, staging, request.run, state_bytes, what_is_read(context).recheck_share)
+        recheck = Recheck(context, staging, request.run, state_bytes, checks.recheck_share)
         return _stage_captured(context, staging, captured, request, recheck)
 
     def create() -> Staging:
-        return Staging.create(context.layout, request.run, request.step, read_back=what_is_read(context).read_back)
+        return Staging.create(context.layout, request.run, request.step, read_back=checks.read_back)
 
     return save_staged(context, request, create, stage)
 
@@ -202,11 +202,11 @@ def save_staged(
         create: Makes and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
     """
-    warn_not_durable(context.not_durable_because)
+    tell_not_durable(context)
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    with _counting_failures(context), failing_as_save(context, what):
+    with context.totals.counting_failures(), failing_as_save(context, what):
         staging = create()
         try:
             context.watch.staged()
@@ -259,14 +259,6 @@ def save_staged(
     )
     context.totals.saved(info)
     return info
-
-
-def what_is_read(context: Context) -> Reading:
-    """Return what is to be read from the disk; all where the settings cannot be read, which `after_save` tells."""
-    try:
-        return reading_of(context)
-    except (CkstoreError, OSError):
-        return Reading(read_back=True)
 
 
 def _stage_captured(
@@ -454,15 +446,6 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
     return ""
-
-
-@contextmanager
-def _counting_failures(context: Context) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        context.totals.not_saved("failed")
-        raise
 
 
 @contextmanager

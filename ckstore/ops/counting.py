@@ -1,9 +1,11 @@
-"""What the saves of one open store did together."""
+"""What saves did: how long the parts of one took, and the sums of all saves of one open store."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +13,8 @@ from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.model.manifest.info import CheckpointInfo
 
 _mutex = threading.RLock()  # a signal handler may come while this thread holds it
@@ -22,6 +26,24 @@ def _renew_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
+
+
+class Laps:
+    """Seconds of each part of a save; a part ends where the next begins, and can come again.
+
+    Attributes:
+        seconds: Part -> seconds.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begun = time.monotonic()
+
+    def end(self, part: str) -> None:
+        """The part that was under way has ended."""
+        now = time.monotonic()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._begun
+        self._begun = now
 
 
 class SaveTotals:
@@ -55,6 +77,15 @@ class SaveTotals:
         """A save has ended otherwise."""
         with _mutex:
             self._outcomes[outcome] += 1
+
+    @contextmanager
+    def counting_failures(self) -> Iterator[None]:
+        """Count a save as failed if it raises."""
+        try:
+            yield
+        except BaseException:
+            self.not_saved("failed")
+            raise
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return all of it."""
