@@ -13,7 +13,6 @@ from ckstore.fs.inside import Inside, close_quietly, open_below, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
 _OPEN_AT_ONCE = 32
 """Descriptors that are opened and closed together, which takes less."""
@@ -110,9 +109,7 @@ class Held:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -23,8 +23,6 @@ from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, Where, at, open_directory
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ckstore.fs.lock_files import LockFile
 
 _POLL_FIRST_S = 0.001
@@ -133,9 +131,7 @@ class DirectoryLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -37,8 +37,6 @@ from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ckstore.fs.inside import Inside
     from ckstore.objects.shared.grace import Grace
 
@@ -113,9 +111,7 @@ class Collector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     # ------------------------------------------------------------------------------- what is in trash

@@ -18,7 +18,6 @@ from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, i
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
@@ -266,9 +265,7 @@ class OpenRuns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,10 +1,10 @@
-"""What an error of the system says, for the messages of the errors that ckstore makes of it."""
+"""What an error says, most of them of the system, for the messages of the errors that ckstore makes of it."""
 
 from __future__ import annotations
 
 import os
 
-from ckstore.errors import UnsafePlace
+from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs.inside import NotInStore
 
 
@@ -15,6 +15,11 @@ def describe_os_error(error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
     return f"{reason}{where}"
+
+
+def why_of(error: CkstoreError | OSError) -> str:
+    """Return what an error of the store or of the system says, for a message."""
+    return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
 
 
 def unsafe(what: str, error: NotInStore) -> UnsafePlace:

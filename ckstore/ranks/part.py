@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
@@ -18,22 +17,19 @@ from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     Description,
     LeafRecord,
-    Manifest,
     StateTexts,
     StorageRecord,
-    content_digest,
     render,
 )
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
-from ckstore.model.times import text_of_time
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
+from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
 from ckstore.tensors.capture import Captured, capture
-from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +143,8 @@ def stage_part(context: Context, staging: Staging, who: Who, content: Content) -
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
-    storages = stored.storages if cuts is None else tuple(_joined(stored.storages, cuts))
+    if cuts is not None:
+        stored = replace(stored, storages=tuple(_joined(stored.storages, cuts)))
     texts = StateTexts.of(captured.leaves, captured.state)
     about = {
         **content.about,
@@ -159,23 +156,8 @@ def stage_part(context: Context, staging: Staging, who: Who, content: Content) -
         "written": list(staging.written),
         "warnings": recheck.warnings(),
     }
-    manifest = Manifest(
-        run=who.run,
-        step=who.step,
-        sequence=1,
-        created=text_of_time(datetime.now(UTC)),
-        writer=f"ckstore {__version__}",
-        description=Description(metadata=encode_metadata(about)),
-        logical_bytes=stored.logical_bytes,
-        new_bytes=stored.new_bytes,
-        reused_bytes=stored.reused_bytes,
-        content=content_digest(texts, storages, context.algorithm, captured.files),
-        blobs=stored.blobs,
-        storages=storages,
-        leaves=captured.leaves,
-        state=captured.state,
-        files=captured.files,
-    )
+    draft = draft_of(context, captured, stored, texts, who.run, Description(metadata=encode_metadata(about)))
+    manifest = replace(draft, step=who.step, sequence=1)
     staging.seal(render(manifest, context.algorithm, texts)[1])
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import RankMismatch, SaveFailed
-from ckstore.model.manifest.manifest import Entry, Manifest, Node, Ranks, StateTexts, content_digest
-from ckstore.model.times import text_of_time
+from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.manifest import Entry, Manifest, Node, Ranks, StateTexts
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
-from ckstore.ops.save.save import Staged, with_parent
+from ckstore.ops.save.save import Staged, draft_of, with_parent
+from ckstore.ops.save.write import Stored
 from ckstore.ranks.join import Join, state_of
-from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,34 +109,23 @@ def staged_of(
     if lacking:
         msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}; nothing was published"
         raise SaveFailed(msg, hint="did another program change the store? save again")
-    texts = StateTexts.of(join.leaves, joined.state)
-    storages = tuple(join.storages)
-    files = tuple(join.files[path] for path in sorted(join.files))
+    captured = Captured(joined.state, tuple(join.leaves), (), tuple(join.files[path] for path in sorted(join.files)))
     written = {digest for part in parts for digest in part.description.metadata["written"]}
-    logical_bytes = sum(storage.nbytes for storage in storages)
+    logical_bytes = sum(storage.nbytes for storage in join.storages)
     new_bytes = sum(nbytes for digest, nbytes in wanted.items() if digest in written)
-    draft = Manifest(
-        run=request.run,
-        step=0,
-        sequence=0,
-        created=text_of_time(datetime.now(UTC)),
-        writer=f"ckstore {__version__}",
-        description=with_parent(context, request),
+    stored = Stored(
+        blobs=tuple(join.blobs.records),
+        storages=tuple(join.storages),
         logical_bytes=logical_bytes,
         new_bytes=new_bytes,
         reused_bytes=max(0, logical_bytes - new_bytes),
-        content=content_digest(texts, storages, context.algorithm, files),
-        blobs=tuple(join.blobs.records),
-        storages=storages,
-        leaves=tuple(join.leaves),
-        state=joined.state,
-        files=files,
-        ranks=joined.ranks,
     )
+    texts = StateTexts.of(captured.leaves, captured.state)
+    draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
     now_ns = time.time_ns()
     warnings = [warning for part in parts for warning in part.description.metadata["warnings"]]
     return Staged(
-        draft,
+        replace(draft, ranks=joined.ranks),
         texts,
         lambda: dict.fromkeys(written & wanted.keys(), (now_ns, 0)),
         lambda: warnings,

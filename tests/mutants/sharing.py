@@ -101,8 +101,8 @@ SHARING = [
     Mutant(
         "hash of the staged copy that is read back (StateChanged)",
         "copy-that-is-read-back-not-hashed",
-        "_store_chunk",
-        "            if copied != digest:\n                raise state_changed(source.name)\n",
+        "_copy_again",
+        "        if copied != chunk.piece:\n            raise state_changed(chunk.source.name)\n",
         "",
         "tests/ops/save/test_changing_state.py::test_writes_that_torch_does_not_count_are_found[compared]",
         "FAILED",

@@ -63,11 +63,11 @@ class Captured:
 
 
 class BytesSource:
-    """Bytes that cannot change: of bytes and str leaves."""
+    """Bytes in hand that nothing writes to: of bytes and str leaves, or of a snapshot that the saver has."""
 
     __slots__ = ("_data", "name", "nbytes")
 
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes | memoryview) -> None:
         self.name = name
         self.nbytes = len(data)
         self._data = memoryview(data)
@@ -81,5 +81,5 @@ class BytesSource:
         out[:] = self._data[start:stop]
 
     def changed(self) -> bool:
-        """Return False: bytes do not change."""
+        """Return False."""
         return False

@@ -29,7 +29,6 @@ from ckstore.tensors.restore import make_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from ckstore.fs.inside import Where
     from ckstore.model.manifest.manifest import LeafRecord
@@ -181,9 +180,7 @@ class OpenCheckpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _act_places(self) -> tuple[object, ...]:

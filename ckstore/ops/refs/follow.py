@@ -25,8 +25,6 @@ from ckstore.ops.refs.latest import in_one_run, run_meant
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
 
@@ -106,9 +104,7 @@ class Follower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -18,7 +18,7 @@ from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_una
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -208,5 +208,5 @@ def _fill(context: Context, gaps: list[Gap]) -> None:
         try:
             two_renames.try_complete(context.layout, gap)
         except (CkstoreError, OSError) as error:
-            why = describe_os_error(error) if isinstance(error, OSError) else error.message
-            context.problems[gap.old.name] = f"the replacement of {gap.key[0]}@{gap.key[1]} was not completed: {why}"
+            name = f"{gap.key[0]}@{gap.key[1]}"
+            context.problems[gap.old.name] = f"the replacement of {name} was not completed: {why_of(error)}"

@@ -20,7 +20,7 @@ from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.ops.index.catalog_place import place_of
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
@@ -39,7 +39,7 @@ def examine_all(context: Context) -> DoctorReport:
         try:
             findings += look(context)
         except (CkstoreError, OSError) as error:
-            found = describe_os_error(error) if isinstance(error, OSError) else error.message
+            found = why_of(error)
             do = "run doctor as the owner of the store, or as root"
             findings.append(DoctorFinding("warning", what, f"could not be checked: {found}", do))
     return DoctorReport(tuple(findings))

@@ -11,13 +11,12 @@ from ckstore.model.digest import fan_out
 from ckstore.model.settings.free_space import Amount, Need
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.free.make_room import how_to_free, make_room
-from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, find_pieces
+from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, bytes_of, find_pieces
 from ckstore.ops.save.recorded import RecordedSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
@@ -93,14 +92,14 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
     small: dict[str, int] = {}
     for source in sources:
         if source.nbytes < PACK_BELOW_BYTES:
-            small[_digest(context.algorithm, source, 0, source.nbytes)] = source.nbytes
+            small[context.algorithm.digest(bytes_of(source, 0, source.nbytes))] = source.nbytes
             continue
         if isinstance(source, RecordedSource):  # not given away to make room
             found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
             continue
         for start in range(0, source.nbytes, context.settings.chunk_bytes):
             stop = min(start + context.settings.chunk_bytes, source.nbytes)
-            _claim(staging, found, _digest(context.algorithm, source, start, stop), stop - start)
+            _claim(staging, found, context.algorithm.digest(bytes_of(source, start, stop)), stop - start)
     places = find_pieces(context, small)
     for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
         if staging.claim(pack, nbytes):
@@ -142,11 +141,3 @@ def _refusal(context: Context, need: Need, notes: Sequence[str], failed: Ckstore
     error.needed_bytes, error.needed_inodes = need.new.nbytes, need.new.inodes
     error.free_bytes, error.free_inodes = need.free_bytes, need.free_inodes
     return error
-
-
-def _digest(algorithm: Algorithm, source: ByteSource, start: int, stop: int) -> str:
-    view = source.view(start, stop)
-    if view is None:
-        view = memoryview(bytearray(stop - start))
-        source.read_into(start, stop, view)
-    return algorithm.digest(view)

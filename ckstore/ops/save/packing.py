@@ -146,7 +146,7 @@ def place_small(
     seen: dict[str, ByteSource] = {}
     for batch in _batches(sources):
         with python_gc_paused():
-            hashed = [(_digest_of(context.algorithm, source), source) for source in batch]
+            hashed = [(context.algorithm.digest(bytes_of(source, 0, source.nbytes)), source) for source in batch]
             sizes = {digest: source.nbytes for digest, source in hashed if digest not in seen}
             found = find_pieces(context, sizes)
         for digest, source in hashed:
@@ -206,17 +206,20 @@ def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
         yield batch
 
 
-def _digest_of(algorithm: Algorithm, source: ByteSource) -> str:
-    data = source.view(0, source.nbytes)
-    if data is None:
-        data = memoryview(bytearray(source.nbytes))
-        source.read_into(0, source.nbytes, data)
-    return algorithm.digest(data)
+def bytes_of(source: ByteSource, start: int, stop: int) -> memoryview:
+    """Return some of the bytes of a source as they are now: of the live memory, or a copy where there is none."""
+    live = source.view(start, stop)
+    return _copy_of(source, start, stop) if live is None else live
+
+
+def _copy_of(source: ByteSource, start: int, stop: int) -> memoryview:
+    data = memoryview(bytearray(stop - start))
+    source.read_into(start, stop, data)
+    return data
 
 
 def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview:
-    data = memoryview(bytearray(source.nbytes))
-    source.read_into(0, source.nbytes, data)
+    data = _copy_of(source, 0, source.nbytes)
     if context.algorithm.digest(data) != digest:
         raise state_changed(source.name)
     return data

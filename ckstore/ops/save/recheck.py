@@ -26,7 +26,7 @@ from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, rec
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.rereading import agrees_to, reading_buffer
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -232,7 +232,7 @@ class Recheck:
             hurt = self._mark_users(digest)
             marked = f"; marked as damaged: {', '.join(hurt)}" if hurt else ""
         except (CkstoreError, OSError) as error:
-            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+            why = why_of(error)
             marked = f"; the checkpoints that use it could not be marked: {why}"
         return (
             f"{problem}. The save wrote what it needs from it to another blob{marked}. Run ckstore "

@@ -59,7 +59,7 @@ from ckstore.ops.free.after_save import after_save
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import describe_os_error, why_of
 from ckstore.ops.refs.hold import held
 from ckstore.ops.refs.pins import pin_again
 from ckstore.ops.refs.protection import check_unprotected
@@ -275,7 +275,7 @@ def _stage_captured(
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
-        draft = _draft(context, captured, stored, request, texts)
+        draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
     kept_bytes = sum(source.nbytes for source in captured.sources if isinstance(source, RecordedSource))
     return Staged(
         draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files), kept_bytes=kept_bytes
@@ -345,15 +345,17 @@ def _check_names(name_chars: int, texts: StateTexts) -> None:
         raise CannotStore("", why, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
 
 
-def _draft(context: Context, captured: Captured, stored: Stored, request: Request, texts: StateTexts) -> Manifest:
-    """Return the manifest but for its step and its place in the sequence."""
+def draft_of(  # noqa: PLR0917
+    context: Context, captured: Captured, stored: Stored, texts: StateTexts, run: str, description: Description
+) -> Manifest:
+    """Return the manifest of what is stored but for its step and its place in the sequence."""
     return Manifest(
-        run=request.run,
+        run=run,
         step=0,
         sequence=0,
         created=text_of_time(datetime.now(UTC)),
         writer=f"ckstore {__version__}",
-        description=with_parent(context, request),
+        description=description,
         logical_bytes=stored.logical_bytes,
         new_bytes=stored.new_bytes,
         reused_bytes=stored.reused_bytes,
@@ -390,7 +392,7 @@ def _tag(
         found = tags_by_checkpoint(context.layout).get((there.manifest.run, there.manifest.step), ())
         return tuple(tag for tag in found if tag not in failed)
     except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
-        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+        why = why_of(error)
         notes.extend(_untagged(there.manifest, tag, why) for tag in tags if tag not in failed)
         return ()
 
@@ -412,8 +414,7 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     try:
         pins = pin_again(context, (new.manifest.run, new.manifest.step), new.manifest_id)
     except (CkstoreError, OSError) as error:
-        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
-        return [f"{name} was replaced, and its pins still name what was there before: {why}"]
+        return [f"{name} was replaced, and its pins still name what was there before: {why_of(error)}"]
     followed = [*(f"the tag {tag}" for tag in tags), *(f"the pin {pin}" for pin in pins)]
     if not outcome.other_bytes or not followed:
         return []
@@ -444,7 +445,7 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
                 durable=False,
             )
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
-        return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+        return why_of(error)
     return ""
 
 

@@ -19,7 +19,7 @@ from ckstore.fs.buffers import aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, digest_of_key, place_small, state_changed
+from ckstore.ops.save.packing import ALIGNMENT, bytes_of, digest_of_key, place_small, state_changed
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 from ckstore.python_gc import python_gc_paused
 
@@ -80,11 +80,7 @@ class _Chunk:
 
     def bytes_of(self, begin: int, end: int) -> memoryview:
         """Return some of its bytes, as they are now."""
-        live = self.source.view(self.start + begin, self.start + end)
-        if live is None:
-            live = memoryview(bytearray(end - begin))
-            self.source.read_into(self.start + begin, self.start + end, live)
-        return live
+        return bytes_of(self.source, self.start + begin, self.start + end)
 
     def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
         blob_nbytes = self.offset + self.length if self.recorded is None else self.recorded.blob_nbytes
@@ -222,10 +218,9 @@ class _ChunkWriter:
         """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
         if isinstance(source, RecordedSource):
             chunks = [_Chunk(source, of.start, of.stop, of.piece, of.blob, of.offset, of) for of in source.chunks]
-            self._waiting.extend(chunks)
-            return chunks
-        step = self._context.settings.chunk_bytes
-        chunks = [_Chunk(source, start, min(start + step, source.nbytes)) for start in range(0, source.nbytes, step)]
+        else:
+            step, end = self._context.settings.chunk_bytes, source.nbytes
+            chunks = [_Chunk(source, start, min(start + step, end)) for start in range(0, end, step)]
         self._waiting.extend(chunks)
         return chunks
 
@@ -336,9 +331,7 @@ class _ChunkWriter:
             self._put(digest, data, self._parts(chunk))
             return
         if live is not None:
-            data, copied = self._copy(source, start, stop)
-            if copied != digest:
-                raise state_changed(source.name)
+            data = self._copy_again(chunk)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
 
@@ -362,13 +355,7 @@ class _ChunkWriter:
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
             if not self._recheck.agrees(digest, chunk.bytes_of):
-                self._put_again(chunk)
-
-    def _put_again(self, chunk: _Chunk) -> None:
-        data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
-        if copied != chunk.piece:
-            raise state_changed(chunk.source.name)
-        self._put(chunk.piece, data)
+                self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
         """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
@@ -379,9 +366,7 @@ class _ChunkWriter:
             CannotStore: The bytes were made to collide behind zeros, too.
         """
         for chunk in self._unsure:
-            data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
-            if copied != chunk.piece:
-                raise state_changed(chunk.source.name)
+            data = self._copy_again(chunk)
             if self._staging.holds(chunk.piece, data):
                 continue
             if self._recheck.is_right(chunk.piece, chunk.length):
@@ -477,3 +462,14 @@ class _ChunkWriter:
             source.read_into(start + at, start + at + len(part), part)
             running.update(part)
         return copy, algorithm.digest_of_parts(running)
+
+    def _copy_again(self, chunk: _Chunk) -> memoryview:
+        """Copy a chunk whose digest is known, as `_copy`.
+
+        Raises:
+            StateChanged: It has other bytes by now.
+        """
+        data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
+        if copied != chunk.piece:
+            raise state_changed(chunk.source.name)
+        return data

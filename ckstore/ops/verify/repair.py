@@ -21,7 +21,7 @@ from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import reclaim
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import describe_os_error, why_of
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
                 _write_manifest(lock, data)
             done.repaired.append(Repair(manifest_id, len(data), source, 1))
         except (OSError, InUse) as error:
-            why = describe_os_error(error) if isinstance(error, OSError) else error.message
+            why = why_of(error)
         else:
             return
     done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {why}"))

@@ -12,7 +12,6 @@ from ckstore.saver import wire
 
 if TYPE_CHECKING:
     import socket
-    from types import TracebackType
 
 
 class Inbox:
@@ -34,9 +33,7 @@ class Inbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._trainer is not None:
             os.close(self._trainer)
 

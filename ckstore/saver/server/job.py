@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import StepExists
 from ckstore.fs.mapping import map_shared
+from ckstore.model.manifest.captured import BytesSource
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 
@@ -16,29 +17,6 @@ if TYPE_CHECKING:
     from ckstore.model.saver.messages import Order
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
-
-
-class SnapshotSource:
-    """Bytes of a snapshot, which nothing writes to while the saver has it; a `ByteSource`."""
-
-    __slots__ = ("_data", "name", "nbytes")
-
-    def __init__(self, name: str, data: memoryview) -> None:
-        self.name = name
-        self.nbytes = data.nbytes
-        self._data = data
-
-    def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied."""
-        return self._data[start:stop]
-
-    def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`."""
-        out[:] = self._data[start:stop]
-
-    def changed(self) -> bool:
-        """Return False; that the bytes are those of the names is looked at when they are written."""
-        return False
 
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
@@ -89,7 +67,7 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
     # Unmapped when nothing looks at it any more: a thread of a save that failed may still be reading.
     whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")
     sources: dict[int, ByteSource] = {
-        index: SnapshotSource(place.name, whole[place.offset : place.offset + place.nbytes])
+        index: BytesSource(place.name, whole[place.offset : place.offset + place.nbytes])
         for index, place in enumerate(order.places)
         if place.offset >= 0
     }

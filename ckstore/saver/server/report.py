@@ -21,8 +21,6 @@ from ckstore.saver import wire
 from ckstore.saver.server.inbox import Inbox
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Message, Order
 
@@ -47,9 +45,7 @@ class Reporter(SaveWatch):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._page)
 
     def begin(self, order: Order) -> None:
