@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import SaveCounters, Store
-from ckstore.errors import BadInput, CkstoreError, StepExists
+from ckstore.errors import BadInput, CkstoreError, SaveFailed, StepExists
 from ckstore.model.reports.metrics import Metric, openmetrics
+from ckstore.ops import config_file
 from tests.saver.conftest import DEADLINE_S, wait_for
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)+)\} ([0-9.e+-]+)\Z')
@@ -156,3 +157,18 @@ def test_metrics_that_cannot_be_written_leave_nothing(store: Store) -> None:
         store.write_metrics(folder / "no" / "metrics")
     assert list(folder.iterdir()) == []
     assert not [of for of in store.path.parent.iterdir() if of.name.startswith(".folder")]
+
+
+def test_a_save_that_has_no_memory_to_read_the_settings_is_counted_as_failed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(config_file, "read_config", full)
+        with pytest.raises(SaveFailed, match="saving main@0 failed: not enough memory"):
+            store.save({"w": 1}, step=0)
+
+    outcomes = {metric.name: metric.samples for metric in store._context.totals.metrics()}["ckstore_saves"]
+    assert outcomes == {"saved": 0, "failed": 1, "skipped": 0}

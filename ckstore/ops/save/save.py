@@ -20,7 +20,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import (
@@ -140,16 +140,16 @@ def _hint_for_ranks() -> str:
 
 def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
     """Save what was captured, a state or files; the request was checked."""
-    checks = save_checks_or_all(context.layout)
+    checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error is one of the save
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
         notes += check_space(context, staging, captured.sources)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        recheck = Recheck(context, staging, request.run, state_bytes, checks.recheck_share)
+        recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         return _stage_captured(context, staging, captured, request, recheck)
 
     def create() -> Staging:
-        return Staging.create(context.layout, request.run, request.step, read_back=checks.read_back)
+        return Staging.create(context.layout, request.run, request.step, read_back=checks().read_back)
 
     return save_staged(context, request, create, stage)
 
