@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def linked(self) -> tuple[Inside, ...]:
-        """The directories in which `fs/host/place` tries what a store needs, from ``staging/``."""
+        """The directories in which `fs/host/probe` tries what a store needs, from ``staging/``."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def blob(self, digest: str) -> Inside:

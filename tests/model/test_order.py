@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
@@ -45,6 +45,7 @@ def test_the_facts_are_what_the_whole_manifest_says(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_facts, parse_manifest])
+@settings(max_examples=10)
 @given(manifest=manifests())
 def test_a_number_beyond_the_greatest_is_refused(parse: Callable[..., object], manifest: Manifest) -> None:
     _, data = render(replace(manifest, sequence=MAX_SEQUENCE + 1), XXH3)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WORLD_SIZE_MOST = 2**20
 ATTEMPT_MOST_CHARS = 200
-HOST_MOST_CHARS = 255
 
 
 def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], what: str, where: str) -> Tiling:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks, peek
-from ckstore.fs.host import place
+from ckstore.fs.host import probe
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.settings import StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
@@ -69,7 +69,7 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
     for directory in layout.directories:
         links.make_directory(directory)
-    place.try_links(layout.staging, layout.linked)
+    probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
         where = str(layout.settings)

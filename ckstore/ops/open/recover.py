@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
-from ckstore.fs.host import place
+from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
 from ckstore.ops.context import warn
 from ckstore.ops.index.catch_up import catch_up
@@ -38,13 +38,13 @@ def recover(context: Context) -> list[str]:
         for directory in layout.directories:  # a copy may have left out empty ones
             links.make_directory(directory)
         with _unless_full():
-            place.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+            probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
         _make_store_durable(context)
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
         fill_dead(context)
         trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
-    place.remove_leftovers(layout.staging, layout.linked)
+    probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
         said = catch_up(context)

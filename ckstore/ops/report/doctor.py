@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
 from ckstore.fs.holders import deleted_but_open
-from ckstore.fs.host import machine, place
+from ckstore.fs.host import machine, probe
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
@@ -104,7 +104,7 @@ def _try_links(context: Context) -> tuple[str, bool | None]:
     """Return what `AbilityFacts` says of links, and of the exchange of names."""
     layout = context.layout
     try:
-        return "", place.try_links(layout.staging, layout.linked)
+        return "", probe.try_links(layout.staging, layout.linked)
     except UnsafePlace as error:
         return error.message, None
 
@@ -141,7 +141,7 @@ def _files(context: Context) -> Findings:
     )
     yield owners.check_owner(facts)
     yield owners.check_permissions(facts)
-    yield owners.check_layout(place.misplaced(layout.root, layout.directories))
+    yield owners.check_layout(probe.misplaced(layout.root, layout.directories))
     limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.path), link_most=found.link_most)
     yield abilities.check_headroom(limits)
 

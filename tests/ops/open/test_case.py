@@ -10,7 +10,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, NoSuchRef, UnsafePlace
-from ckstore.fs.host import place
+from ckstore.fs.host import probe
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 
@@ -66,6 +66,6 @@ def test_a_trial_of_case_leaves_nothing(tmp_path: Path) -> None:
     with Store.init(tmp_path / "store") as store:
         before = everything(tmp_path / "store")
         layout = store._context.layout
-        place.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
 
         assert everything(tmp_path / "store") == before

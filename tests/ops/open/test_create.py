@@ -18,7 +18,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
-from ckstore.fs.host import place
+from ckstore.fs.host import probe
 from ckstore.objects.layout import Layout
 from ckstore.ops.open import create as creating
 from tests.support.crashing import run_and_kill
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, monkeypatch: 
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(links, "link", fail)
-    monkeypatch.setattr(place, "try_links", lambda *_: None)
+    monkeypatch.setattr(probe, "try_links", lambda *_: None)
     for _ in range(3):
         with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):
             Store.init(tmp_path / "store")
@@ -215,14 +215,14 @@ def test_a_store_whose_names_are_not_durable_is_not_acknowledged(
 @pytest.mark.usefixtures("no_common_locks")
 def test_who_fails_while_another_host_makes_the_store_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
-    try_links = place.try_links
+    try_links = probe.try_links
 
     def full(*_: object) -> None:
-        monkeypatch.setattr(place, "try_links", try_links)
+        monkeypatch.setattr(probe, "try_links", try_links)
         assert create(root)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(place, "try_links", full)
+    monkeypatch.setattr(probe, "try_links", full)
 
     assert not create(root)
     check_clean(root)

@@ -14,7 +14,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import links, locks, peek, statx
-from ckstore.fs.host import machine, mounts, place
+from ckstore.fs.host import machine, mounts, probe
 from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
@@ -82,7 +82,7 @@ def test_links_work_on_real_filesystems_and_a_trial_leaves_nothing(kind: str, tm
         layout = made(mount / "store")
         before = everything(layout.path)
 
-        place.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
 
         assert everything(layout.path) == before
         assert machine.can_reflink(layout.staging) is (kind == "xfs")
@@ -101,7 +101,7 @@ def test_a_part_of_the_store_on_another_mount_is_refused_for_writing_and_can_be_
         path.rename(tmp_path / "other" / path.name)
 
     with mounted("bind", "", root / name, str(tmp_path / "other")):  # the same filesystem: st_dev tells nothing
-        place._able.clear()
+        probe._able.clear()
         with pytest.raises(UnsafePlace, match=rf"{root}: cannot link from staging/ into {name}/"):
             Store(root)
         assert Store(root, readonly=True).load() == {"a": 1}
@@ -126,10 +126,10 @@ def test_a_place_without_exchange_is_taken_and_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(links, "exchange", refuse)
     layout = made(tmp_path / "store")
 
-    assert not place.try_links(layout.staging, layout.linked)
+    assert not probe.try_links(layout.staging, layout.linked)
     assert peek.names(layout.staging) == []
     monkeypatch.undo()
-    assert place.try_links(layout.staging, layout.linked)
+    assert probe.try_links(layout.staging, layout.linked)
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
@@ -142,7 +142,7 @@ def test_a_place_without_links_is_refused(code: int, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(links, "link", refuse)
     with pytest.raises(UnsafePlace, match=os.strerror(code)):
-        place.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
     assert everything(layout.path) == before
 
 
@@ -154,15 +154,15 @@ def test_a_broken_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(links, "link", fail)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)) as excinfo:
-        place.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
     assert not isinstance(excinfo.value, CkstoreError)
 
 
 def test_a_place_is_tried_once_in_the_life_of_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = made(tmp_path / "store").path
     tried: list[Inside] = []
-    monkeypatch.setattr(place, "try_links", lambda staging, others: tried.append(staging))
-    place._able.clear()
+    monkeypatch.setattr(probe, "try_links", lambda staging, others: tried.append(staging))
+    probe._able.clear()
 
     for _ in range(3):
         Store(root)
@@ -172,12 +172,12 @@ def test_a_place_is_tried_once_in_the_life_of_a_process(monkeypatch: pytest.Monk
 
 def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = made(tmp_path / "store").path
-    place._able.clear()
+    probe._able.clear()
 
     def full(staging: Path, others: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(place, "try_links", full)
+    monkeypatch.setattr(probe, "try_links", full)
     with Store(root) as store:
         assert not any("recovery" in note for note in store.warnings)
 
@@ -189,7 +189,7 @@ def test_a_death_during_the_trial_leaves_nothing_behind(tmp_path: Path) -> None:
     while died:
         at += 1
         for before_it in (True, False):
-            died = run_and_kill(lambda: place.try_links(layout.staging, layout.linked), at=at, before=before_it)
+            died = run_and_kill(lambda: probe.try_links(layout.staging, layout.linked), at=at, before=before_it)
             Store(layout.path)
             assert everything(layout.path) == before, f"after a death at call {at}"
     assert at > 10
