@@ -219,7 +219,7 @@ class Store:
             parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
                 here, else the one of any run that was last loaded.
             if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
-                ``keep`` it. The same content again is not an error in any case, and a damaged checkpoint is always
+                ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged checkpoint is
                 replaced.
             force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
                 and `warnings` say so. A tag in `tags` moves in any case.
@@ -232,7 +232,8 @@ class Store:
                 None: what torchrun or Slurm say.
 
         Returns:
-            What was saved; for ``keep``, and the same content, what was there.
+            What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
+            should know; the logger ``ckstore`` says each of them once.
 
         Raises:
             CannotStore: A value in the state cannot be stored; nothing was written.
@@ -916,8 +917,12 @@ class Store:
         return self._context.layout.checkpoint(*find(self._context, ref).key).path
 
     @act
-    def delete(self, ref: RefLike) -> None:
+    def delete(self, ref: RefLike, *, dry_run: bool = False) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
+
+        Args:
+            ref: Which checkpoint.
+            dry_run: Delete nothing: only raise what deleting it now would raise.
 
         Raises:
             InUse: It is open for reading, a tag names it, or it is pinned.
@@ -925,7 +930,7 @@ class Store:
         """
         from ckstore.ops.free.delete import delete
 
-        delete(self._context, ref)
+        delete(self._context, ref, dry_run=dry_run)
 
     @act
     def verify(
@@ -1390,6 +1395,10 @@ class Store:
             msg = f"tags must be a list of names, got the string {tags!r}"
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
+        if run is None:
+            from ckstore.ops.warn import tell_unnamed_run
+
+            tell_unnamed_run(self._context)
         return Request(self._run_meant(run), step, about, tuple(tags), if_exists, force=force, progress=progress)
 
     def _run_meant(self, run: str | None) -> str:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import BadInput, InUse
+from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.fs import files, links, locks
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class NewTree:
 
         Raises:
             BadInput: There is something at the destination now.
-            OSError: It is not known to be durable; nothing or all of it is there.
+            OSError: Nothing is there.
+            CkstoreError: All of it is there, and not known to be durable.
         """
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
             with self._directory(path) as fd:
@@ -142,14 +143,15 @@ class NewTree:
                 _check_free(self.destination)
             raise
         self._published = True
-        files.sync_name(self.destination)
+        self._make_durable()
 
     def publish_file(self, name: str) -> None:
         """Give one file of the tree, made durable before, the name of the destination, and remove the tree.
 
         Raises:
             BadInput: There is something at the destination now, or its filesystem has no hardlinks.
-            OSError: It is not known to be durable; nothing or all of it is there.
+            OSError: Nothing is there.
+            CkstoreError: All of it is there, and not known to be durable.
         """
         try:
             os.link(name, self.destination, src_dir_fd=self._lock.fd, follow_symlinks=False)
@@ -161,10 +163,18 @@ class NewTree:
                 raise
             msg = f"the filesystem of {self.destination} has no hardlinks, by which a file appears whole or not at all"
             raise BadInput(msg, hint="export to another filesystem, and copy the file from there") from error
-        files.sync_name(self.path)  # it has the same parent
+        self._make_durable()
         with suppress(OSError):  # the next builder removes what is left
             _remove(self.path, self._lock)
         self._published = True
+
+    def _make_durable(self) -> None:
+        try:
+            files.sync_name(self.destination)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {why}"
+            raise CkstoreError(msg, hint="remove it and write it again once the disk is well") from error
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:

@@ -203,8 +203,10 @@ def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
     raise StepExists(
         msg,
-        hint="choose another step, or if_exists='replace' or 'keep'",
-        command_hint="choose another --step, or --if-exists replace or keep",
+        hint="choose another step, or if_exists='replace' to put this one in its place; 'keep' leaves the other, and "
+        "saves nothing",
+        command_hint="choose another --step, or --if-exists replace to put this one in its place; keep leaves the "
+        "other, and saves nothing",
     )
 
 

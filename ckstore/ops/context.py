@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, SaveFailed
+from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
@@ -28,13 +28,9 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.layout import Layout, RunStamp
 
-_CATALOG = "catalog"
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 """A look that takes no longer is made with every save: 1,500 checkpoints at 3.3 µs, measured on ext4."""
-
-_told_not_durable: set[str] = set()
-"""Why stores are not durable: what this process has warned of."""
 
 
 class SaveWatch:
@@ -92,6 +88,8 @@ class Context:
         totals: What the saves of this store did so far.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
+        told: What was logged of saves of this store.
+        run_was_open: A ref that names no run was asked for, so that it meant the only run, or main.
         run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     """
 
@@ -110,6 +108,8 @@ class Context:
     last_parents: dict[str, str] = field(default_factory=dict)
     writes_disabled_because: str = ""
     problems: dict[str, str] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    run_was_open: bool = False
     manifest_cache: ManifestCache = field(default_factory=ManifestCache)
     directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
@@ -188,10 +188,10 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
 
 def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
     """Return the sorted tags of every checkpoint that has some."""
-    by_checkpoint: dict[CheckpointKey, tuple[str, ...]] = {}
+    by_checkpoint: dict[CheckpointKey, list[str]] = {}
     for tag, target in sorted(layout.tags().items()):
-        by_checkpoint[target] = (*by_checkpoint.get(target, ()), tag)
-    return by_checkpoint
+        by_checkpoint.setdefault(target, []).append(tag)
+    return {target: tuple(tags) for target, tags in by_checkpoint.items()}
 
 
 def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
@@ -206,39 +206,6 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     if found is None:
         return info
     return info.with_annotations(found.metrics, found.notes)
-
-
-def warn(message: str) -> None:
-    """Give a `CkstoreWarning` that points to the line, outside ckstore, from which the store was called."""
-    import inspect  # seldom needed, and slow to import
-    import warnings
-
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, CkstoreWarning, stacklevel=level)
-
-
-def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
-    """Warn, once for an open store, that the directories are read because the catalog cannot be used.
-
-    Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
-    their own: then nothing is to be done.
-    """
-    has_none = context.catalog_is_private and error.why == "missing"
-    if error.why == "unreadable" or _CATALOG in context.problems or has_none:
-        return
-    hint = f"; {error.hint}" if error.hint else ""
-    context.problems[_CATALOG] = f"{error.message}: reading the directories instead, which takes longer{hint}"
-    warn(context.problems[_CATALOG])
-
-
-def tell_not_durable(context: Context) -> None:
-    """Warn, once in a process for each store, if a power cut may lose what is saved in it."""
-    why = context.not_durable_because
-    if why and why not in _told_not_durable:
-        _told_not_durable.add(why)
-        warn(f"a power cut may lose what is saved here: {why}")
 
 
 def annotation_problem(info: CheckpointInfo) -> str:

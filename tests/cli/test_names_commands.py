@@ -174,7 +174,7 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
         store.save({"w": np.full(10, step)}, step=step)
         store.save({"w": np.full(10, step)}, step=step, run="b")
 
-    done = run("rm", "main@600", "150..400", "b@..400", "600", "--json", "--store", path)
+    done = run("rm", "main@600", "main@150..400", "b@..400", "600", "--json", "--store", path)
 
     assert [(doc["run"], doc["step"]) for doc in documents(done.stdout)] == [
         ("main", 600),
@@ -200,6 +200,30 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
 )
 def test_rm_deletes_nothing_unless_each_ref_names_something(refs: list[str], status: int, run: Run, path: Path) -> None:
     assert run("rm", *refs, "--store", path).exit_code == status
+    assert steps_left(path) == [100, 200, 300]
+
+
+def test_rm_guesses_no_run_for_a_range(run: Run, path: Path) -> None:
+    Store.open(path).save({"w": np.zeros(10)}, step=400, run="b")
+
+    refused = run("rm", "300..", "--store", path)
+
+    assert refused.exit_code == 4
+    assert "300..: the store has several runs: b, main" in refused.stderr
+    assert "say of which: RUN@300.." in refused.stderr
+    assert "no checkpoint of the run b has a step in this range" in run("rm", "b@1..9", "--store", path).stderr
+    assert steps_left(path) == [100, 200, 300, 400]
+
+
+def test_a_dry_run_of_rm_deletes_nothing_and_says_what_would_stay(run: Run, path: Path) -> None:
+    Store.open(path).tag("best", 200)
+
+    with Store.open(path, readonly=True).open_checkpoint(100):
+        shown = run("rm", "..300", "--dry-run", "--store", path)
+
+    assert (shown.exit_code, shown.stdout) == (5, "would delete main@300\n")
+    assert "2 of 3 checkpoints would not be deleted: main@100: main@100 is open for reading" in shown.stderr
+    assert "main@200 has the tag best" in shown.stderr
     assert steps_left(path) == [100, 200, 300]
 
 

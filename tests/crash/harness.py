@@ -81,6 +81,8 @@ class Machine:
         stdin.write(json.dumps(asked) + "\n")
         stdin.flush()
         answer: dict[str, Any] = json.loads(self._answer(f"an answer to {do} {scenario} on {kind}"))
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
         return answer
 
     def _answer(self, wanted: str) -> str:

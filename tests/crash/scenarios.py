@@ -133,7 +133,7 @@ def history(seed: int) -> Scenario:
                 save(store, journal, 100 + number, name)
             elif kind == "replace":
                 if not _pinned(store, step) and not _annotated(store, step):
-                    save(store, journal, step, name, if_exists="replace")
+                    save(store, journal, step, name, if_exists="replace", force=True)  # it may have a tag
             elif kind == "delete":
                 if not _kept(store, step):
                     _delete(store, journal, step)

@@ -84,10 +84,12 @@ class Worker:
         gc.freeze()
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked: `calls`, `cut`, `record` or `image`, as they are told there."""
-        return {"calls": self._calls, "cut": self._cut, "record": self._record, "image": self._image}[asked["do"]](
-            asked
-        )
+        """Do what is asked: `calls`, `cut`, `record` or `image`, as they are told there; `failed` says what did."""
+        do = {"calls": self._calls, "cut": self._cut, "record": self._record, "image": self._image}[asked["do"]]
+        try:
+            return do(asked)
+        except RuntimeError as error:  # the next question is another matter
+            return {"failed": str(error)}
 
     def close(self) -> None:
         """Take the volumes down."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -252,7 +253,10 @@ def _with_a_whole_blob(path: Path, journal: Journal) -> None:
 
 
 def _writing_links(store: Store, journal: Journal) -> None:
-    report = store.checkout(f"{RUN}@1", store.path.parent / "place" / "out", link="hardlink")
+    out = store.path.parent / "place" / "out"
+    if out.exists():  # an attempt failed after its rename
+        shutil.rmtree(out)
+    report = store.checkout(f"{RUN}@1", out, link="hardlink")
     if report.hardlinked != ("one.bin",):
         raise RuntimeError(f"it was copied: {report}")
 

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -140,6 +141,8 @@ def _forked(work: Callable[[], None], modules: Path | None = None, *, may_fail: 
             if modules is not None:
                 modules.write_text("\n".join(sys.modules))
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)

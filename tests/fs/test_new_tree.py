@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.errors import BadInput
-from ckstore.fs import locks, new_tree
+from ckstore.errors import BadInput, CkstoreError
+from ckstore.fs import files, locks, new_tree
 from ckstore.fs.new_tree import NewTree
 from tests.support.requirements import require_root
 from tests.support.users import User, common_folder, users
@@ -243,3 +243,23 @@ def test_a_leftover_that_breaks_while_it_is_removed_fails_nothing(
     publish(tmp_path / "out")
 
     assert left.exists()
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_is_there_but_may_not_survive_a_power_cut_is_said_to_be_there(
+    as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with NewTree.beside(tmp_path / "out") as tree:
+        with tree.create_file("file"):
+            pass
+        monkeypatch.setattr(files, "sync_name", fails)
+        with pytest.raises(
+            CkstoreError, match=r"out is there, and whole, but may not survive a power cut: Input/output"
+        ):
+            (tree.publish_file if as_file else lambda _: tree.publish())("file")
+
+    assert (tmp_path / "out" if as_file else tmp_path / "out" / "file").is_file()
+    assert [path.name for path in tmp_path.glob("*out*")] == ["out"]

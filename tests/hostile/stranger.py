@@ -27,7 +27,8 @@ CPU_S = 10.0
 """What an act may take of a processor."""
 _WALL_S = 600.0
 """What it may take with waiting on a busy machine: only what hangs takes longer."""
-_ALL_S = 1800.0
+_ALL_S = 3600.0
+"""What all acts together may take, some 200: the same."""
 MORE_MEMORY_BYTES = 256 * 2**20
 """What the process may take beyond what it has and the bytes of the store."""
 _M_ARENA_MAX = -8

@@ -304,7 +304,7 @@ DURABILITY = [
         "fsync of the parent of a checkout",
         "checkout-not-synced",
         "NewTree.publish",
-        "        files.sync_name(self.destination)\n",
+        "        self._make_durable()\n",
         "",
         law("checkout"),
         "N2 (",

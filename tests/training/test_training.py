@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import random
 import subprocess
@@ -220,7 +221,7 @@ def test_provenance_is_recorded_on_request(tmp_path: Path, store: Store) -> None
 
     found = store.info(info).metadata["provenance"]
     assert found["config"] == {"lr": 0.1}
-    assert found["packages"]["torch"] == torch.__version__
+    assert found["packages"]["torch"] == importlib.metadata.version("torch")
     assert found["command_line"] == sys.orig_argv
     assert len(found["git"]["revision"]) >= 40
     assert not found["git"]["changed"]

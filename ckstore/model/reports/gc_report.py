@@ -227,11 +227,12 @@ def explain(
 
 def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[str, tuple[HeldBlob, ...]]]:
     """Return the blobs that are known to be open, and for each reason why that could not be asked the others."""
-    unasked: dict[str, tuple[HeldBlob, ...]] = {}
+    unasked: dict[str, list[HeldBlob]] = {}
     for blob in held:
         if blob.why and not blob.holders:
-            unasked[blob.why] = (*unasked.get(blob.why, ()), blob)
-    return tuple(blob for blob in held if blob.holders or not blob.why), unasked
+            unasked.setdefault(blob.why, []).append(blob)
+    asked = tuple(blob for blob in held if blob.holders or not blob.why)
+    return asked, {why: tuple(blobs) for why, blobs in unasked.items()}
 
 
 def _waiting(count: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.objects import reserve
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.free.drop import check_droppable, drop, make_kept_durable
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.refs.find import AnyRef, find
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def delete(context: Context, ref: AnyRef) -> None:
-    """Delete a checkpoint durably and free what only it used.
+def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
+    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it.
 
     Raises:
         InUse: A reader has it open, a tag names it, or it is pinned.
@@ -25,6 +25,9 @@ def delete(context: Context, ref: AnyRef) -> None:
     """
     info = find(context, ref)
     context.check_writable()
+    if dry_run:
+        check_droppable(context, info)
+        return
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
         dropped = drop(context, info)

@@ -50,6 +50,18 @@ def make_kept_durable(context: Context, run: str) -> None:
         files.sync_directory(parent)
 
 
+def check_droppable(context: Context, info: CheckpointInfo) -> None:
+    """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone.
+
+    Raises:
+        InUse: It is open for reading, or has a tag or an unexpired pin.
+        NoSuchRef: It is gone.
+        CkstoreError: A tag or a pin cannot be read.
+    """
+    with _taken(info, context.layout.checkpoint(*info.key)):
+        check_unprotected(context, info.key)
+
+
 def drop(context: Context, info: CheckpointInfo) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 

@@ -77,7 +77,7 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     facts = facts_at(context, info.key)
     with context.layout.open_runs() as runs:
         found = as_it_is(context, runs, facts, info.tags)
-    if not _same(found, info):
+    if not same_facts(found, info):
         _mend_if_wrong(context, facts)
     return found
 
@@ -101,11 +101,11 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
         rows, _, _ = context.catalog.current({place: context.layout.stamp(*place)}, seek=True)
     except CatalogUnavailable:  # then no row says anything
         return
-    if rows and not _same(rows[0], facts):
+    if rows and not same_facts(rows[0], facts):
         write_again(context, [place])
 
 
-def _same(one: CheckpointInfo, other: CheckpointInfo) -> bool:
+def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
     """Whether two say the same of a manifest."""
     return all(_told(getattr(one, name)) == _told(getattr(other, name)) for name in _OF_MANIFEST)
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
-from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
 from ckstore.ops.refs.listing import in_order, infos, infos_at, settle
+from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +93,7 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
         return ref
     if context.run is not None:
         return replace(ref, run=context.run)
+    context.run_was_open = True
     if ref.kind != "step":
         _refuse_several(context, ref)
     return ref

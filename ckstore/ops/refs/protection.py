@@ -57,8 +57,8 @@ def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, t
     Raises:
         CkstoreError: One cannot be read.
     """
-    found: dict[CheckpointKey, tuple[Pin, ...]] = {}
+    found: dict[CheckpointKey, list[Pin]] = {}
     for pin in read_pins(context.layout):
         if not pin.expired(now):
-            found[pin.run, pin.step] = (*found.get((pin.run, pin.step), ()), pin)
-    return found
+            found.setdefault((pin.run, pin.step), []).append(pin)
+    return {key: tuple(pins) for key, pins in found.items()}

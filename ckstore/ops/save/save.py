@@ -52,7 +52,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import Context, info_of, tags_by_checkpoint, tell_not_durable
+from ckstore.ops.context import NO_WATCH, Context, info_of, tags_by_checkpoint
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
@@ -69,6 +69,7 @@ from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource
 from ckstore.ops.save.write import Stored, store_sources
+from ckstore.ops.warn import tell_not_durable, tell_notes
 from ckstore.python_gc import python_gc_paused
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -223,17 +224,38 @@ def save_staged(
                 reclaim.discard(context, staging, error)
             raise
     # Committed: from here the save does not fail any more.
-    mine: Published | None = None
     published = outcome.existing
     if published is None:
-        published = mine = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
+        published = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+    elif published.manifest.content != manifest.content:
+        notes.append(_kept(published.manifest))
+    info = _follow_up(context, staging, staged, request.tags, published, outcome, notes)
+    laps.end("finishing_s")
+    info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
+    context.totals.saved(info)
+    if context.watch is NO_WATCH:  # else the process that has the save done here says it
+        tell_notes(context, notes)
+    return info
+
+
+def _follow_up(  # noqa: PLR0917
+    context: Context,
+    staging: Staging,
+    staged: Staged,
+    wanted_tags: tuple[str, ...],
+    published: Published,
+    outcome: Outcome,
+    notes: list[str],
+) -> CheckpointInfo:
+    """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
+    mine = published if outcome.existing is None else None
     manifest, manifest_id = published.manifest, published.manifest_id
     context.watch.committed(replace(CheckpointInfo.of(manifest, manifest_id), durable=context.durable))
     try:
-        tags = _tag(context, published, request.tags, notes, is_durable=mine is not None)
+        tags = _tag(context, published, wanted_tags, notes, is_durable=mine is not None)
         if outcome.old is not None:
-            notes += _say_followed(context, published, [tag for tag in tags if tag not in request.tags], outcome)
+            notes += _say_followed(context, published, [tag for tag in tags if tag not in wanted_tags], outcome)
         why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, staged)
     finally:
         if outcome.existing is not None:
@@ -250,15 +272,7 @@ def save_staged(
             f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
             "opening of the store adds it"
         )
-    laps.end("finishing_s")
-    info = replace(
-        info,
-        catalogued=not why_not_catalogued,
-        warnings=tuple(notes),
-        counters=staged.counters(staging, laps),
-    )
-    context.totals.saved(info)
-    return info
+    return replace(info, catalogued=not why_not_catalogued)
 
 
 def _stage_captured(
@@ -419,6 +433,13 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     if not outcome.other_bytes or not followed:
         return []
     return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
+
+
+def _kept(there: Manifest) -> str:
+    return (
+        f"{there.run}@{there.step} of {there.created} was kept, which holds something else: what was to be saved at "
+        "this step is not saved"
+    )
 
 
 def _untagged(manifest: Manifest, tag: str, why: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
@@ -20,6 +19,7 @@ from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.trash import names_in
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.index.facts import same_facts
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 
 if TYPE_CHECKING:
@@ -66,13 +66,14 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
 def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     """Return the whole checkpoints of which the catalog says something else than the manifest."""
     listing = context.catalog.listing()
-    rows = {info.key: replace(info, tags=()) for info in context.catalog.infos()}
+    rows = {info.key: info for info in context.catalog.infos()}
     found = []
     for (run, step), (info, used) in sorted(checker.infos.items()):
         seen = look(context.layout, run, step).published
         if seen is None or seen.manifest_id != info.id:  # not whole, or another one by now
             continue
-        same = rows.get((run, step)) == info and listing.get((run, step)) == seen.stamp
+        row = rows.get((run, step))
+        same = row is not None and same_facts(row, info) and listing.get((run, step)) == seen.stamp
         if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
             found.append((run, step))
     return found

@@ -44,6 +44,7 @@ class SaveQueue:
         self.terms = Terms()
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []
+        self._told: set[str] = set()
 
     def make_way(self, terms: Terms) -> bool:
         """Wait until there may be one more snapshot; False: this save is to be skipped.
@@ -119,6 +120,10 @@ class SaveQueue:
             self.parents.ended(save.order.last_parents, outcome)
             self.bases.ended(save.order, outcome)
             _LOG.info("saved %s", outcome.name)
+            for note in outcome.warnings:
+                if note not in self._told:
+                    self._told.add(note)
+                    _LOG.warning("%s", note)
         self._on_ended(outcome)
         save.pending.finish(outcome)
         self.changed.notify_all()

@@ -1,7 +1,7 @@
 """Writes the files of this folder, which are of torch 2.6, and of those below it: ``python write.py FOLDER``.
 
-A folder below has the number of the torch that wrote what is in it: torch 2.9 loaded the files of torch 2.6 and saved
-them again.
+A folder below has the number of the torch that wrote what is in it; torch 2.9 loaded the files of torch 2.6 and saved
+them again. What torch 2.10 to 2.14 write is byte for byte what 2.8 does, but for the form of before 1.6.
 """
 
 from __future__ import annotations

@@ -118,6 +118,13 @@ def test_what_no_checkpoint_uses_is_told_and_gc_learns_of_it(store: Store) -> No
     assert store.gc().freed_bytes == len(data)
 
 
+def test_a_metric_that_is_no_number_is_no_difference_between_catalog_and_manifest(store: Store) -> None:
+    odd = {"loss": float("nan"), "gradient": float("inf"), "acc": 0.5}
+    store.save(two_part_state(1), step=1, metrics=odd, metadata={"first": [float("nan")]})
+
+    assert [kinds(store.verify()), kinds(store.verify(quick=True))] == [[], []]
+
+
 def test_a_catalog_that_says_something_else_is_made_right(store: Store) -> None:
     import sqlite3
 

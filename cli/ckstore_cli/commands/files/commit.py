@@ -89,6 +89,9 @@ def commit(
       5  the step is to be replaced, and a tag or a pin names it
       6  the disk is full
     """
+    import logging
+
+    logging.getLogger("ckstore").addHandler(logging.NullHandler())  # what a save logs is printed below
     out = frame.output()
     with frame.writing() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(

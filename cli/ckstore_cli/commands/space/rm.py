@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import BadInput, InUse, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, InUse, NoSuchRef
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
@@ -20,10 +20,11 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True, shell_complete=complete_ref)
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @store_option
 @json_option
 @pass_frame
-def rm(frame: Frame, refs: tuple[str, ...]) -> None:
+def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
 
     A REF may be a range of steps, A..B, A.. or ..B, with its ends. Nothing is
@@ -34,7 +35,7 @@ def rm(frame: Frame, refs: tuple[str, ...]) -> None:
     \b
     Example:
       ckstore rm main@1200
-      ckstore rm 100 200 sweep-7@1000..5000
+      ckstore rm 100 200 sweep-7@1000..5000 --dry-run
 
     \b
     Exit status:
@@ -49,17 +50,18 @@ def rm(frame: Frame, refs: tuple[str, ...]) -> None:
         chosen = {info.key: info for ref in refs for info in _named(store, ref)}
         for info in chosen.values():
             try:
-                store.delete(info)
+                store.delete(info, dry_run=dry_run)
             except InUse as error:
                 refused.append((info, error))
                 continue
             out.document({"run": info.run, "step": info.step, "id": info.id})
-            out.line(f"deleted {info.name}")
+            out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:
         listed = "; ".join(f"{info.name}: {error.message}" for info, error in refused)
-        msg = f"{len(refused)} of {len(chosen)} checkpoints were not deleted: {listed}"
+        were = "would not be" if dry_run else "were not"
+        msg = f"{len(refused)} of {len(chosen)} checkpoints {were} deleted: {listed}"
         raise InUse(msg, hint=refused[0][1].hint)
 
 
@@ -78,30 +80,31 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
         msg = f"{ref} has neither a first nor a last step"
         raise BadInput(msg, hint="write A..B, A.. or ..B")
     infos = store.checkpoints()
-    run = _run_of(infos, found["run"])
+    run = _run_of(ref, infos, found["run"])
     within = [
         info
         for info in infos
         if info.run == run and (first is None or first <= info.step) and (last is None or info.step <= last)
     ]
     if not within:
-        msg = f"{ref}: no checkpoint has a step in this range"
-        raise NoSuchRef(msg, hint="ckstore log lists the checkpoints")
+        msg = f"{ref}: no checkpoint of the run {run} has a step in this range"
+        raise NoSuchRef(msg, hint=f"ckstore log --run {run} lists its checkpoints")
     return within
 
 
-def _run_of(infos: list[CheckpointInfo], run: str | None) -> str:
-    """Return the run of a range: as for a bare step, the only one, else main.
+def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
+    """Return the run of a range: the only one where none is named.
 
     Raises:
+        AmbiguousRef: None is named, and the store has several: what is deleted is not guessed.
         NoSuchRef: There is no such run.
     """
-    from ckstore.model.names import DEFAULT_RUN
-
-    there = list(dict.fromkeys(info.run for info in infos))
-    if run is None:
-        run = there[0] if len(there) == 1 else DEFAULT_RUN
-    if run not in there:
-        msg = f"there is no run {run!r}"
-        raise NoSuchRef(msg, hint=f"the runs are {', '.join(sorted(there)[:5])}" if there else "the store is empty")
-    return run
+    there = sorted({info.run for info in infos})
+    some = ", ".join(there[:5])
+    if run is None and len(there) > 1:
+        msg = f"{ref}: the store has several runs: {some}"
+        raise AmbiguousRef(msg, hint=f"say of which: RUN@{ref}")
+    if not there or run not in (None, *there):
+        msg = f"{ref}: there is no run {run!r}" if there else f"{ref}: the store has no checkpoints"
+        raise NoSuchRef(msg, hint=f"the runs are {some}" if there else "")
+    return run or there[0]
