@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.docs import values
 from tests.support.docblocks import blocks
 
@@ -172,3 +174,12 @@ def test_each_walk_is_a_numbered_list_of_modules() -> None:
         assert len(steps) >= 8
         assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
         assert [line for _, line in steps if not re.match(r"`[\w/]+\.py`: ", line)] == []
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "fsdp2", "lightning"])
+def test_the_page_of_a_framework_resumes_only_where_there_is_a_checkpoint(name: str) -> None:
+    (block,) = (block.text for block in blocks(page(f"how-to/{name}.md")) if "Store.open" in block.text)
+    resumes = re.search(r"latest-valid|\bload\(engine", block)
+
+    assert resumes is not None
+    assert "if store.latest() is not None" in block[: resumes.end() + len('" if store.latest() is not None')]

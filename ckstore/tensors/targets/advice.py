@@ -97,8 +97,8 @@ def _useless(load: Load) -> Iterator[str]:
     """Yield which keys of the caller's renaming rename nothing."""
     for old, new in load.terms.rename.items():
         if old not in load.found.renaming:
-            where = "has" if old.startswith(".") else "begins with"
-            yield f"rename={ {old: new}!r} renames nothing: no name inside a module or a dict of tensors {where} {old!r}"
+            none = f"{'has' if old.startswith('.') else 'begins with'} {old!r}"
+            yield f"rename={ {old: new}!r} renames nothing: no name inside a module or a dict of tensors {none}"
 
 
 def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
