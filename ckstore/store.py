@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ckstore.errors import CkstoreError
     from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.files import FileSummary
@@ -700,9 +701,9 @@ class Store:
                 state. `select` names what is in it.
             file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
                 loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: only the
-                tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``), and what is
-                no tensor is left out, such as ``param_groups`` of an optimizer and files without tensors. So to resume
-                give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
+                tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
+                values are left out, such as ``param_groups`` of an optimizer, and so are files without tensors. To
+                resume, give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
@@ -850,6 +851,20 @@ class Store:
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
         return infos(self._context, self.run if run is None else run, newest=newest)
+
+    @act
+    def runs(self) -> list[RunSummary]:
+        """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first.
+
+        A handle that is bound to a run gives all of them, too.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
+        from ckstore.model.checkpoint.runs import summaries
+        from ckstore.ops.refs.listing import infos
+
+        return summaries(infos(self._context))
 
     @act
     def follow(
