@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.docs import values
 from tests.support.docblocks import blocks
+from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -183,3 +185,25 @@ def test_the_page_of_a_framework_resumes_only_where_there_is_a_checkpoint(name: 
 
     assert resumes is not None
     assert "if store.latest() is not None" in block[: resumes.end() + len('" if store.latest() is not None')]
+
+
+MADE = [
+    path for path in sorted(DOCS.rglob("*.md")) if re.search(r"^::: ", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_a_page_that_is_made_from_docstrings_says_at_its_top_how_to_read_it(path: Path) -> None:
+    top = path.read_text(encoding="utf-8").partition("\n:::")[0]
+    (name,) = re.findall(r"read it with `make docs`, or `python -m pydoc ([\w.]+)`", top)
+    if name.endswith("transformers"):
+        require_transformers()
+
+    assert len(pydoc.render_doc(name)) > 2000
+
+
+def test_the_readme_leads_to_no_page_that_is_empty_until_it_is_built() -> None:
+    links = re.findall(r"\]\(([^)#]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert len(links) > 20
+    assert [link for link in links if ROOT / link in MADE] == []
