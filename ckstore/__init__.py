@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnsafePlace,
     )
     from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorFinding, DoctorReport
     from ckstore.model.manifest.counters import SaveCounters
@@ -135,6 +136,7 @@ __all__ = [
     "RetentionPlan",
     "RetentionPolicy",
     "RetentionReport",
+    "RunSummary",
     "SaveAbandoned",
     "SaveCounters",
     "SaveEvent",
@@ -166,6 +168,7 @@ _HOMES = {
     "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch SaveAbandoned SaveFailed "
     "StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
+    "ckstore.model.checkpoint.runs": "RunSummary",
     "ckstore.model.checkpoint.tag": "Tag",
     "ckstore.model.doctor.finding": "DoctorFinding DoctorReport",
     "ckstore.model.manifest.files": "FileChange FileSummary",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ckstore.errors import CkstoreError
     from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.files import FileSummary
@@ -485,7 +486,7 @@ class Store:
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), else one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
-            metrics: Name -> number, shown by ``ckstore log``.
+            metrics: Name -> number, shown by ``ckstore log``; none is read out of the files.
             metadata: JSON-like values.
             message: Shown by ``ckstore log``.
             tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
@@ -700,8 +701,10 @@ class Store:
             rank: Of a checkpoint that ranks saved with ``save(rank=…)``: the state of this one; None: a dict of rank ->
                 state. `select` names what is in it.
             file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
-                loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: a dict of
-                path -> the tensors that the files name.
+                loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: only the
+                tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
+                values are left out, such as ``param_groups`` of an optimizer, and so are files without tensors. To
+                resume, give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
@@ -849,6 +852,20 @@ class Store:
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
         return infos(self._context, self.run if run is None else run, newest=newest)
+
+    @act
+    def runs(self) -> list[RunSummary]:
+        """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first.
+
+        A handle that is bound to a run gives all of them, too.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
+        from ckstore.model.checkpoint.runs import summaries
+        from ckstore.ops.refs.listing import infos
+
+        return summaries(infos(self._context))
 
     @act
     def follow(

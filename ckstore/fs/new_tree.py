@@ -63,8 +63,7 @@ class NewTree:
             _remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
-            msg = f"{destination.parent} is not a directory, so {destination.name} cannot be made in it"
-            raise BadInput(msg, hint=f"make it first: mkdir -p {destination.parent}") from error
+            raise _no_parent(destination, error) from error
         except OSError as error:
             if error.errno not in _NOT_ALLOWED:
                 raise
@@ -236,6 +235,18 @@ def _prefix(destination: Path) -> str:
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 
+def _no_parent(destination: Path, error: OSError) -> BadInput:
+    """Return the error where the directory is missing in which something is to be made."""
+    parent = destination.parent
+    if isinstance(error, NotADirectoryError) or os.path.lexists(parent):
+        msg = f"{parent} is not a directory, so {destination.name} cannot be made in it"
+        return BadInput(msg, hint="choose a destination in a directory")
+    return BadInput(
+        f"{parent} does not exist, so {destination.name} cannot be made in it",
+        hint=f"make it first: mkdir -p {parent}",
+    )
+
+
 def _check_free(destination: Path, *, or_empty: bool = True) -> None:
     """Raise unless there is nothing, or an empty directory if that will do."""
     try:
@@ -243,7 +254,7 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        raise BadInput(f"{destination.parent} is not a directory") from error
+        raise _no_parent(destination, error) from error
     if not or_empty:
         msg = f"{destination} exists, and ckstore overwrites nothing"
         raise BadInput(msg, hint="choose a destination that does not exist yet")

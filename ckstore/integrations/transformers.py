@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 Saves = Literal["files", "state", "background"]
 """How `CkstoreTrainerMixin` saves."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
+_FIRST_START = (
+    'at the first start of a run resume_from_checkpoint="auto" begins, '
+    "and directory_to_resume(…, or_none=True) gives None"
+)
 _DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
 
 
@@ -189,8 +193,8 @@ class CkstoreTrainerMixin:
 class CkstoreCallback(TrainerCallback):
     """Commits each checkpoint that a Trainer has written: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
 
-    It does not see the save on SIGTERM (``enable_jit_checkpoint``); `CkstoreTrainerMixin` does. To resume:
-    ``trainer.train(resume_from_checkpoint=directory_to_resume(store, output_dir)[0])``.
+    It does not see the save on SIGTERM (``enable_jit_checkpoint``); `CkstoreTrainerMixin` does. To resume, or to begin
+    where there is no checkpoint: ``trainer.train(directory_to_resume(store, output_dir, or_none=True)[0])``.
 
     Args:
         store: The store.
@@ -281,7 +285,7 @@ def directory_to_resume(
         output_dir: That of the Trainer.
         ref: Which checkpoint.
         run: Of which run; None: that of `Store.open`, else ``main``.
-        or_none: Return None where the run has no checkpoint, instead of an error.
+        or_none: Return None where the run has no checkpoint, as at its first start, instead of an error.
         now: The conditions of this run, to be compared.
 
     Raises:
@@ -291,10 +295,12 @@ def directory_to_resume(
     def act() -> tuple[str | None, tuple[str, ...]]:
         try:
             info, path = checkout_to_resume(store, run, ref, output_dir, trainer_state.write_directory)
-        except NoSuchRef:
-            if or_none and not store.checkpoints(run_of(store, run)):
+        except NoSuchRef as error:
+            if store.checkpoints(run_of(store, run)):
+                raise
+            if or_none:
                 return None, ()
-            raise
+            raise NoSuchRef(error.message, hint=_FIRST_START) from error
         told = () if now is None else inexact(store, info, now)
         return str(path), told
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "checkout": "files",
     "export": "files",
     "log": "look",
+    "runs": "look",
     "show": "look",
     "ls": "look",
     "diff": "look",
@@ -78,9 +79,7 @@ class App(click.Group):
         """Find the command; an unknown one is refused with those that look like it."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, COMMANDS, n=2)
+            near = _commands_like(name)
             meant = f", did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"there is no command {name!r}{meant}", ctx)
         return super().resolve_command(ctx, args)
@@ -134,6 +133,21 @@ class App(click.Group):
                 raise  # a defect: the traceback is what helps
             sys.exit(status)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+_DELETING = ("rm", "prune", "gc")
+_VERY_LIKE = 0.8
+
+
+def _commands_like(name: str) -> list[str]:
+    """Return the commands that a misspelled one may mean, and one that deletes only where it is very like it."""
+    from difflib import SequenceMatcher, get_close_matches
+
+    def is_very_like(one: str) -> bool:
+        return name[0] == one[0] and SequenceMatcher(None, name, one).ratio() >= _VERY_LIKE
+
+    near = get_close_matches(name, COMMANDS, n=2)
+    return [one for one in near if one not in _DELETING or is_very_like(one)]
 
 
 def _never_fail_to_encode(stream: Any) -> None:

@@ -62,6 +62,8 @@ TYPICAL = (
     "log --oneline",
     "log -n 1",
     "log --run nope",
+    "log main",
+    "runs",
     "show 100",
     "show best",
     "show 999",
@@ -129,6 +131,7 @@ TYPICAL = (
     # Usage.
     "frobnicate",
     "lgo",
+    "purge",
     "show",
     "show 200 --colour",
 )

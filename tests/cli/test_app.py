@@ -65,6 +65,27 @@ def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(ru
     assert shown.stderr == ("error: there is no command 'shwo', did you mean show?\nhint: see ckstore --help\n")
 
 
+@pytest.mark.parametrize("word", ["ru", "urn", "rnu", "punt", "rune", "purge", "trim", "grm", "cg"])
+def test_a_word_that_is_not_very_like_it_is_never_said_to_be_a_command_that_deletes(word: str, run: Run) -> None:
+    said = run(word).stderr
+
+    assert re.search(r"\b(rm|prune|gc)\b", said) is None, said
+
+
+@pytest.mark.parametrize("word, meant", [("prun", "prune"), ("pruen", "prune"), ("gcc", "gc"), ("rmm", "rm")])
+def test_a_command_that_deletes_is_named_for_a_word_that_is_very_like_it(word: str, meant: str, run: Run) -> None:
+    assert f"did you mean {meant}" in run(word).stderr
+
+
+def test_a_run_that_is_given_to_log_without_its_option_is_refused_with_it(run: Run, saved: Path) -> None:
+    shown = run("log", "gpt", "--store", saved)
+
+    assert shown.exit_code == 2
+    assert shown.stderr == (
+        "error: unexpected argument 'gpt'; for one run write --run gpt\nhint: see ckstore log --help\n"
+    )
+
+
 def test_a_wrong_option_is_refused_with_the_command_s_help_as_next_step(run: Run) -> None:
     shown = run("log", "--onelin")
 
@@ -110,6 +131,7 @@ HEAVY = ("torch", "numpy", "sqlite_utils", "safetensors")
         ["ls", "main@latest"],
         ["diff", "100", "200"],
         ["du"],
+        ["runs"],
         ["tag"],
         ["pin"],
         ["prune", "--keep-last", "1", "--dry-run"],

@@ -99,6 +99,7 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
         ("gc", "--keep-last", "1"),
         ("diff", "main@7", "main@100"),
         ("du",),
+        ("runs",),
         ("verify",),
         ("reindex",),
         ("export", "best", "exported"),

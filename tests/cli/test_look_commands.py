@@ -146,6 +146,23 @@ def test_du_shows_a_line_a_checkpoint(run: Run, path: Path) -> None:
     assert lines[1][3] == "2.0 MiB"
 
 
+@pytest.mark.usefixtures("steady_clock")
+def test_runs_are_listed_with_the_newest_first(run: Run, saved: Path, tmp_path: Path) -> None:
+    Store.init(tmp_path / "empty").close()
+
+    lines = cells(run("runs", "--store", saved).stdout)
+    empty = run("runs", "--store", tmp_path / "empty")
+
+    assert [line[:3] for line in lines] == [
+        ["RUN", "CHECKPOINTS", "NEWEST"],
+        ["main", "3", "150"],
+        ["sweep-7", "2", "8"],
+    ]
+    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "no checkpoint yet\n")
+    first = json.loads(run("runs", "--json", "--store", saved).stdout.splitlines()[0])
+    assert (first["run"], first["newest_step"], first["highest_step"]) == ("main", 150, 200)
+
+
 def test_why_names_every_checkpoint_and_tensor(run: Run, path: Path) -> None:
     blob = blobs_by_size(Store.open(path), 1)[-1].name
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.docs import values
 from tests.support.docblocks import blocks
+from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -172,3 +176,34 @@ def test_each_walk_is_a_numbered_list_of_modules() -> None:
         assert len(steps) >= 8
         assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
         assert [line for _, line in steps if not re.match(r"`[\w/]+\.py`: ", line)] == []
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "fsdp2", "lightning"])
+def test_the_page_of_a_framework_resumes_only_where_there_is_a_checkpoint(name: str) -> None:
+    (block,) = (block.text for block in blocks(page(f"how-to/{name}.md")) if "Store.open" in block.text)
+    resumes = re.search(r"latest-valid|\bload\(engine", block)
+
+    assert resumes is not None
+    assert "if store.latest() is not None" in block[: resumes.end() + len('" if store.latest() is not None')]
+
+
+MADE = [
+    path for path in sorted(DOCS.rglob("*.md")) if re.search(r"^::: ", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_a_page_that_is_made_from_docstrings_says_at_its_top_how_to_read_it(path: Path) -> None:
+    top = path.read_text(encoding="utf-8").partition("\n:::")[0]
+    (name,) = re.findall(r"read it with `make docs`, or `python -m pydoc ([\w.]+)`", top)
+    if name.endswith("transformers"):
+        require_transformers()
+
+    assert len(pydoc.render_doc(name)) > 2000
+
+
+def test_the_readme_leads_to_no_page_that_is_empty_until_it_is_built() -> None:
+    links = re.findall(r"\]\(([^)#]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert len(links) > 20
+    assert [link for link in links if ROOT / link in MADE] == []

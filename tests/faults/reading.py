@@ -94,6 +94,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "info": lambda store: store.info("first"),
     "latest valid": lambda store: store.latest(valid=True),
     "checkpoints": lambda store: store.checkpoints(),
+    "runs": lambda store: store.runs(),
     "follow": lambda store: list(store.follow(timeout_s=0)),
     "leaves": lambda store: store.leaves(1),
     "files": lambda store: store.files(3),

@@ -51,6 +51,7 @@ def _open(scene: Scene, opened: list[Store], readonly: bool) -> None:
 def _looks(store: Store, scene: Scene, how: str) -> Iterator[Act]:
     policy = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
     yield Act("list", store.checkpoints)
+    yield Act("runs", store.runs)
     yield Act("warnings", lambda: store.warnings)
     yield Act("latest", store.latest)
     yield Act("latest valid", lambda: store.latest(valid=True))
@@ -142,6 +143,7 @@ def _open_alone(scene: Scene, step: str) -> None:
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("log", "-n", "20"),
     ("log", "--json"),
+    ("runs",),
     ("show", "main@2"),
     ("show", "main@3", "--json"),
     ("ls", "main@3"),

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
+from ckstore import Best, CkstoreWarning, NoSuchRef, RetentionPolicy, Store
 from tests.integrations import tiny_trainer
 from tests.integrations.marks import TRAINS
 from tests.support.damage import flip
+from tests.support.docblocks import blocks
 from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +174,25 @@ def test_the_callback_is_one_line_and_a_missing_random_state_is_named(tmp_path: 
     assert path is not None
     Trainer(model=tiny_trainer.model(), args=trainer.args, train_dataset=trainer.train_dataset).train(path)
     assert directory_to_resume(store, tmp_path / "out", run="none", or_none=True) == (None, ())
+
+
+def test_the_resume_that_the_page_shows_begins_in_an_empty_store_and_goes_on_later(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    from ckstore.integrations.transformers import CkstoreCallback, directory_to_resume
+
+    page = (ROOT / "docs" / "how-to" / "transformers.md").read_text(encoding="utf-8")
+    (block,) = (block.text for block in blocks(page) if "import directory_to_resume" in block.text)
+    store = Store.init(tmp_path / "store")
+    for steps in (2, 4):
+        callbacks = [CkstoreCallback(store)]
+        trainer = tiny_trainer.make(Trainer, tmp_path / "out", callbacks=callbacks, max_steps=steps)
+        exec(block, {"trainer": trainer, "store": store, "arguments": trainer.args})  # noqa: S102 - our own
+
+    assert [info.step for info in store.checkpoints()] == [2, 4]
+    assert ".ckstore-resume-2" in os.listdir(tmp_path / "out")
+    with pytest.raises(NoSuchRef, match=r"run 'other' \(at the first start .*or_none=True\) gives None\)"):
+        directory_to_resume(store, tmp_path / "out", run="other")
 
 
 def test_every_rank_waits_for_the_best_checkpoint_also_one_that_sees_its_directory_already(

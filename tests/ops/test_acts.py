@@ -50,6 +50,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "info": lambda store: store.info(1),
     "latest": lambda store: store.latest(),
     "checkpoints": lambda store: store.checkpoints(),
+    "runs": lambda store: store.runs(),
     "follow": lambda store: next(store.follow(timeout_s=0)),
     "open_checkpoint": lambda store: store.open_checkpoint(1),
     "leaves": lambda store: store.leaves(1),

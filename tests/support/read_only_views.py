@@ -28,6 +28,7 @@ READING = (
     "info",
     "latest",
     "checkpoints",
+    "runs",
     "leaves",
     "files",
     "du",
@@ -40,7 +41,7 @@ READING = (
 )
 """Methods of `Store` that change nothing, but for marks of damage that was found."""
 
-COMPARED = ("info", "latest", "checkpoints", "leaves", "files", "tags", "pins")
+COMPARED = ("info", "latest", "checkpoints", "runs", "leaves", "files", "tags", "pins")
 """Those whose values can be compared, and do not depend on what the process did before."""
 
 ONCE = frozenset({"progress", "repair", "repair_from", "rate_bytes_s"})

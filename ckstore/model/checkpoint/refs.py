@@ -118,12 +118,14 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
     if not runs:
-        raise NoSuchRef(f"{ref}: the store has no checkpoints", hint="save one first")
+        message = f"{ref}: the store has no checkpoints"
+        raise nothing_saved(message, ref.run) if ref.kind == "latest" else NoSuchRef(message, hint="save one first")
     if ref.run is not None and ref.run not in runs:
         message = f"{ref}: there is no run {ref.run!r}; the runs are {_some(_near(ref.run, runs))}"
         raise NoSuchRef(
             message,
-            hint="the run is the part before @, or the run= of the store; latest() is None until it has a checkpoint",
+            hint="the run is the part before @, or the run= of the store; "
+            f"at the first start of a run store.latest({ref.run!r}) is None: load only if it is not",
             command_hint="the part before @ is the run",
         )
     if ref.kind == "latest":
@@ -133,6 +135,16 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
     if ref.kind == "tag":
         return _by_tag(ref, candidates, tags)
     return _by_id(ref, candidates) or _no_id(ref, candidates)
+
+
+def nothing_saved(message: str, run: str | None) -> NoSuchRef:
+    """Return the error where a store, or a run, has no checkpoint yet, with what a program does at its first start."""
+    asked = "store.latest()" if run is None else f"store.latest({run!r})"
+    return NoSuchRef(
+        message,
+        hint=f"save one first; at the first start of a run {asked} is None: load only if it is not",
+        command_hint="save one first",
+    )
 
 
 def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:
@@ -172,6 +184,9 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
 
 def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
     if ref.value not in tags:
+        if re.fullmatch("-[0-9]+", ref.value):
+            message = f"{ref}: a step is an integer from 0, and there is no tag {ref.value!r}"
+            raise NoSuchRef(message, hint=_latest_hint(candidates))
         near = _near(ref.value, tags)
         there = f"the tags are {_some(near)}" if near else "the store has no tags"
         raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import holders, peek
-from ckstore.model.checkpoint.refs import newest_first, parse_ref
+from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents import marks
@@ -217,7 +217,7 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
     of_run = "" if run is None else f" of the run {run!r}"
     if not everything:
         there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
-        return NoSuchRef(f"latest-valid: {there}", hint="save one first")
+        return nothing_saved(f"latest-valid: {there}", run)
     hint = "load one of them with select= or verify=False to rescue what can be read"
     command_hint = (
         "ckstore verify --repair heals what has a right copy; ckstore export REF DEST --select NAME rescues a part"

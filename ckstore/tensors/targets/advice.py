@@ -13,13 +13,17 @@ from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.tensors.targets.differences import Differences, Terms
 
+    _Renaming = tuple[list[str], dict[str, str], Differences]
+
 _SELECTED_MOST = 3
 """So many parts are selected by name in a hint."""
+_ENTRIES_MOST = 4
+"""So many entries of a renaming are in a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +51,30 @@ class Load:
 
 def advice(load: Load) -> list[str]:
     """Return what makes the load fit, what is surest first; where nothing is known, where to look."""
-    renaming, left = _renaming(load)
+    renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
     differ = left.missing or left.unexpected or left.mismatched
     last = ["strict=False loads what fits and reports the rest"] if load.strict and loads_some and differ else []
-    said = [*_of_parts(load), *renaming, *_of_values(left, load.terms), *last]
+    parts = [] if load.fits_somewhere else [*_target_is_a_part(load), *_checkpoint_is_a_part(load)]
+    selecting = [*_only_what_the_target_has(load, left, rename)]
+    if selecting and rename:  # both in one
+        renaming, last = [], []
+    said = [*_useless(load), *parts, *selecting, *renaming, *_of_values(left, load.terms), *last]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
 
-def _of_parts(load: Load) -> Iterator[str]:
-    if not load.fits_somewhere:
-        yield from _target_is_a_part(load)
-        yield from _checkpoint_is_a_part(load)
-    yield from _only_what_the_target_has(load)
-
-
-def _renaming(load: Load) -> tuple[list[str], Differences]:
-    """Return what to say of a renaming with which more names fit, if one is known, and the differences left then.
+def _renaming(load: Load) -> _Renaming:
+    """Return what to say of a renaming with which more names fit, if one is known, it, and the differences left then.
 
     It was found for one module, and a renaming is used for all of them: so it is tried.
     """
     found = load.found
     if not found.rename:
-        return [], found
-    rename = {**load.terms.rename, **found.rename}
-    for_some = f"rename={rename!r} fits the names of only some modules: load each module by itself"
-    not_better = ([] if load.terms.rename else [for_some]), found
+        return [], {}, found
+    given = {old: new for old, new in load.terms.rename.items() if old in found.renaming}
+    rename = {**given, **found.rename}
+    for_some = f"{_written(rename)} fits the names of only some modules: load each module by itself"
+    not_better: _Renaming = ([] if load.terms.rename else [for_some]), {}, found
     try:
         left = load.compare(replace(load.terms, rename=rename))
     except BadInput:  # two names of another module would be the same
@@ -80,7 +82,23 @@ def _renaming(load: Load) -> tuple[list[str], Differences]:
     count = len(left.missing) + len(left.unexpected)
     if count >= len(found.missing) + len(found.unexpected):
         return not_better
-    return [f"rename={rename!r} makes {'more' if count else 'all'} names fit"], left
+    return [f"{_written(rename)} makes {'more' if count else 'all'} names fit"], rename, left
+
+
+def _written(rename: Mapping[str, str]) -> str:
+    """Return a renaming as an argument; of a long one the first entries and the last."""
+    entries = [f"{old!r}: {new!r}" for old, new in rename.items()]
+    if len(entries) <= _ENTRIES_MOST:
+        return f"rename={{{', '.join(entries)}}}"
+    return f"rename={{{', '.join(entries[:2])}, …, {entries[-1]}}} with {len(entries)} entries"
+
+
+def _useless(load: Load) -> Iterator[str]:
+    """Yield which keys of the caller's renaming rename nothing."""
+    for old, new in load.terms.rename.items():
+        if old not in load.found.renaming:
+            none = f"{'has' if old.startswith('.') else 'begins with'} {old!r}"
+            yield f"rename={ {old: new}!r} renames nothing: no name inside a module or a dict of tensors {none}"
 
 
 def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
@@ -123,9 +141,9 @@ def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
             yield f"load_into(target[{key!r}], …, rename={ {f'{key}.': ''}!r}) loads it"
 
 
-def _only_what_the_target_has(load: Load) -> Iterator[str]:
-    """Yield how to load no more than the parts that the target has, where all of them fit."""
-    found, target = load.found, load.target
+def _only_what_the_target_has(load: Load, found: Differences, rename: Mapping[str, str]) -> Iterator[str]:
+    """Yield how to load no more than the parts that the target has, where all of them fit once they are renamed."""
+    target = load.target
     others = found.missing or found.mismatched or found.dtypes or found.meta or found.strangers
     if others or not found.unexpected or load.terms.keep is not None or not isinstance(target, dict):
         return
@@ -133,7 +151,8 @@ def _only_what_the_target_has(load: Load) -> Iterator[str]:
     more = any(name.startswith((f"{key}.", f"{key}[")) for key in keys for name in found.unexpected)
     if len(keys) == len(target) <= _SELECTED_MOST and target and not more:
         names = keys[0] if len(keys) == 1 else keys
-        yield f"select={names!r} loads only what the target has"
+        with_it = f", {_written(rename)}" if rename else ""
+        yield f"select={names!r}{with_it} loads only what the target has"
 
 
 def _own_keys(manifest: Manifest) -> set[object]:

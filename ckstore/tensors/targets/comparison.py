@@ -12,7 +12,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.fill import Filling
-from ckstore.tensors.targets.renames import renamed
+from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
@@ -90,12 +90,21 @@ class Comparison:
             key = decode_key(own)
             name = name_below(path, key)
             if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
-                key = renamed(key, self.terms.rename)
+                key = renamed(key, self.terms.rename, self.differences.renaming)
             if key in found:
                 msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
                 raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
             found[key] = name, item
         return found
+
+    def suggest_rename(self, node: Node, own: Iterable[object], *, rename_all: bool) -> None:
+        """Look for a renaming with which more of a dict of the checkpoint has the names `own`.
+
+        As `found_in`, it is for all keys, or those of tensors and arrays.
+        """
+        keys = [decode_key(key) for key, item in node[1] if rename_all or self.is_tensor_leaf(item)]
+        wanted = [key for key in own if isinstance(key, str)]
+        self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}
 
     def bind(self, live: Any, item: Node, name: str) -> bool:
         """Let a leaf of the checkpoint fill a tensor that can be filled, or say why it cannot."""

@@ -39,6 +39,7 @@ class Differences:
         meta: Tensors of the target without memory, which are not assigned.
         strangers: Modules of which the checkpoint has names, and not one that fits.
         rename: A renaming with which more would fit.
+        renaming: The keys of the caller's renaming that a name begins with, or has.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -49,3 +50,4 @@ class Differences:
     meta: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
+    renaming: set[str] = field(default_factory=set)

@@ -196,6 +196,9 @@ class _Walk:
                 self.comparison.not_expect(name, item)
             elif self.comparison.wants(item, name):
                 self._set_later(target, key, self.comparison.new(item))
+        if any(key not in found for key in target):
+            tensors = [key for key, item in target.items() if is_tensor(item) or is_array(item)]
+            self.comparison.suggest_rename(node, tensors, rename_all=False)
         return None
 
     def _items(self, target: list[Any] | tuple[Any, ...], node: Node, path: str) -> Make | None:

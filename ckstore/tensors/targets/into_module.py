@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Found, Leaf
 from ckstore.tensors.targets.module_trial import adapts, try_names
-from ckstore.tensors.targets.renames import renamed, suggest
+from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> N
     for key in unexpected:
         comparison.not_expect(*found[key])
     if missing and unexpected:
-        given = [decode_key(pair[0]) for pair in node[1]]
-        comparison.differences.rename |= suggest([key for key in given if isinstance(key, str)], list(own)) or {}
+        comparison.suggest_rename(node, own, rename_all=True)
     if len(absent) == len(own) and not work.loaded and unexpected and comparison.wants_some(node, path):
         comparison.differences.strangers.append(path or "the target")
     work.plan(node)

@@ -29,40 +29,56 @@ def check_rename(rename: object) -> Rename:
     return dict(pairs)
 
 
-def renamed(key: str, rename: Rename) -> str:
+def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
     """Return a name of a state dict as `rename` makes it.
 
     Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each is
     used once. What an empty key stands for is put in front of names that begin with no other. Then keys that begin with
-    a dot are replaced wherever they stand, in their order.
+    a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
     """
     done, rest = "", key
+    met: set[str] = set()
     left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
-    if not any(rest.startswith(old) for old in left):
-        done = rename.get("", "")
+    if "" in rename and not any(rest.startswith(old) for old in left):
+        done = rename[""]
+        met.add("")
     while (old := next((old for old in left if rest.startswith(old)), None)) is not None:
         done, rest = done + rename[old], rest[len(old) :]
         left.remove(old)
+        met.add(old)
     name = done + rest
     for old, new in rename.items():
-        if old.startswith("."):
+        if old.startswith(".") and old in name:
             name = name.replace(old, new)
+            met.add(old)
+    if used is not None:
+        used |= met
     return name
 
 
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
     """Return a `rename` with which more names of a checkpoint are those that a module wants; None if none is known.
 
-    It is tried on all names: no two of them become equal, and no name is lost that fits as it is.
+    It is tried on all names: no two of them become equal, and no name is lost that fits as it is. It has no entry
+    without which as many would fit.
     """
     wanted_names = set(wanted)
     best, best_count = None, len(wanted_names & set(found))
     for candidate in _candidates(list(found), list(wanted)):
-        names = {renamed(name, candidate) for name in found}
-        count = len(names & wanted_names)
-        if count > best_count and len(names) == len(found):
+        count = _fitting(found, wanted_names, candidate)
+        if count > best_count:
             best, best_count = candidate, count
+    for old in list(best or ()):
+        without = {key: new for key, new in (best or {}).items() if key != old}
+        if _fitting(found, wanted_names, without) == best_count:
+            best = without
     return best
+
+
+def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
+    """Return how many names are wanted once they are renamed; 0 where two of them become equal."""
+    names = {renamed(name, rename) for name in found}
+    return len(names & wanted) if len(names) == len(found) else 0
 
 
 def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
@@ -79,6 +95,9 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
             unwrapping[f".{wrapper}."] = "."
     for keys in (unwrapping, *([key] for key in unwrapping)):
         yield {key: unwrapping[key] for key in keys}
+    inside = {old: new for old, new in unwrapping.items() if old.startswith(".")}
+    if theirs != ours and inside:
+        yield {theirs: ours, **inside}
     yield from _constant_fronts(found, wanted)
     by_name = {_unwrapped(name): name for name in wanted}
     pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]

@@ -107,9 +107,12 @@ def test_an_empty_directory_is_taken_and_anything_else_refused(store: Store, sou
 
     assert look(tmp_path / "empty") == look(source)
     no_directory = "is not a directory"
-    for name, why in [("full", "not empty"), ("file", no_directory), ("link", no_directory), ("no/x", no_directory)]:
+    for name, why in [("full", "not empty"), ("file", no_directory), ("link", no_directory), ("file/x", no_directory)]:
         with pytest.raises(BadInput, match=why):
             store.checkout(3, tmp_path / name)
+    with pytest.raises(BadInput, match="/no does not exist, so x cannot be made in it") as caught:
+        store.checkout(3, tmp_path / "no" / "x")
+    assert caught.value.hint == f"make it first: mkdir -p {tmp_path / 'no'}"
     assert os.listdir(tmp_path / "full") == ["x"]
     assert beside(tmp_path) == []
 

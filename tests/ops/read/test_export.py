@@ -429,7 +429,7 @@ def test_destinations_that_cannot_be_are_refused(store: Store, tmp_path: Path) -
         ("model.safetensors", "is a directory"),
         ("full", "is not empty"),
         ("store/checkpoints/x", "is in the store"),
-        ("no/such", "is not a directory"),
+        ("no/such", "does not exist"),
     ]:
         with pytest.raises(BadInput, match=why):
             store.export_safetensors("latest", tmp_path / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -284,6 +285,64 @@ def test_a_target_of_some_parts_is_told_how_to_select_them(store: Store) -> None
     )
     assert "select='model' loads" in refused(store, {"model": linear(2, 3)}).hint
     assert "select=" not in refused(store, {"model": linear(2, 3, 4)}).hint
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing the compiler
+@pytest.mark.parametrize("found", WRAPPED)
+def test_a_dict_of_tensors_is_given_the_rename_that_fits_it(store: Store, found: str) -> None:
+    saved = WRAPPED[found]()
+    store.save({"model": saved, "step": 1}, step=1)
+    target = {"model": {name: torch.zeros_like(value) for name, value in weights(linear(2, 3, 4)).items()}}
+    rename: dict[str, str] = {}
+
+    if found != "plain":
+        hint = refused(store, target, select="model").hint
+        assert hint.endswith("} makes all names fit")
+        rename = eval(hint.removeprefix("rename=").partition("}")[0] + "}")  # noqa: S307 - our own
+    store.load_into(target, 1, select="model", rename=rename)
+
+    assert all(map(torch.equal, saved.state_dict().values(), target["model"].values()))
+
+
+def test_a_target_of_some_parts_whose_names_differ_is_given_select_with_the_rename(store: Store) -> None:
+    store.save({"model": linear(2, 3), "optimizer": {"lr": torch.ones(1)}, "step": 1}, step=1)
+    target = {"model": Wrapper(linear(2, 3))}
+
+    assert refused(store, target).hint == "select='model', rename={'': 'module.'} loads only what the target has"
+    store.load_into(target, 1, select="model", rename={"": "module."})
+
+
+def test_a_key_of_the_rename_that_no_name_begins_with_is_named_and_not_repeated(store: Store) -> None:
+    store.save({"model": linear(2, 3)}, step=1)
+    target = {"model": Wrapper(linear(2, 3))}
+    given = {"model.": "model.module.", "0.": "module.0.", ".x.": "."}
+
+    assert refused(store, target, rename={"model.": "model.module."}).hint == (
+        "rename={'model.': 'model.module.'} renames nothing: "
+        "no name inside a module or a dict of tensors begins with 'model.'; rename={'': 'module.'} makes all names fit"
+    )
+    assert "or a dict of tensors has '.x.'" in refused(store, {"model": linear(2, 3)}, rename=given).hint
+    assert "rename={'0.'" not in refused(store, {"model": linear(2, 3)}, rename=given).hint
+
+
+def test_a_rename_has_no_entry_that_changes_nothing_and_a_long_one_is_shortened(store: Store) -> None:
+    def blocks(count: int, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> dict[str, torch.nn.Module]:
+        layers = torch.nn.ModuleList([wrap(linear(1, 1)) for _ in range(count)])
+        return {"model": torch.nn.ModuleDict({"first": torch.nn.Linear(1, 1), "layers": layers})}
+
+    store.save(blocks(2, lambda block: block), step=1)
+    store.save(blocks(12, lambda block: block), step=2)
+    store.save(blocks(12, Wrapper), step=3)
+
+    assert refused(store, blocks(2, Wrapper)).hint == (
+        "rename={'layers.0.': 'layers.0.module.', 'layers.1.': 'layers.1.module.'} makes all names fit"
+    )
+    assert refused(store, blocks(12, Wrapper), 2).hint == (
+        "rename={'layers.0.': 'layers.0.module.', 'layers.1.': 'layers.1.module.', …, "
+        "'layers.11.': 'layers.11.module.'} with 12 entries makes all names fit"
+    )
+    wrapped = {"model": torch.nn.ModuleDict({"module": blocks(12, lambda block: block)["model"]})}
+    assert refused(store, wrapped, 3).hint == "rename={'': 'module.', '.module.': '.'} makes all names fit"
 
 
 def test_where_all_names_fit_none_are_to_be_listed(store: Store) -> None:

@@ -90,6 +90,27 @@ def test_every_method_says_the_same_of_an_empty_store(store: Store, ref: str, tm
     assert set(said.values()) == {said["info"]}, said
 
 
+def test_a_ref_to_the_newest_where_there_is_none_says_what_a_first_start_does(store: Store) -> None:
+    for ref, asked in (("latest", ""), ("latest-valid", ""), ("gpt@latest-valid", "'gpt'"), ("gpt@latest", "'gpt'")):
+        if ref == "gpt@latest":
+            store.save({"a": 1}, run="other")
+        with pytest.raises(NoSuchRef) as caught:
+            store.info(ref)
+
+        assert f"at the first start of a run store.latest({asked}) is None: load only if it is not" in caught.value.hint
+
+
+@pytest.mark.parametrize("ref", [-1, "-1", "main@-20", np.int64(-3)])
+def test_a_negative_number_is_no_step_and_the_newest_is_named(filled: Store, ref: RefLike) -> None:
+    with pytest.raises(
+        NoSuchRef, match=r"a step is an integer from 0, and there is no tag '-\d+' \(latest is main@2\)"
+    ):
+        filled.load(ref)
+
+    filled.tag("-1", 1)
+    assert filled.load(-1)["w"][0] == 1
+
+
 def said_by_each(store: Store, ref: RefLike, folder: Path) -> dict[str, str]:
     said = {}
     for name, act in METHODS.items():

@@ -48,6 +48,18 @@ READS: dict[str, Act] = {
 }
 
 
+@pytest.mark.parametrize("run", [None, "gpt"])
+def test_the_runs_of_a_store_are_listed_whatever_the_handle_is_bound_to(run: str | None, path: Path) -> None:
+    store = Store.open(path, run=run)
+    store.save(value(7), 1, "gpt", if_exists="replace")
+
+    first, last = store.runs()
+
+    assert (first.name, first.checkpoint_count, first.newest.name, first.highest_step) == ("other", 1, "other@9", 9)
+    assert (last.name, last.checkpoint_count, last.newest.name, last.highest_step) == ("gpt", 2, "gpt@1", 2)
+    assert Store.init(path.parent / "empty").runs() == []
+
+
 @pytest.mark.parametrize("ref", ["latest", "latest-valid"])
 @pytest.mark.parametrize("name", READS)
 def test_without_a_run_and_with_several_runs_the_newest_is_ambiguous(name: str, ref: str, path: Path) -> None:

@@ -73,7 +73,7 @@ def commit(
     They come back byte for byte with ckstore checkout. Nothing is unpickled.
     Equal tensors in safetensors and torch files are stored once, whatever file
     they are in. A single directory is stored as it is, several paths under
-    their names.
+    their names. No metric is read out of the files: give it with --metric.
 
     \b
     Example:

@@ -25,7 +25,7 @@ _HEAD = ("STEP", "ID", "RUN", "AGE", "SIZE", "NEW")
 _ALIGN = "><<<>>"
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
 @click.option(
     "-n",
     "--count",
@@ -38,7 +38,8 @@ _ALIGN = "><<<>>"
 @store_option
 @json_option
 @pass_frame
-def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
+@click.pass_context
+def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
@@ -58,6 +59,8 @@ def log(frame: Frame, count: int | None, run: str | None, oneline: bool) -> None
       2  wrong usage
       4  there is no such store or run
     """
+    if ctx.args:
+        raise click.UsageError(f"unexpected argument {ctx.args[0]!r}; for one run write --run {ctx.args[0]}", ctx)
     out = frame.output()
     if count is None and out.width is not None:
         count = ON_TERMINAL_COUNT

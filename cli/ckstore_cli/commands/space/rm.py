@@ -27,10 +27,11 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
 
-    A REF may be a range of steps, A..B, A.. or ..B, with its ends. Nothing is
-    deleted unless each REF names something. One that is open, has a tag, or is
-    pinned stays, and the others go. If a process still has one of the blobs
-    open, a ckstore gc after it is closed frees it.
+    A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
+    up to B. A and B themselves are included. Nothing is deleted unless each REF
+    names something. One that is open, has a tag, or is pinned stays, and the
+    others go. If a process still has one of the blobs open, a ckstore gc after
+    it is closed frees it.
 
     \b
     Example:
