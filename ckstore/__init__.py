@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.counters import SaveCounters
     from ckstore.model.manifest.files import FileChange, FileSummary
     from ckstore.model.manifest.info import CheckpointInfo, Note
+    from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
     from ckstore.model.reports.export_report import ExportedFile, ExportReport
-    from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport, HeldBlob, Holder, LinkedBlob, PlannedBlob
+    from ckstore.model.reports.gc_report import GcPlan, GcReport
+    from ckstore.model.reports.held import DeletedFile, HeldBlob, Holder, LinkedBlob, PlannedBlob
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import Incomplete, ReindexReport, RelinkReport
     from ckstore.model.reports.retention_report import RetentionReport, Skipped
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
-    from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
@@ -174,9 +176,11 @@ _HOMES = {
     "ckstore.model.manifest.files": "FileChange FileSummary",
     "ckstore.model.manifest.counters": "SaveCounters",
     "ckstore.model.manifest.info": "CheckpointInfo Note",
+    "ckstore.model.reports.checkout_report": "CheckoutReport",
     "ckstore.model.reports.diff": "Diff DiffLeaf Difference LeafChange PlainChange",
     "ckstore.model.reports.export_report": "ExportReport ExportedFile",
-    "ckstore.model.reports.gc_report": "DeletedFile GcPlan GcReport HeldBlob Holder LinkedBlob PlannedBlob",
+    "ckstore.model.reports.gc_report": "GcPlan GcReport",
+    "ckstore.model.reports.held": "DeletedFile HeldBlob Holder LinkedBlob PlannedBlob",
     "ckstore.model.reports.progress": "Progress",
     "ckstore.model.reports.reindex_report": "Incomplete ReindexReport RelinkReport",
     "ckstore.model.reports.retention_report": "RetentionReport Skipped",
@@ -187,7 +191,7 @@ _HOMES = {
     "ckstore.model.settings.retention_plan": "PlanEntry RetentionPlan",
     "ckstore.model.settings.settings": "StoreSettings",
     "ckstore.objects.publish": "IfExists",
-    "ckstore.ops.read.checkout": "CheckoutReport LinkMode",
+    "ckstore.ops.read.checkout": "LinkMode",
     "ckstore.ops.read.export_formats": "ExportFormat",
     "ckstore.ops.read.load": "Select",
     "ckstore.ops.read.load_into": "LoadReport",

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.files import FileSummary
     from ckstore.model.manifest.manifest import Description
+    from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportReport
-    from ckstore.model.reports.gc_report import DeletedFile, GcPlan, GcReport
+    from ckstore.model.reports.gc_report import GcPlan, GcReport
+    from ckstore.model.reports.held import DeletedFile
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.retention_report import RetentionReport
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
-    from ckstore.ops.read.checkout import CheckoutReport, LinkMode
+    from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport

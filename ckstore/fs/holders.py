@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckstore.fs.inside import Where, open_at
-from ckstore.model.reports.gc_report import DeletedFile, Holder
+from ckstore.model.reports.held import DeletedFile, Holder
 
 Inode = tuple[int, int]
 """Device and inode number, as `os.stat` gives them."""

@@ -31,7 +31,7 @@ from ckstore.fs import files, holders, links, locks, peek, statx
 from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import HeldBlob
+from ckstore.model.reports.held import HeldBlob
 from ckstore.objects import far_locks, trash
 from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout

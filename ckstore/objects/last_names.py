@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, peek
 from ckstore.model.digest import is_digest
-from ckstore.model.reports.gc_report import HeldBlob
+from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.fs.tree import Entry
 from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
+from ckstore.model.words import counted, in_lines, new_text, printable
 from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, gather, signs_of_incompleteness, step_in_name
 
 if TYPE_CHECKING:
@@ -67,6 +68,19 @@ class ImportReport:
     deleted: tuple[Path, ...] = ()
     source_bytes: int = 0
     new_bytes: int = 0
+
+    def __str__(self) -> str:
+        *left, imported = lines(self)
+        return in_lines(left, [imported])
+
+
+def lines(report: ImportReport) -> Iterator[str]:
+    """Say what was left alone, and what was imported."""
+    yield from (printable(f"left alone {name}: {why}") for name, why in report.skipped.items())
+    there = f", {len(report.present)} already there" if report.present else ""
+    gone = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
+    sizes = new_text(report.source_bytes, report.new_bytes)
+    yield f"imported {counted(len(report.imported), 'checkpoint')}{there}{gone}: {sizes}"
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.model.words import printable
 from ckstore.tensors.stateful import is_stateful
 from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
@@ -44,7 +45,7 @@ class ResumeReport:
 
     def __str__(self) -> str:
         lines = [f"  {sentence}" for sentence in self.inexact]
-        return "\n".join([f"{self.info.name} restored" + (", but:" if lines else ""), *lines])
+        return "\n".join(map(printable, [f"{self.info.name} restored" + (", but:" if lines else ""), *lines]))
 
 
 class _Receiver:

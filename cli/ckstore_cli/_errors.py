@@ -15,7 +15,7 @@ import sys
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore_cli._format import printable
+from ckstore.model.words import printable
 from ckstore_cli._output import JSON_VERSION, colored, style
 
 DONE = 0

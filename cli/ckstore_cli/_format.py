@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+
+from ckstore.model.words import number_text, printable
 
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
@@ -27,40 +28,9 @@ def age_text(created: str, now: datetime) -> str:
     return created[:10]
 
 
-def number_text(value: float) -> str:
-    """Return a metric in about five significant digits; integers whole."""
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
-
-
 def metrics_text(metrics: Mapping[str, int | float]) -> str:
     """Return ``loss=2.1031 val_loss=2.2``."""
     return " ".join(f"{printable(name)}={number_text(value)}" for name, value in metrics.items())
-
-
-def share_text(part: int, whole: int) -> str:
-    """Return ``96.9 %``; never 100.0 % unless it is all of it."""
-    if part >= whole:
-        return "100.0 %"
-    return f"{math.floor(part * 1000 / whole) / 10:.1f} %"
-
-
-def printable(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with control characters and lone surrogates as escapes.
-
-    Names and messages come from the user who saved: they must not move the cursor of the user who reads.
-
-    Args:
-        text: Anything.
-        keep_lines: Leave line feeds and tabs as they are.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or (keep_lines and char in "\n\t") else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:

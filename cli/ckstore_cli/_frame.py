@@ -14,7 +14,7 @@ import click
 
 from ckstore.errors import CkstoreWarning
 from ckstore.model.names import expanded
-from ckstore_cli._format import printable
+from ckstore.model.words import printable
 from ckstore_cli._output import Output
 from ckstore_cli._place import find_store
 

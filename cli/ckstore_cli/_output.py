@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from ckstore.model.words import headed
+
 JSON_VERSION = 1
 """The member ``v`` of every JSON document; raised when a key changes its meaning or goes away."""
 
@@ -51,9 +53,13 @@ class Output:
         self._color = colored(sys.stdout) and not as_json
 
     def line(self, text: str = "") -> None:
-        """Print a line for people; `text` must be printable (`_format.printable`)."""
+        """Print a line for people; `text` must be printable (`ckstore.model.words.printable`)."""
         if not self.as_json:
             sys.stdout.write(text + "\n")
+
+    def headed(self, word: str, text: str, look: str) -> None:
+        """Print a line that begins with a word in that look, if there is one."""
+        self.line(headed(self.style(word, look), text))
 
     def document(self, document: Mapping[str, Any]) -> None:
         """Print one JSON document as one line, with ``v`` before its own keys."""

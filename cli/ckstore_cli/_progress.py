@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import cut, printable
+from ckstore.model.words import printable
+from ckstore_cli._format import cut
 
 _PERIOD_S = 0.1
 _SETTLE_S = 2.0

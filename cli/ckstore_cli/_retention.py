@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ckstore_cli._format import columns, printable, wrap
+from ckstore.model.words import printable
+from ckstore_cli._format import columns, wrap
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
@@ -117,13 +118,12 @@ def _because(entry: PlanEntry) -> str:
 
 def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> None:
     """Print how many checkpoints go, and warn of what the user may not expect."""
-    plan, all_count = report.plan, checkpoints(len(report.plan.entries))
-    if dry_run:
-        out.line(f"would drop {len(plan.dropped)} of {all_count}; nothing was changed")
-    else:
-        out.line(f"dropped {len(report.dropped)} of {all_count}")
-    for text in (*plan.notes, *(f"{one.info.name} stays, since {one.reason}" for one in report.skipped)):
-        out.warning(printable(text))
+    from ckstore.model.reports.retention_report import outcome
+    from ckstore.model.settings import retention_plan
+
+    out.line(f"{retention_plan.outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
+    for warning in (*report.plan.notes, *report.skipped):
+        out.warning(printable(str(warning)))
 
 
 def retention_document(report: RetentionReport, *, dry_run: bool) -> dict[str, Any]:
@@ -144,8 +144,3 @@ def retention_document(report: RetentionReport, *, dry_run: bool) -> dict[str, A
         "skipped": [{"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in report.skipped],
         "warnings": list(report.plan.notes),
     }
-
-
-def checkpoints(count: int) -> str:
-    """Return ``1 checkpoint``, ``3 checkpoints``."""
-    return "1 checkpoint" if count == 1 else f"{count} checkpoints"

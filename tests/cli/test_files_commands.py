@@ -79,7 +79,7 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     name, *options = words
     place = store.parent / name
     place.write_text("x")
-    assert run("commit", place, *options, "--store", store).stdout.endswith(f" new (100.0 %){end}\n")
+    assert run("commit", place, *options, "--store", store).stdout.endswith(f", all of it new{end}\n")
     again = run("commit", place, *options, "--run", "b", "--json", "--store", store)
     assert json.loads(again.stdout)["step_from"] == source
 

@@ -60,45 +60,6 @@ def test_an_age_is_told_in_its_largest_unit(seconds: float, text: str) -> None:
     assert _format.age_text(created, NOW) == text
 
 
-@pytest.mark.parametrize(
-    "value,text",
-    [
-        (3, "3"),
-        (2**70, str(2**70)),
-        (2.103123, "2.1031"),
-        (3e-5, "3e-05"),
-        (123456.7, "123457"),
-        (-2e7, "-20000000"),
-        (1e300, "1e+300"),
-        (float("nan"), "nan"),
-        (float("-inf"), "-inf"),
-    ],
-)
-def test_a_metric_is_short(value: float, text: str) -> None:
-    assert _format.number_text(value) == text
-
-
-@given(part=st.integers(0, 10**15), more=st.integers(0, 10**15))
-def test_a_share_is_never_rounded_up_to_all(part: int, more: int) -> None:
-    whole = part + more
-    if whole == 0:
-        return
-    text = _format.share_text(part, whole)
-
-    assert (text == "100.0 %") == (part == whole)
-    assert abs(float(text.split()[0]) - 100 * part / whole) <= 0.11
-
-
-@given(text=st.text(st.characters(codec=None)), keep=st.booleans())
-def test_what_is_shown_has_no_control_characters(text: str, keep: bool) -> None:
-    shown = _format.printable(text, keep_lines=keep)
-
-    assert all(char.isprintable() or (keep and char in "\n\t") for char in shown)
-    shown.encode()  # no lone surrogate
-    if text.isprintable():
-        assert shown == text
-
-
 CELLS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=6)
 
 

@@ -40,7 +40,7 @@ def test_everything_about_a_checkpoint_is_shown(run: Run, saved: Path) -> None:
     assert told["holds"] == f"68.9 KiB in {info.leaf_count} leaves"
     assert told["new"] == "0 B written by its save"
     assert told["reused"] == "68.9 KiB already in the store, 100.0 % of it"
-    assert told["read"].startswith("the blob read longest ago: ")
+    assert told["read"].startswith("every blob was written or read since 20")
     assert told["read"].endswith(" ago")
     assert told["content"] == info.content
     assert told["directory"] == str(directory)

@@ -12,6 +12,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
 from ckstore.model.names import RUN_PATTERN, check_run, check_step
 from ckstore.model.times import time_of_text
+from ckstore.model.words import printable
 
 PIN_VERSION = 1
 PIN_MAX_BYTES = 2**20
@@ -48,7 +49,7 @@ class Pin:
 
     def __str__(self) -> str:
         until = f", until {self.expires}" if self.expires else ""
-        return f"{self.reason or 'no reason given'} ({self.name}{until})"
+        return printable(f"{self.reason or 'no reason given'} ({self.name}{until})")
 
     def render(self) -> bytes:
         """Return the content of its file."""

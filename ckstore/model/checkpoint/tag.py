@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckstore.model.names import is_run, step_of
+from ckstore.model.words import printable
 
 _TEXT = re.compile(r"\.\./checkpoints/([^/]+)/([^/]+)\Z")
 _TEXT_TWICE = re.compile(r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2\Z")
@@ -58,3 +59,6 @@ class Tag:
     def dangling(self) -> bool:
         """Whether there is no complete checkpoint where it points to."""
         return self.id is None
+
+    def __str__(self) -> str:
+        return printable(f"{self.name} is {self.run}@{self.step}{', which is gone' if self.dangling else ''}")

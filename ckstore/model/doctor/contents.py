@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
-from ckstore.model.reports.gc_report import DeletedFile
+from ckstore.model.reports.held import DeletedFile
 from ckstore.model.sizes import size_text
 
 _OLD_S = 86400.0

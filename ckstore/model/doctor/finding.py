@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ckstore.model.words import printable
+
 Level = Literal["ok", "note", "warning", "error"]
 """``ok``; ``note``: good to know; ``warning``: something costs, or will go wrong; ``error``: a promise is not kept."""
 
 LEVELS: tuple[Level, ...] = get_args(Level)
+MARGIN = max(map(len, LEVELS)) + 2
+"""Columns before what a finding says: its level stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class DoctorFinding:
             msg = f"{self.what}: a finding of the level {self.level} must say what to do"
             raise ValueError(msg)
 
+    def __str__(self) -> str:
+        margin = " " * MARGIN
+        do = f"\n{margin}do: {printable(self.do)}" if self.do else ""
+        return f"{self.level:{MARGIN}}{printable(f'{self.what}: {self.found}')}{do}"
+
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
@@ -52,6 +61,15 @@ class DoctorReport:
     def ok(self) -> bool:
         """Whether nothing is an error."""
         return self.worst != "error"
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.findings), summary(self)])  # whole: an error may be the last
+
+
+def summary(report: DoctorReport) -> str:
+    """Return how many findings there are of each level, the worst first: ``1 warning, 12 ok``."""
+    counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(LEVELS)]
+    return ", ".join(f"{count} {level}" for level, count in counts if count) or "nothing was looked at"
 
 
 def ok(what: str, found: str) -> DoctorFinding:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted
+
 
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
@@ -34,3 +37,9 @@ class SaveCounters:
     sealing_s: float = 0.0
     publishing_s: float = 0.0
     finishing_s: float = 0.0
+
+    def __str__(self) -> str:
+        kept = f", {size_text(self.kept_bytes)} taken over unread" if self.kept_bytes else ""
+        took_s = self.staging_s + self.storing_s + self.sealing_s + self.publishing_s + self.finishing_s
+        blobs = f"{counted(self.written_count, 'blob')} written, {self.reused_count} reused"
+        return f"{size_text(self.hashed_bytes)} hashed{kept}, {blobs}, in {took_s:.2f} s"

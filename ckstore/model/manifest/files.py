@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.model.manifest.manifest import FileRecord, Manifest
+from ckstore.model.sizes import size_text
+from ckstore.model.words import printable
 
 FileChangeKind = Literal["added", "removed", "changed"]
 _LINKS_MOST = 41
@@ -36,6 +38,10 @@ class FileSummary:
     nbytes: int
     target: str = ""
 
+    def __str__(self) -> str:
+        more = {"file": f", {size_text(self.nbytes)}", "symlink": f" to {self.target}"}.get(self.kind, "")
+        return printable(f"{self.path}: {self.kind}{more}")
+
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
@@ -58,6 +64,20 @@ class FileChange:
         """Relative path."""
         one = self.before if self.after is None else self.after
         return "" if one is None else one.path
+
+    def __str__(self) -> str:
+        one = self.after or self.before
+        size = f", {size_text(one.nbytes)}" if one is not None and one.kind == "file" else ""
+        changed = f", {size_text(self.changed_bytes)} changed" if self.kind == "changed" else ""
+        return printable(f"{self.path}: {file_type(self.before, self.after)}{size}{changed}")
+
+
+def file_type(before: FileSummary | None, after: FileSummary | None) -> str:
+    """Return ``file``, ``directory`` or ``symlink``, or both kinds and modes where they differ."""
+    if before is None or after is None or (before.kind, before.mode) == (after.kind, after.mode):
+        one = before or after
+        return one.kind if one else ""
+    return f"{before.kind} {before.mode:o} -> {after.kind} {after.mode:o}"
 
 
 def summaries(manifest: Manifest) -> list[FileSummary]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
+from ckstore.model.words import new_text, printable, time_text
 
 if TYPE_CHECKING:
     import os
@@ -20,6 +22,9 @@ class Note:
 
     created: str
     text: str
+
+    def __str__(self) -> str:
+        return f"{time_text(self.created)}  {printable(self.text.strip())}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,12 @@ class CheckpointInfo:
     def order(self) -> tuple[int, str, str]:
         """Sort key of the order of commits."""
         return 0 if self.out_of_order else self.sequence, self.created, self.id
+
+    def __str__(self) -> str:
+        # Of `new_bytes` a part may be padding between small tensors.
+        new_bytes = min(self.new_bytes, max(0, self.logical_bytes - self.reused_bytes))
+        sizes = new_text(self.logical_bytes, new_bytes)
+        return printable(f"{self.name} {short_id(self.id)}: {sizes}{', damaged' if self.damaged else ''}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
         """Return this with what was added after the save: such a metric comes before one of the same name."""

@@ -1,28 +1,16 @@
-"""What differs between two checkpoints, by their manifests: names, dtypes, shapes, pieces. No data is read.
-
-Two tensors are equal if they have the same dtype, shape, strides and pieces. A tensor that is a view of a part of a
-larger storage may share pieces with other tensors, and then counts as changed when one of those changed.
-"""
+"""What differs between two checkpoints: values and words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from ckstore.model.manifest.files import FileChange, file_changes
-from ckstore.model.manifest.leaf_records import itemsize
-from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
-from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, decode_key, join, numpy_number
-from ckstore.model.manifest.python_values import decode_value
-from ckstore.model.manifest.tiles import Block
-from ckstore.model.names import join_index, spellings
+from ckstore.model.manifest.files import FileChange
+from ckstore.model.sizes import size_text
+from ckstore.model.words import in_lines, named, number_text, printable
 
-_SHOWN_AS_TEXT = ("datetime", "numpy.str_", "torch.Size", "torch.device", "torch.dtype")
-"""Values that need a library, or time zones that this machine may not know."""
 PlainKind = Literal["added", "removed", "changed"]
-_Piece = tuple[int | Block, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +30,9 @@ class DiffLeaf:
     shape: tuple[int, ...]
     nbytes: int
 
+    def __str__(self) -> str:
+        return f"{named(self.name)}: {type_text(self)}, {size_text(self.nbytes)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -54,6 +45,10 @@ class Difference:
 
     largest_absolute: float
     largest_relative: float
+
+    def __str__(self) -> str:
+        absolute, relative = number_text(self.largest_absolute), number_text(self.largest_relative)
+        return f"at most {absolute} apart ({relative} relative)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +72,11 @@ class LeafChange:
         """Path in the state."""
         return self.after.name
 
+    def __str__(self) -> str:
+        size = f"{types_text(self)}, {size_text(self.after.nbytes)}"
+        apart = f", {self.difference}" if self.difference else ""
+        return f"{named(self.name)}: {size}, {size_text(self.changed_bytes)} changed{apart}"
+
 
 @dataclass(frozen=True, slots=True)
 class PlainChange:
@@ -92,6 +92,10 @@ class PlainChange:
     kind: PlainKind
     before: object
     after: object
+
+    def __str__(self) -> str:
+        values = {"added": [self.after], "removed": [self.before]}.get(self.kind, [self.before, self.after])
+        return printable(f"{named(self.name)} = {' -> '.join(map(repr, values))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,144 +131,69 @@ class Diff:
         """Whether anything differs that is listed."""
         return bool(self.added or self.removed or self.changed or self.plain or self.files)
 
-
-def diff_manifests(before: Manifest, after: Manifest) -> Diff:
-    """Return what differs; each list in the order of the state that has the name."""
-    old = {leaf.name: leaf for leaf in before.leaves}
-    new = {leaf.name: leaf for leaf in after.leaves}
-    told = spellings_of(before, after)
-    changed = []
-    unchanged_count = 0
-    for name, leaf in new.items():
-        if name not in old:
-            continue
-        change = _change(before, old[name], after, leaf, told[name])
-        if change is None:
-            unchanged_count += 1
-        else:
-            changed.append(change)
-    return Diff(
-        before=f"{before.run}@{before.step}",
-        after=f"{after.run}@{after.step}",
-        added=tuple(_summary(after, leaf, told[name]) for name, leaf in new.items() if name not in old),
-        removed=tuple(_summary(before, leaf, told[name]) for name, leaf in old.items() if name not in new),
-        changed=tuple(changed),
-        plain=tuple(_plain_changes(before.state, after.state)),
-        files=file_changes(before, after),
-        unchanged_count=unchanged_count,
-        same_content=before.content == after.content,
-    )
+    def __str__(self) -> str:
+        return in_lines(details(self), [summary(self)])
 
 
-def spellings_of(before: Manifest, after: Manifest) -> dict[str, str]:
-    """Return for the names of the leaves of both checkpoints how people write them; see `names.spellings`."""
-    return spellings(leaf.name for manifest in (before, after) for leaf in manifest.leaves)
+class Leaf(Protocol):
+    """What a leaf says of its type."""
+
+    @property
+    def kind(self) -> str:
+        """``torch``, ``numpy``, ``bytes`` or ``str``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Empty for bytes and strings."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
+        ...
 
 
-def _summary(manifest: Manifest, leaf: LeafRecord, name: str) -> DiffLeaf:
-    item_bytes = itemsize(leaf.kind, leaf.dtype)
-    nbytes = manifest.storages[leaf.storage].nbytes if item_bytes is None else item_bytes * math.prod(leaf.shape)
-    return DiffLeaf(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
+def details(found: Diff) -> Iterator[str]:
+    """Give a line for each difference: files, tensors, other values."""
+    yield from map(with_kind, found.files)
+    for word, leaves in (("added", found.added), ("removed", found.removed), ("changed", found.changed)):
+        yield from (f"{word:9}{leaf}" for leaf in leaves)
+    yield from map(with_kind, found.plain)
 
 
-def _change(before: Manifest, old: LeafRecord, after: Manifest, new: LeafRecord, name: str) -> LeafChange | None:
-    one, other = _summary(before, old, name), _summary(after, new, name)
-    old_pieces, new_pieces = _pieces(before, old), _pieces(after, new)
-    if one == other and old.strides == new.strides and old_pieces == new_pieces:
-        return None
-    common_bytes = sum(length for _, length, _ in old_pieces & new_pieces)
-    changed_bytes = max(one.nbytes, other.nbytes) - common_bytes
-    return LeafChange(one, other, max(0, changed_bytes))
+def with_kind(change: FileChange | PlainChange) -> str:
+    """Return the change behind the word that says what it is."""
+    return f"{change.kind:9}{change}"
 
 
-def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
-    """Return start, length and digest of the pieces below a leaf, relative to its first byte and cut at its ends."""
-    if 0 in leaf.shape:
-        return set()
-    first, last = _span(manifest, leaf)
-    pieces = set()
-    at = 0
-    storage = manifest.storages[leaf.storage]
-    for i, extent in enumerate(storage.extents):
-        start, stop = max(at, first), min(at + extent.length, last)
-        if start < stop:
-            # Where the piece begins relative to the leaf matters, too: the same piece may hold other bytes of it.
-            place = at - first if storage.tiling is None else storage.tiling.blocks[i]
-            pieces.add((place, stop - start, extent.piece))
-        at += extent.length
-    return pieces
+def type_text(leaf: Leaf) -> str:
+    """Return ``float32 [1000, 8]``; for bytes and strings their kind."""
+    return printable(f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]" if leaf.dtype else leaf.kind)
 
 
-def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
-    """Return the first byte of a leaf in its storage and the one after its last."""
-    item_bytes = itemsize(leaf.kind, leaf.dtype)
-    if item_bytes is None:
-        return 0, manifest.storages[leaf.storage].nbytes
-    if leaf.strides is None:
-        return leaf.offset, leaf.offset + item_bytes * math.prod(leaf.shape)
-    ends = [(size - 1) * stride for size, stride in zip(leaf.shape, leaf.strides, strict=True)]
-    first = leaf.offset + item_bytes * sum(end for end in ends if end < 0)
-    return first, leaf.offset + item_bytes * (1 + sum(end for end in ends if end > 0))
+def types_text(change: LeafChange) -> str:
+    """Return the type, or both where it changed."""
+    old, new = type_text(change.before), type_text(change.after)
+    return new if old == new else f"{old} -> {new}"
 
 
-def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
-    old, new = dict(_plain(before, "")), dict(_plain(after, ""))
-    told = spellings([*old, *new])
-    for name, node in old.items():
-        if name not in new:
-            if not _is_full(node):
-                yield PlainChange(told[name], "removed", _shown(node), None)
-        elif _key(node) != _key(new[name]):
-            yield PlainChange(told[name], "changed", _shown(node), _shown(new[name]))
-    for name, node in new.items():
-        if name not in old and not _is_full(node):
-            yield PlainChange(told[name], "added", None, _shown(node))
+def summary(found: Diff) -> str:
+    """Say how many files and tensors differ."""
+    pair = f"{found.before} and {found.after}"
+    if found.same_content:
+        return printable(f"{pair} hold the same")
+    if not found:
+        return printable(f"{pair} hold the same values in another order or with other strides")
+    tensors = _counts(len(found.changed), len(found.added), len(found.removed))
+    same = f"{found.unchanged_count} the same"
+    told = f"{tensors}, {same}" if tensors else f"all {same}" if found.unchanged_count else "none"
+    size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
+    kinds = [file.kind for file in found.files]
+    files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
+    return printable(f"from {found.before} to {found.after}: {files}tensors: {told}{size}")
 
 
-def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
-    """Give name and node of every value that is not a leaf, containers included."""
-    tag = node[0] if isinstance(node, list) else None
-    if tag == "leaf":
-        return
-    yield path, node
-    if tag in SEQUENCES:
-        for i, item in enumerate(node[1]):
-            yield from _plain(item, join_index(path, i))
-    elif tag in PAIRS:
-        for own, item in node[1]:
-            yield from _plain(item, join(path, decode_key(own)))
-        attributes = node[2] if tag == "odict" else node[3] if tag == "parts" else None
-        if attributes is not None:
-            yield from _plain(attributes, f"{path} (attributes)")
-
-
-def _is_container(node: Node) -> bool:
-    return isinstance(node, list) and node[0] in (*SEQUENCES, *PAIRS)
-
-
-def _is_full(node: Node) -> bool:
-    """Whether this is a container with something in it, which says enough by itself."""
-    return _is_container(node) and bool(node[1])
-
-
-def _key(node: Node) -> object:
-    """Return what two equal values have in common: the type of a container, the bits of a value."""
-    if not _is_container(node):
-        return type(node), repr(node)
-    return "container", node[0], node[2] if node[0] in ("deque", "defaultdict", "parts") else None
-
-
-def _shown(node: Node) -> object:
-    if _is_container(node):
-        return str(node[0])
-    if isinstance(node, list) and node[0] == "numpy":
-        return _number(node[1], bytes_of_text(node[2]))
-    if isinstance(node, list) and node[0] in _SHOWN_AS_TEXT:
-        return f"{node[0]} {' '.join(str(part) for part in node[1:] if part is not None)}"
-    return decode_value(node)
-
-
-def _number(dtype: str, data: bytes) -> object:
-    """Return a NumPy scalar as a plain number, without NumPy; what is none, as text."""
-    value = numpy_number(dtype, data)
-    return f"numpy {dtype} {data.hex()}" if value is None else value
+def _counts(changed: int, added: int, removed: int) -> str:
+    counts = [(changed, "changed"), (added, "added"), (removed, "removed")]
+    return ", ".join(f"{count} {word}" for count, word in counts if count)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ckstore.model.names import spelled
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, in_lines, named, printable, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,10 @@ class ExportedFile:
     name: str
     nbytes: int
     tensor_count: int = 0
+
+    def __str__(self) -> str:
+        tensors = f"{counted(self.tensor_count, 'tensor')}, " if self.tensor_count else ""
+        return printable(f"{self.name}: {tensors}{size_text(self.nbytes)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +65,23 @@ class ExportReport:
     def tensor_count(self) -> int:
         """Tensors in all files; tied ones count once."""
         return sum(file.tensor_count for file in self.files)
+
+    def __str__(self) -> str:
+        return in_lines(lines(self, self.destination))
+
+
+def lines(report: ExportReport, destination: Path) -> Iterator[str]:
+    """Say what is not as one may expect, and what was written; `destination` as the user wrote it."""
+    if report.tied:
+        pairs = [f"{name} is {kept}" for name, kept in report.tied.items()]
+        yield printable(f"tied, written once: {some_of(pairs)}")
+    if report.state_names:
+        names = [named(name) for name in spelled(report.state_names)]
+        yield f"in state.json, since safetensors cannot hold it: {some_of(names)}"
+    if report.left_out:
+        yield printable(f"left out: {some_of(report.left_out)}")
+    if report.unsafe_globals:
+        has = some_of(report.unsafe_globals)
+        yield printable(f"torch.load reads it only with weights_only=False, since it has: {has}")
+    what = f"{counted(report.tensor_count, 'tensor')}, {counted(len(report.files), 'file')}, {size_text(report.nbytes)}"
+    yield printable(f"exported {report.checkpoint} to {destination}: {what}")

@@ -1,86 +1,14 @@
-"""What gc will do, what it did, and who keeps it from doing more: values without I/O."""
+"""What gc will do, what it did, and who keeps it from doing more: values and words without I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.sizes import size_text
-
-_NAMED_HOLDERS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that has a file open or mapped, as ``/proc`` shows it.
-
-    Attributes:
-        pid: Process id, as seen by the one who asked.
-        command: Its command line, shortened; its name in brackets if it shows none.
-        how: ``descriptor 5``, ``mapping``, ``io_uring file 0``.
-        target: The path by which the process has the file; ``… (deleted)`` if that name is gone.
-    """
-
-    pid: int
-    command: str
-    how: str
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedFile:
-    """A file without a name whose space is kept by processes that have it open or mapped.
-
-    Attributes:
-        inode: Its inode number.
-        nbytes: Bytes that it takes on the filesystem; 0 where only root may see it: mapped, and open nowhere.
-        holders: Who has it.
-    """
-
-    inode: int
-    nbytes: int
-    holders: tuple[Holder, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBlob:
-    """A blob that nothing in the store needs and that was not freed, since a process has it open or mapped.
-
-    Attributes:
-        digest: Its name.
-        nbytes: Its size.
-        holders: The processes that could be seen. None: a process of another user or PID namespace, a descriptor
-            in flight in a socket, or the kernel itself (a loop device, io_uring).
-        why: Empty, or why the kernel could not be asked, as of the file of another user.
-    """
-
-    digest: str
-    nbytes: int
-    holders: tuple[Holder, ...] = ()
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkedBlob:
-    """A blob that nothing in the store needs and that has further names outside it.
-
-    Attributes:
-        digest: Its name.
-        nbytes: Its size; removing the store's own name would not free them.
-        name_count: How many names it has outside the store.
-    """
-
-    digest: str
-    nbytes: int
-    name_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedBlob:
-    """A blob that gc is about to free: its digest and size."""
-
-    digest: str
-    nbytes: int
+from ckstore.model.words import counted, first_of, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +41,9 @@ class GcPlan:
     def freed_count(self) -> int:
         """How many blobs would be freed."""
         return len(self.blobs)
+
+    def __str__(self) -> str:
+        return str(GcReport.of_plan(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +103,10 @@ class GcReport:
             explanation=plan.explanation,
         )
 
+    def __str__(self) -> str:
+        done = [] if self.retention is None else [str(self.retention.plan if self.dry_run else self.retention)]
+        return "\n".join([*done, *lines(self)])
+
 
 @dataclass(frozen=True, slots=True)
 class NextToFree:
@@ -208,31 +143,21 @@ def explain(
     count, nbytes = freed
     sentences = []
     if count:
-        sentences.append(f"{'would free' if dry_run else 'freed'} {_blobs(count)}, {size_text(nbytes)}")
+        what = f"{counted(count, 'blob')}, {size_text(nbytes)}"
+        sentences.append(f"would free {what}" if dry_run else f"freed {what}")
     opened, unasked = by_reason(held)
     if opened:
-        who = _named(opened)
-        size = size_text(sum(blob.nbytes for blob in opened))
-        sentences.append(f"{_blobs(len(opened))}, {size}, kept: open in {who}; gc frees them once they are closed")
-    for why, blobs in unasked.items():
-        size = size_text(sum(blob.nbytes for blob in blobs))
-        sentences.append(f"{_blobs(len(blobs))}, {size}, kept: {why}")
+        sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
+    sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
     if linked:
-        size = size_text(sum(blob.nbytes for blob in linked))
-        sentences.append(f"{_blobs(len(linked))}, {size}, kept: hardlinks outside the store share their bytes")
+        sentences.append(f"{_kept(linked)}: hardlinks outside the store share their bytes")
     if not sentences:
         sentences.append(_waiting(waiting_count) if waiting_count else _nothing(next_to_free or NextToFree()))
     return "; ".join(sentences)
 
 
-def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[str, tuple[HeldBlob, ...]]]:
-    """Return the blobs that are known to be open, and for each reason why that could not be asked the others."""
-    unasked: dict[str, list[HeldBlob]] = {}
-    for blob in held:
-        if blob.why and not blob.holders:
-            unasked.setdefault(blob.why, []).append(blob)
-    asked = tuple(blob for blob in held if blob.holders or not blob.why)
-    return asked, {why: tuple(blobs) for why, blobs in unasked.items()}
+def _kept(blobs: Sequence[HeldBlob | LinkedBlob]) -> str:
+    return f"{counted(len(blobs), 'blob')}, {size_text(sum(blob.nbytes for blob in blobs))}, kept"
 
 
 def _waiting(count: int) -> str:
@@ -252,15 +177,47 @@ def _nothing(next_to_free: NextToFree) -> str:
     return f"nothing is unused; {would} nothing, since other checkpoints use the same bytes"
 
 
-def _named(held: tuple[HeldBlob, ...]) -> str:
-    seen = list(dict.fromkeys(f"PID {one.pid} ({one.command})" for blob in held for one in blob.holders))
-    more = len(seen) - _NAMED_HOLDERS
-    named = ", ".join(seen[:_NAMED_HOLDERS]) + (f" and {more} more" if more > 0 else "")
-    if all(blob.holders for blob in held):
-        return named
-    unseen = "a process that is not visible from here"
-    return f"{named} and {unseen}" if named else unseen
+def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]] | None = None) -> Iterator[str]:
+    """Say what gc freed and what it did not.
+
+    Args:
+        report: What it did, without its retention.
+        table: Says which process has what; None: some lines, one for each process, and no list is longer than that.
+    """
+    if report.freed_count:
+        what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
+        grown = 0 if report.dry_run else report.filesystem_freed_bytes
+        more = f"; the filesystem has {size_text(grown)} more free" if grown > 0 else ""
+        yield f"would free {what}" if report.dry_run else f"freed {what}{more}"
+    kept = "would keep" if report.dry_run else "kept"
+    opened, unasked = by_reason(report.held)
+    if opened:
+        yield f"{kept} {_sizes(opened)} that processes have open:"
+        yield from first_of(_holder_lines(opened)) if table is None else table(opened)
+        yield "gc frees it once they close it"
+    for why, blobs in unasked.items():
+        yield printable(f"{kept} {_sizes(blobs)}: {why}")
+    linked = list(map(str, report.linked_elsewhere))
+    yield from first_of(linked) if table is None else linked
+    if not (report.freed_count or report.held or report.linked_elsewhere):
+        yield printable(report.explanation) or "freed nothing"
+    if report.dead_pack_bytes:
+        dead = f"{size_text(report.dead_pack_bytes)} in packs is unused"
+        yield f"{dead}, and stays until the rest of its pack is unused too"
+    if report.unseen_processes is None:
+        yield "cannot see which processes have files open: /proc is missing, or hides them"
+    if report.trash_left:
+        yield (
+            f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them, "
+            "or on a shared filesystem they wait for the grace"
+        )
 
 
-def _blobs(count: int) -> str:
-    return "1 blob" if count == 1 else f"{count} blobs"
+def _sizes(held: Sequence[HeldBlob]) -> str:
+    return f"{held_size(held)} in {counted(len(held), 'blob')}"
+
+
+def _holder_lines(held: Sequence[HeldBlob]) -> Iterator[str]:
+    for (pid, command), (how, blobs) in by_holder(held).items():
+        who = command if pid is None else f"PID {pid} ({command}), {how}"
+        yield printable(f"  {who}: {held_size(blobs)}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import starmap
+
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, headed, in_lines, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,9 @@ class Incomplete:
         """The full ref, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
+    def __str__(self) -> str:
+        return printable(f"{self.checkpoint}  {self.problem}")
+
 
 @dataclass(frozen=True, slots=True)
 class RelinkReport:
@@ -39,6 +47,9 @@ class RelinkReport:
     relinked_count: int = 0
     spare_bytes: int = 0
     damaged: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return in_lines(_damaged(self), [_relinked(self)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +89,45 @@ class ReindexReport:
     def ok(self) -> bool:
         """Whether every directory is a complete checkpoint, and every blob that was read is right."""
         return not self.incomplete and not (self.relinked and self.relinked.damaged)
+
+    def __str__(self) -> str:
+        return in_lines((*starmap(headed, details(self)), *map(printable, self.problems)), summary(self))
+
+
+def details(report: ReindexReport) -> Iterator[tuple[str, str]]:
+    """Give a word and what it is about for each thing that is incomplete or damaged."""
+    yield from (("incomplete", str(one)) for one in report.incomplete)
+    if report.relinked is not None:
+        yield from (("damaged", what) for what in _damaged(report.relinked))
+
+
+def summary(report: ReindexReport) -> Iterator[str]:
+    """Say what the directories hold, and what else was found and done."""
+    if report.relinked is not None:
+        yield _relinked(report.relinked)
+    held = f"{counted(report.blob_count, 'blob')} of {size_text(report.blob_bytes)}"
+    tags, pins = counted(report.tag_count, "tag"), counted(report.pin_count, "pin")
+    yield f"{counted(report.checkpoint_count, 'checkpoint')}, {held}, {tags}, {pins}"
+    if report.restored_count:
+        its, it = ("its name", "it") if report.restored_count == 1 else ("their names", "them")
+        blobs = counted(report.restored_count, "blob")
+        yield f"gave {blobs} {its} in blobs/ again, so that new saves can share {it}"
+    if report.orphan_count:
+        blobs = counted(report.orphan_count, "blob")
+        yield f"{blobs} of {size_text(report.orphan_bytes)} unused: ckstore gc frees them"
+    if report.copy_count:
+        taken = f"{report.copy_count} names of blobs are copies that take {size_text(report.copy_bytes)}"
+        yield f"{taken}: ckstore reindex --relink makes them one file again"
+    if report.old_catalog:
+        yield printable(f"the old catalog is {report.old_catalog}")
+
+
+def _damaged(done: RelinkReport) -> Iterator[str]:
+    for digest in done.damaged:
+        what = f"every file of blob {digest} is damaged; ckstore verify names the checkpoints that need it"
+        yield printable(what)
+
+
+def _relinked(done: RelinkReport) -> str:
+    freed = f"which frees {size_text(done.spare_bytes)}; {size_text(done.checked_bytes)} read"
+    return f"relinked {counted(done.relinked_count, 'name')}, {freed}"

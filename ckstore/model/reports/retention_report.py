@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention_plan import RetentionPlan
+from ckstore.model.words import counted, in_lines, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,9 @@ class Skipped:
 
     info: CheckpointInfo
     reason: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.info.name} stays, since {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +33,14 @@ class RetentionReport:
     plan: RetentionPlan
     dropped: tuple[CheckpointInfo, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+
+    def __str__(self) -> str:
+        gone = {info.key for info in self.dropped}
+        dropped = (entry for entry in self.plan.dropped if entry.info.key in gone)
+        warnings = (printable(f"warning: {one}") for one in (*self.plan.notes, *self.skipped))
+        return in_lines((*warnings, *dropped), [outcome(self)])
+
+
+def outcome(report: RetentionReport) -> str:
+    """Say how many checkpoints are gone."""
+    return f"dropped {len(report.dropped)} of {counted(len(report.plan.entries), 'checkpoint')}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ckstore.model.sizes import size_text
+from ckstore.model.words import in_lines, named, printable, some_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
 
 _ALIGNMENT = 64
+DEAD_PART = "(no tensor: nothing uses this part any more)"
+"""Said in the place of names that use a blob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class CheckpointUsage:
         """The full ref, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
+    def __str__(self) -> str:
+        holds, frees, shares = map(size_text, (self.logical_bytes, self.unique_bytes, self.shared_bytes))
+        return printable(f"{self.name} holds {holds}, frees {frees}, shares {shares}")
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -59,6 +69,21 @@ class Usage:
     shared_bytes: int
     unused_bytes: int
     dead_bytes: int
+
+    def __str__(self) -> str:
+        return in_lines(self.checkpoints, summary(self))
+
+
+def summary(usage: Usage) -> Iterator[str]:
+    """Say what all checkpoints take together."""
+    holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
+    yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
+    if usage.shared_bytes:
+        yield f"{size_text(usage.shared_bytes)} of it is shared"
+    if usage.unused_bytes:
+        yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
+    if usage.dead_bytes:
+        yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +130,6 @@ class Use:
     def checkpoint(self) -> str:
         """The full ref, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
+
+    def __str__(self) -> str:
+        return printable(f"{self.checkpoint}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Literal
+
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, headed, in_lines, named, printable, some_of
 
 Mode = Literal["full", "sampled", "quick"]
 FindingKind = Literal[
@@ -21,6 +26,7 @@ FindingKind = Literal[
     "deep",
     "locked",
 ]
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,12 @@ class Damage:
         """The full ref of the checkpoint, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
+    def __str__(self) -> str:
+        known = [*self.names, *(path for path in self.files if path not in self.names)]
+        listed = f"{some_of([named(name) for name in known], _NAMES_SHOWN)}: " if known and self.affects else ""
+        aside = "" if self.affects else " (in a part that this checkpoint does not use)"
+        return printable(f"{self.checkpoint}  {listed}{self.what}{aside}")
+
 
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
@@ -75,6 +87,14 @@ class StoreFinding:
     harmful: bool = False
     mended: bool = False
 
+    @property
+    def word(self) -> Literal["mended", "wrong", "note"]:
+        """How bad it is: ``wrong`` if it is harmful and was not mended."""
+        return "mended" if self.mended else "wrong" if self.harmful else "note"
+
+    def __str__(self) -> str:
+        return printable(f"{self.word}  {self.what}")
+
 
 @dataclass(frozen=True, slots=True)
 class Repair:
@@ -92,6 +112,9 @@ class Repair:
     source: str
     checkpoint_count: int
 
+    def __str__(self) -> str:
+        return printable(f"{self.digest}  from {self.source}, for {counted(self.checkpoint_count, 'checkpoint')}")
+
 
 @dataclass(frozen=True, slots=True)
 class Unrepaired:
@@ -100,6 +123,9 @@ class Unrepaired:
     digest: str
     nbytes: int
     why: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.digest or 'manifest'}  {self.why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +175,42 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is wrong with what was looked at."""
         return not self.damage and not any(found.harmful and not found.mended for found in self.findings)
+
+    def __str__(self) -> str:
+        return in_lines(starmap(headed, details(self)), summary(self))
+
+
+def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
+    """Give a word and what it is about for each thing that was repaired or found."""
+    yield from (("repaired", str(one)) for one in report.repaired)
+    yield from (("not repaired", str(one)) for one in report.unrepaired)
+    yield from (("damaged", str(one)) for one in report.damage)
+    yield from ((one.word, printable(one.what)) for one in report.findings)
+    yield from (("", printable(f"moved aside: {path}")) for path in report.quarantined)
+
+
+def summary(report: VerifyReport) -> Iterator[str]:
+    """Say how much was read, how much of it is whole, and what to do."""
+    checkpoints = counted(report.checkpoint_count, "checkpoint")
+    if report.damage:
+        whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
+        yield f"{whole} of {checkpoints} whole, as far as was read"
+    if report.healable:
+        blobs = counted(len(report.healable), "damaged blob")
+        yield f"the store has right copies of {blobs}: ckstore verify --repair heals"
+    read = f"{checkpoints}, {size_text(report.checked_bytes)} read"
+    if report.mode == "sampled":
+        yield _age(report)
+        read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
+    elif report.mode == "quick":
+        read = f"{checkpoints}, no data read"
+    bad_count = len({damage.checkpoint for damage in report.damage})
+    yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
+
+
+def _age(report: VerifyReport) -> str:
+    if report.unread_count:
+        return f"{report.unread_count} of {report.blob_count} blobs were never read by a verification"
+    if not report.oldest_check:
+        return "there are no blobs"
+    return printable(f"every blob was read since {report.oldest_check}")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckstore.model.sizes import size_text
+from ckstore.model.words import printable, time_text
 
 STATUS_NAME = "ckstore-saver-status"
 STATUS_BYTES = 32 * 1024
@@ -32,6 +36,20 @@ class SaverStatus:
     total_bytes: int
     since: float
 
+    @property
+    def save(self) -> str:
+        """The save that it is at, ``RUN@STEP`` or ``RUN@next``; empty for none."""
+        return printable(f"{self.run}@{'next' if self.step is None else self.step}") if self.run else ""
+
+    @property
+    def done(self) -> str:
+        """How much of that is done, ``1.0 GiB of 4.0 GiB``; empty without a save."""
+        return f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)}" if self.run else ""
+
+    def __str__(self) -> str:
+        save = f", {self.save}, {self.done}" if self.run else ""
+        return printable(f"saver {self.pid} of process {self.trainer}: {self.state}{save}")
+
 
 @dataclass(frozen=True, slots=True)
 class SaveEvent:
@@ -46,3 +64,7 @@ class SaveEvent:
     name: str
     time: float
     done_bytes: int
+
+    def __str__(self) -> str:
+        when = time_text(datetime.fromtimestamp(self.time, UTC).isoformat())
+        return printable(f"{self.name} at {when}, {size_text(self.done_bytes)} done")

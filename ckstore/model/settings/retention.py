@@ -10,6 +10,7 @@ from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse, shown
 from ckstore.model.times import duration_s
+from ckstore.model.words import printable
 
 _RULES = ("keep_last", "keep_every", "keep_best", "keep_within")
 _BEST_MEMBERS = ("metric", "mode", "n")
@@ -39,7 +40,7 @@ class Best:
         _count(self.n, "Best: n")
 
     def __str__(self) -> str:
-        return f"{f'{self.n} ' if self.n > 1 else ''}best by {self.metric} ({self.mode})"
+        return printable(f"{f'{self.n} ' if self.n > 1 else ''}best by {self.metric} ({self.mode})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.settings.retention import Best, RetentionPolicy
 from ckstore.model.times import duration_s, time_of_text
+from ckstore.model.words import counted, first_of, in_lines, printable
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -79,7 +80,7 @@ class PlanEntry:
         return self.info.step
 
     def __str__(self) -> str:
-        return f"{self.info.name} {'kept' if self.keep else 'dropped'} because {'; '.join(self.reasons)}"
+        return printable(f"{self.info.name} {'kept' if self.keep else 'dropped'} because {'; '.join(self.reasons)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,15 @@ class RetentionPlan:
     def dropped(self) -> tuple[PlanEntry, ...]:
         """The entries that go, oldest first."""
         return tuple(entry for entry in self.entries if not entry.keep)
+
+    def __str__(self) -> str:
+        notes = (printable(f"warning: {note}") for note in self.notes)
+        return in_lines(self.entries, [outcome(self), *first_of(notes)])
+
+
+def outcome(plan: RetentionPlan) -> str:
+    """Say how many checkpoints the plan drops."""
+    return f"would drop {len(plan.dropped)} of {counted(len(plan.entries), 'checkpoint')}"
 
 
 def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -> RetentionPlan:

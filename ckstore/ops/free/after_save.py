@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.model.reports.gc_report import by_reason
+from ckstore.model.reports.held import by_reason
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.free.exclusive import tell_unfreed
 from ckstore.ops.free.gc import collect

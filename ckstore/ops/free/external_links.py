@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import LinkedBlob
+from ckstore.model.reports.held import LinkedBlob
 from ckstore.objects import trash
 from ckstore.objects.last_names import NameCount
 from ckstore.objects.layout import BLOBS

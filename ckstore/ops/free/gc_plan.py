@@ -10,7 +10,8 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.fs import locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import GcPlan, NextToFree, PlannedBlob, explain
+from ckstore.model.reports.gc_report import GcPlan, NextToFree, explain
+from ckstore.model.reports.held import PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS

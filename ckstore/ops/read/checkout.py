@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek, reflink
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
+from ckstore.model.reports.checkout_report import CheckoutReport
 from ckstore.ops.call_threads import Workers, waited_for
 from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
@@ -37,25 +37,6 @@ _WORKERS = 4
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
 _PART_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class CheckoutReport:
-    """What `checkout` wrote.
-
-    Attributes:
-        destination: Where.
-        paths: The files and symlinks, relative to it.
-        nbytes: Sizes of the files.
-        shared_bytes: How many of them share blocks or an inode with the store.
-        hardlinked: Files that are names of a blob of the store; read-only, and never to be written into.
-    """
-
-    destination: Path
-    paths: tuple[str, ...]
-    nbytes: int
-    shared_bytes: int = 0
-    hardlinked: tuple[str, ...] = ()
 
 
 def checkout(

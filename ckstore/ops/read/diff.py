@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.reports.diff import Diff, LeafChange, diff_manifests, spellings_of
+from ckstore.model.reports.comparison import diff_manifests, spellings_of
+from ckstore.model.reports.diff import Diff, LeafChange
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory

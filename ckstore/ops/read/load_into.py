@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import spellings
+from ckstore.model.words import printable
 from ckstore.ops.context import info_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
@@ -82,7 +83,7 @@ class LoadReport:
             ("converted", pairs(self.cast)),
         )
         lines = [line for what, names in kinds for line in listed(what, names)]
-        return "\n".join([f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines])
+        return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
 
 
 @dataclass(frozen=True, slots=True)

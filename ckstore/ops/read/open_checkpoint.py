@@ -15,6 +15,9 @@ from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.names import plain, spellings
+from ckstore.model.reports.diff import type_text
+from ckstore.model.sizes import size_text
+from ckstore.model.words import named
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
@@ -53,6 +56,9 @@ class LeafSummary:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+    def __str__(self) -> str:
+        return f"{named(self.name)}: {type_text(self)}, {size_text(self.nbytes)}"
 
 
 class OpenCheckpoint:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ckstore import Store
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import share_text
+from ckstore.model.words import share_text
 from ckstore_cli.demo.programs import ckstore_command, run_trainer
 from ckstore_cli.demo.telling import DemoFailed, say, say_rows
 

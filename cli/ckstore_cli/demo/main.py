@@ -16,7 +16,7 @@ from pathlib import Path
 from ckstore import Store
 from ckstore.errors import BadInput
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import share_text
+from ckstore.model.words import share_text
 from ckstore_cli.demo.cut import Leftover, published, saves_in_flight
 from ckstore_cli.demo.files import SAVE_EVERY, SAVES, fine_tune, send_out, take_in
 from ckstore_cli.demo.programs import Watch, ckstore_command, run_trainer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
-from ckstore.model.reports.gc_report import DeletedFile, Holder
+from ckstore.model.reports.held import DeletedFile, Holder
 from ckstore.model.sizes import size_text
 
 GIB = 2**30

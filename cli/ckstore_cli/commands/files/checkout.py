@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from ckstore.model.sizes import size_text
-from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
@@ -64,11 +62,4 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
             "hardlinked": list(report.hardlinked),
         }
     )
-    count = "1 file" if len(report.paths) == 1 else f"{len(report.paths)} files"
-    shared = f", {size_text(report.shared_bytes)} of them shared with the store" if report.shared_bytes else ""
-    out.line(f"wrote {count}, {size_text(report.nbytes)}{shared}, to {printable(str(report.destination))}")
-    if report.hardlinked:
-        out.line(
-            "hardlinks to the store's own blobs, which you must never write to: "
-            + ", ".join(map(printable, report.hardlinked))
-        )
+    out.line(str(report))

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore.model.sizes import size_text
 from ckstore_cli._documents import checkpoint_document
-from ckstore_cli._format import printable, share_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 @click.command()
@@ -115,7 +109,7 @@ def commit(
         out.warning(warning)
     source = _source_of_step(step, paths)
     out.document({**checkpoint_document(info), "warnings": list(info.warnings), "step_from": source})
-    out.line(_line(info) + _GUESSED[source])
+    out.line(f"committed {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
@@ -129,11 +123,3 @@ def _source_of_step(step: int | None, paths: tuple[Path, ...]) -> str:
     from ckstore.ops.save.gather import step_in_name
 
     return "given" if step is not None else "next" if step_in_name(paths) is None else "name"
-
-
-def _line(info: CheckpointInfo) -> str:
-    share = f" ({share_text(info.new_bytes, info.logical_bytes)})" if info.logical_bytes else ""
-    return (
-        f"committed {printable(info.name)} {info.id.partition('-')[2][:10]}: {size_text(info.logical_bytes)}, "
-        f"{size_text(info.new_bytes)} new{share}"
-    )

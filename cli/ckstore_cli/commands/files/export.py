@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.model.names import spelled
-from ckstore.model.sizes import parse_size, size_text
-from ckstore_cli._format import printable
+from ckstore.model.reports import export_report
+from ckstore.model.sizes import parse_size
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
@@ -18,8 +16,6 @@ from ckstore_cli._refs import complete_ref
 if TYPE_CHECKING:
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.ops.read.export_formats import ExportFormat
-
-_SHOWN = 8
 
 
 def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
@@ -114,30 +110,8 @@ def export(
             progress=shown.at,
         )
     out.document(_document(report))
-    for line in _lines(report, destination):
+    for line in export_report.lines(report, destination):
         out.line(line)
-
-
-def _lines(report: ExportReport, destination: Path) -> Iterator[str]:
-    if report.tied:
-        pairs = [f"{printable(name)} is {printable(kept)}" for name, kept in report.tied.items()]
-        yield f"tied, written once: {_listed(pairs)}"
-    if report.state_names:
-        names = [printable(name) or "(the state itself)" for name in spelled(report.state_names)]
-        yield f"in state.json, since safetensors cannot hold it: {_listed(names)}"
-    if report.left_out:
-        yield f"left out: {_listed([printable(what) for what in report.left_out])}"
-    if report.unsafe_globals:
-        yield f"torch.load reads it only with weights_only=False, since it has: {_listed(report.unsafe_globals)}"
-    files = f"{len(report.files)} {'file' if len(report.files) == 1 else 'files'}"
-    tensors = f"{report.tensor_count} {'tensor' if report.tensor_count == 1 else 'tensors'}"
-    where = printable(str(destination))
-    yield f"exported {report.checkpoint} to {where}: {tensors}, {files}, {size_text(report.nbytes)}"
-
-
-def _listed(items: Sequence[str]) -> str:
-    more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _document(report: ExportReport) -> dict[str, Any]:

@@ -7,12 +7,10 @@ from pathlib import Path
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore.model.sizes import size_text
-from ckstore_cli._format import printable, share_text
+from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import checkpoints
 
 
 @click.command("import-history")
@@ -45,6 +43,7 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
       6  the disk is full
     """
     from ckstore.training.history import import_history as do
+    from ckstore.training.history import lines
 
     out = frame.output()
     with frame.writing() as store, Progress("importing", quiet=out.as_json) as shown:
@@ -59,14 +58,8 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
             "new_bytes": report.new_bytes,
         }
     )
-    for name, why in report.skipped.items():
-        out.line(f"left alone {printable(name)}: {printable(why)}")
-    there = f", {len(report.present)} already there" if report.present else ""
-    plural = "" if len(report.deleted) == 1 else "s"
-    gone = f", {len(report.deleted)} source{plural} deleted" if report.deleted else ""
-    share = f" ({share_text(report.new_bytes, report.source_bytes)})" if report.source_bytes else ""
-    sizes = f"{size_text(report.source_bytes)}, {size_text(report.new_bytes)} new{share}"
-    out.line(f"imported {checkpoints(len(report.imported))}{there}{gone}: {sizes}")
+    for line in lines(report):
+        out.line(line)
     incomplete = [name for name, why in report.skipped.items() if why.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.model.manifest.files import file_type
+from ckstore.model.reports.diff import summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
+from ckstore.model.words import named, number_text, printable
 from ckstore_cli._documents import plain
-from ckstore_cli._format import columns_with_names, cut, number_text, printable
+from ckstore_cli._format import columns_with_names, cut
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.files import FileSummary
-    from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
+    from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange
 
 
 @click.command()
@@ -77,29 +80,10 @@ def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:
         yield out.style(head, "dim")
         yield from lines
     for change in found.plain:
-        yield cut(_plain_line(change), out.width)
+        yield cut(with_kind(change), out.width)
     if rows or found.plain:
         yield ""
-    yield _summary(found)
-
-
-def _summary(found: Diff) -> str:
-    pair = f"{found.before} and {found.after}"
-    if found.same_content:
-        return f"{pair} hold the same"
-    if not found:
-        return f"{pair} hold the same values in another order or with other strides"
-    tensors = _counts(len(found.changed), len(found.added), len(found.removed))
-    told = f"{tensors}, {found.unchanged_count} the same" if tensors else f"all {found.unchanged_count} the same"
-    size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
-    kinds = [file.kind for file in found.files]
-    files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
-    return f"from {found.before} to {found.after}: {files}tensors: {told}{size}"
-
-
-def _counts(changed: int, added: int, removed: int) -> str:
-    counts = [(changed, "changed"), (added, "added"), (removed, "removed")]
-    return ", ".join(f"{count} {word}" for count, word in counts if count)
+    yield summary(found)
 
 
 def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
@@ -108,49 +92,20 @@ def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
         one = file.after or file.before
         size = size_text(one.nbytes) if one else ""
         changed = size_text(file.changed_bytes) if file.kind == "changed" else ""
-        yield file.kind, _file_type(file.before, file.after), size, changed, *blank, printable(file.path)
+        yield file.kind, file_type(file.before, file.after), size, changed, *blank, printable(file.path)
     for word, leaves in (("added", found.added), ("removed", found.removed)):
         for leaf in leaves:
-            yield word, _type(leaf), size_text(leaf.nbytes), "", *blank, _name(leaf.name)
+            yield word, type_text(leaf), size_text(leaf.nbytes), "", *blank, named(leaf.name)
     for change in found.changed:
         changed = size_text(change.changed_bytes)
         apart = _apart(change.difference) if values else ()
-        yield "changed", _types(change), size_text(change.after.nbytes), changed, *apart, _name(change.name)
-
-
-def _file_type(old: FileSummary | None, new: FileSummary | None) -> str:
-    if old is None or new is None or (old.kind, old.mode) == (new.kind, new.mode):
-        one = old or new
-        return one.kind if one else ""
-    return f"{old.kind} {old.mode:o} -> {new.kind} {new.mode:o}"
-
-
-def _type(leaf: DiffLeaf) -> str:
-    return f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]" if leaf.dtype else leaf.kind
-
-
-def _types(change: LeafChange) -> str:
-    old, new = _type(change.before), _type(change.after)
-    return new if old == new else f"{old} -> {new}"
+        yield "changed", types_text(change), size_text(change.after.nbytes), changed, *apart, named(change.name)
 
 
 def _apart(difference: Difference | None) -> tuple[str, str]:
     if difference is None:
         return "-", "-"
     return number_text(difference.largest_absolute), number_text(difference.largest_relative)
-
-
-def _name(name: str) -> str:
-    return printable(name) or "(the state itself)"
-
-
-def _plain_line(change: PlainChange) -> str:
-    name = _name(change.name)
-    if change.kind == "added":
-        return f"added    {name} = {printable(repr(change.after))}"
-    if change.kind == "removed":
-        return f"removed  {name} = {printable(repr(change.before))}"
-    return f"changed  {name} = {printable(repr(change.before))} -> {printable(repr(change.after))}"
 
 
 def _document(found: Diff) -> dict[str, Any]:

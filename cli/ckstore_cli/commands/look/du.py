@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import click
 
+from ckstore.model.reports.usage import summary
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.usage import Usage
 
 _HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
 
@@ -72,16 +67,5 @@ def du(frame: Frame) -> None:
         for line in lines:
             out.line(line)
         out.line()
-    for line in _summary(usage):
+    for line in summary(usage):
         out.line(line)
-
-
-def _summary(usage: Usage) -> Iterator[str]:
-    holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
-    yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
-    if usage.shared_bytes:
-        yield f"{size_text(usage.shared_bytes)} of it is shared"
-    if usage.unused_bytes:
-        yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
-    if usage.dead_bytes:
-        yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"

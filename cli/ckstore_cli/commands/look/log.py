@@ -12,8 +12,9 @@ from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
+from ckstore.model.words import printable
 from ckstore_cli._documents import checkpoint_document
-from ckstore_cli._format import age_text, columns, cut, metrics_text, printable, wrap
+from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, runs, steps

@@ -11,7 +11,8 @@ import click
 from ckstore.errors import NoSuchRef
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import columns_with_names, printable
+from ckstore.model.words import named
+from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
@@ -76,7 +77,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
             row.dtype or row.kind,
             f"[{', '.join(map(str, row.shape))}]" if row.dtype else "",
             size_text(row.nbytes) if row.kind not in ("directory", "symlink") else "",
-            printable(row.name) or "(the state itself)",
+            named(row.name),
         )
         for row in shown
     )

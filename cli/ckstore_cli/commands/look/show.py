@@ -13,8 +13,9 @@ import click
 from ckstore.errors import AmbiguousRef, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, printable, share_text, time_text
 from ckstore_cli._documents import checkpoint_document, notes_document, plain
-from ckstore_cli._format import age_text, printable, share_text
+from ckstore_cli._format import age_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 
@@ -80,7 +81,7 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
     yield "id", info.id
     yield "parent", parent
     age = age_text(info.created, datetime.now(UTC))
-    yield "created", f"{info.created[:19].replace('T', ' ')} UTC, {age}"
+    yield "created", f"{time_text(info.created)}, {age}"
     if info.tags:
         yield "tags", ", ".join(info.tags)
     if info.message:
@@ -93,7 +94,7 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
     if info.metadata:
         text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))
-    files = f"{file_count} file{'s' if file_count != 1 else ''} with " if file_count else ""
+    files = f"{counted(file_count, 'file')} with " if file_count else ""
     leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"
     yield "holds", f"{size_text(info.logical_bytes)} in {files}{leaves}"
     yield "new", f"{size_text(info.new_bytes)} written by its save"
@@ -113,7 +114,8 @@ def _reading(info: CheckpointInfo) -> str:
     """Return since when every blob of a checkpoint was read or written."""
     if not info.oldest_reading:
         return "not all of its blobs have a known time of reading; ckstore verify reads them"
-    return f"the blob read longest ago: {age_text(info.oldest_reading, datetime.now(UTC))}"
+    age = age_text(info.oldest_reading, datetime.now(UTC))
+    return f"every blob was written or read since {time_text(info.oldest_reading)}, {age}"
 
 
 def _block(label: str, text: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckstore_cli._format import columns_with_names, printable
+from ckstore.model.reports.usage import DEAD_PART
+from ckstore.model.words import named
+from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 
@@ -37,11 +39,7 @@ def why(frame: Frame, blob: str) -> None:
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
-    rows = [
-        (use.checkpoint, printable(name) or "(the state itself)")
-        for use in uses
-        for name in use.names or ("(no tensor: nothing uses this part any more)",)
-    ]
+    rows = [(use.checkpoint, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
     head, *lines = columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width)
     out.line(out.style(head, "dim"))
     for line in lines:

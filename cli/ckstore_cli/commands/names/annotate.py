@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ckstore.model.words import printable
 from ckstore_cli._documents import checkpoint_document, notes_document
-from ckstore_cli._format import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._refs import complete_ref

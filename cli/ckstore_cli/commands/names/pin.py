@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore_cli._format import columns, printable
+from ckstore.model.words import printable
+from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref

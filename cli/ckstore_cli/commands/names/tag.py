@@ -68,8 +68,7 @@ def _show(frame: Frame, out: Output, name: str) -> None:
         msg = f"there is no tag {name!r}"
         raise NoSuchRef(msg, hint=f"{known}to give the name to a checkpoint: ckstore tag {name} REF")
     out.document(_document(found.name, found.run, found.step, found.id))
-    gone = "" if found.id is not None else ", which is gone"
-    out.line(f"{found.name} is {found.run}@{found.step}{gone}")
+    out.line(str(found))
 
 
 def _list(frame: Frame, out: Output) -> None:

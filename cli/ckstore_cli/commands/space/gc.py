@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.model.reports.gc_report import by_reason
-from ckstore.model.sizes import size_text
+from ckstore.model.reports.gc_report import lines
+from ckstore.model.reports.held import by_holder, held_size
+from ckstore.model.words import printable
 from ckstore_cli._errors import HELD
-from ckstore_cli._format import columns, cut, printable
+from ckstore_cli._format import columns, cut
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
-from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run
 from ckstore_cli._retention import policy_of, print_outcome, print_plan, retention_document, rule_options
 
 if TYPE_CHECKING:
-    from ckstore.model.reports.gc_report import GcReport, HeldBlob
+    from ckstore.model.reports.gc_report import GcReport
+    from ckstore.model.reports.held import HeldBlob
 
 _UNSEEN = "?"
 
@@ -79,89 +80,23 @@ def gc(  # noqa: PLR0917 - one for each option
         print_plan(out, report.retention.plan.entries)
         print_outcome(out, report.retention, dry_run=dry_run)
     out.document({**document, **_document(report)})
-    for line in _lines(report, out):
+    for line in lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]):
         out.line(line)
     return HELD if report.held else 0
-
-
-def _lines(report: GcReport, out: Output) -> Iterator[str]:
-    if report.freed_count:
-        what = f"{size_text(report.freed_bytes)} in {_blobs(report.freed_count)}"
-        if report.dry_run:
-            yield f"would free {what}"
-        else:
-            grown = report.filesystem_freed_bytes
-            yield f"freed {what}" + (f"; the filesystem has {size_text(grown)} more free" if grown > 0 else "")
-    kept = "would keep" if report.dry_run else "kept"
-    opened, unasked = by_reason(report.held)
-    if opened:
-        yield f"{kept} {_size(opened)} in {_blobs(len(opened))} that processes have open:"
-        yield from (cut(line, out.width) for line in _holder_lines(opened))
-        yield "gc frees it once they close it"
-    for why, blobs in unasked.items():
-        yield f"{kept} {_size(blobs)} in {_blobs(len(blobs))}: {why}"
-    for one in report.linked_elsewhere:
-        names = "1 name" if one.name_count == 1 else f"{one.name_count} names"
-        yield f"{size_text(one.nbytes)} stay: {one.digest} has {names} outside the store"
-    if not (report.freed_count or report.held or report.linked_elsewhere):
-        yield report.explanation
-    if report.dead_pack_bytes:
-        yield f"{size_text(report.dead_pack_bytes)} in shared blobs is dead and is freed with the rest of its blob"
-    if report.unseen_processes is None:
-        yield "cannot see which processes have files open: /proc is missing, or hides them"
-    if report.trash_left:
-        yield (
-            f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them, "
-            "or on a shared filesystem they wait for the grace"
-        )
-
-
-def _size(held: Sequence[HeldBlob]) -> str:
-    return size_text(sum(blob.nbytes for blob in held))
 
 
 def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
     rows = [
         (
             "  " + (_UNSEEN if pid is None else str(pid)),
-            _size(blobs),
+            held_size(blobs),
             how,
             printable(command),
         )
-        for (pid, command), (how, blobs) in _by_holder(held).items()
+        for (pid, command), (how, blobs) in by_holder(held).items()
     ]
     head, *lines = columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
     return [head, *lines]
-
-
-def _by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
-    """Return for each process, the greatest first, one way in which it has files, and the blobs that it has."""
-    found: dict[tuple[int | None, str], tuple[list[str], list[HeldBlob]]] = {}
-    for blob in held:
-        for key, how in _holders(blob):
-            hows, blobs = found.setdefault(key, ([], []))
-            hows.append(how)
-            if blob not in blobs:
-                blobs.append(blob)
-    ordered = sorted(found.items(), key=lambda item: -sum(blob.nbytes for blob in item[1][1]))
-    return {key: (_some(hows), blobs) for key, (hows, blobs) in ordered}
-
-
-def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:
-    for holder in blob.holders:
-        yield (holder.pid, holder.command), holder.how
-    if not blob.holders:
-        yield (None, "a process that is not visible from here"), "open"
-
-
-def _some(hows: list[str]) -> str:
-    different = list(dict.fromkeys(hows))
-    more = len(different) - 1
-    return different[0] + (f" and {more} more" if more else "")
-
-
-def _blobs(count: int) -> str:
-    return "1 blob" if count == 1 else f"{count} blobs"
 
 
 def _document(report: GcReport) -> dict[str, Any]:

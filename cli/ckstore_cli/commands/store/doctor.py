@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.doctor.finding import MARGIN, summary
 from ckstore.model.sizes import size_text
+from ckstore.model.words import printable
 from ckstore_cli._errors import FAILED
-from ckstore_cli._format import columns, cut, printable, wrap
+from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.reports.gc_report import DeletedFile
+    from ckstore.model.reports.held import DeletedFile
 
 
 @click.command()
@@ -66,14 +68,13 @@ _LOOKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 def _tell(out: Output, report: DoctorReport) -> None:
     for finding in report.findings:
         out.document({"level": finding.level, "what": finding.what, "found": finding.found, "do": finding.do})
-    margin = " " * (max(map(len, _LOOKS)) + 2)
+    margin = " " * MARGIN
     for finding in report.findings:
         level = out.style(finding.level.ljust(len(margin)), _LOOKS[finding.level])
         _tell_words(out, level, f"{finding.what}: {finding.found}", margin)
         if finding.do:
             _tell_words(out, margin, f"do: {finding.do}", margin)
-    counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(_LOOKS)]
-    out.line(", ".join(f"{count} {level}" for level, count in counts if count))
+    out.line(summary(report))
 
 
 def _tell_words(out: Output, head: str, text: str, margin: str) -> None:

@@ -10,7 +10,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.sizes import parse_size, size_text
-from ckstore_cli._format import printable
+from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new

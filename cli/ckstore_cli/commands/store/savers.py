@@ -6,8 +6,7 @@ import time
 
 import click
 
-from ckstore.model.sizes import size_text
-from ckstore_cli._format import columns, printable
+from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 
@@ -53,10 +52,8 @@ def savers(frame: Frame) -> None:
         return
     rows = [("pid", "trainer", "state", "save", "done", "for")]
     for one in found:
-        save = f"{one.run}@{'next' if one.step is None else one.step}" if one.run else "-"
-        done = f"{size_text(one.done_bytes)} of {size_text(one.total_bytes)}" if one.run else "-"
         age = f"{max(0.0, time.time() - one.since):.0f} s"
-        rows.append((str(one.pid), str(one.trainer), one.state, printable(save), done, age))
+        rows.append((str(one.pid), str(one.trainer), one.state, one.save or "-", one.done or "-", age))
     head, *lines = columns(rows, ">><<>>")
     out.line(out.style(head, "dim"))
     for line in lines:

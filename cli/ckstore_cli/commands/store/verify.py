@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.model.sizes import size_text
-from ckstore_cli._format import printable
+from ckstore.model.reports.verify_report import details, summary
 from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_option
-from ckstore_cli._output import Output
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._retention import checkpoints
 
 if TYPE_CHECKING:
-    from ckstore.model.reports.verify_report import Damage, StoreFinding, VerifyReport
+    from ckstore.model.reports.verify_report import VerifyReport
 
-_NAMES_SHOWN = 5
+_LOOKS = {"repaired": "green", "mended": "green", "note": "yellow"}
 
 
 def _sample(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
@@ -131,66 +127,11 @@ def verify(
             progress=shown.at,
         )
     out.document(_document(report))
-    for line in _lines(report, out):
+    for word, what in details(report):
+        out.headed(word, what, _LOOKS.get(word, "red"))
+    for line in summary(report):
         out.line(line)
     return 0 if report.ok else DamagedBlob.exit_status
-
-
-def _lines(report: VerifyReport, out: Output) -> Iterator[str]:
-    for one in report.repaired:
-        count = checkpoints(one.checkpoint_count)
-        yield f"{out.style('repaired', 'green')}  {one.digest}  from {printable(one.source)}, for {count}"
-    for lost in report.unrepaired:
-        yield f"{out.style('not repaired', 'red')}  {lost.digest or 'manifest'}  {printable(lost.why)}"
-    for damage in report.damage:
-        yield f"{out.style('damaged', 'red')}  {damage.checkpoint}  {_what(damage)}"
-    for found in report.findings:
-        yield _finding(found, out)
-    if report.damage:
-        whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
-        yield f"{whole} of {checkpoints(report.checkpoint_count)} whole, as far as was read"
-    if report.healable:
-        count = f"{len(report.healable)} damaged blob{'s' if len(report.healable) != 1 else ''}"
-        yield f"the store has right copies of {count}: ckstore verify --repair heals"
-    for path in report.quarantined:
-        yield f"moved aside: {printable(path)}"
-    if report.mode == "sampled":
-        yield _age(report)
-    yield _summary(report)
-
-
-def _what(damage: Damage) -> str:
-    what = printable(damage.what)
-    if not damage.affects:
-        return f"{what} (in a part that this checkpoint does not use)"
-    known = [*damage.names, *(path for path in damage.files if path not in damage.names)]
-    names = [printable(name) or "(the state itself)" for name in known[:_NAMES_SHOWN]]
-    more = len(known) - len(names)
-    listed = ", ".join(names) + (f" and {more} more" if more else "")
-    return f"{listed}: {what}" if listed else what
-
-
-def _finding(found: StoreFinding, out: Output) -> str:
-    if found.mended:
-        return f"{out.style('mended', 'green')}  {printable(found.what)}"
-    word, look = ("wrong", "red") if found.harmful else ("note", "yellow")
-    return f"{out.style(word, look)}  {printable(found.what)}"
-
-
-def _age(report: VerifyReport) -> str:
-    if report.unread_count:
-        return f"{report.unread_count} of {report.blob_count} blobs were never read by a verification"
-    return f"every blob was read since {report.oldest_check}" if report.oldest_check else "there are no blobs"
-
-
-def _summary(report: VerifyReport) -> str:
-    read = f"{checkpoints(report.checkpoint_count)}, {size_text(report.checked_bytes)} read"
-    if report.mode == "quick":
-        read = f"{checkpoints(report.checkpoint_count)}, no data read"
-    elif report.mode == "sampled":
-        read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
-    bad_count = len({damage.checkpoint for damage in report.damage})
-    return f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
 
 
 def _document(report: VerifyReport) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""Words and numbers as people read them: counts, shares, lists that are cut short, and nothing that moves a cursor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from ckstore.model.sizes import size_text
+
+LINES_SHOWN = 30
+"""So many lines of a long list are in the text of a report."""
+_ITEMS_SHOWN = 8
+
+
+def printable(text: str, *, keep_lines: bool = False) -> str:
+    """Return `text` with control characters and lone surrogates as escapes.
+
+    Names and messages come from the user who saved: they must not move the cursor of the user who reads.
+
+    Args:
+        text: Anything.
+        keep_lines: Leave line feeds and tabs as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or (keep_lines and char in "\n\t") else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def named(name: str) -> str:
+    """Return a name in a state; that of the state itself is empty."""
+    return printable(name) or "(the state itself)"
+
+
+def counted(count: int, what: str) -> str:
+    """Return ``1 blob``, ``3 blobs``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def headed(word: str, text: str) -> str:
+    """Return a line that begins with a word about it, if there is one: ``damaged  main@500 …``."""
+    return f"{word}  {text}" if word else text
+
+
+def some_of(items: Sequence[str], most: int = _ITEMS_SHOWN) -> str:
+    """Return the first items in one line, ``a, b and 3 more``."""
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def first_of(items: Iterable[object]) -> list[str]:
+    """Return the first items as lines, and how many more there are."""
+    lines = [str(one) for one in items]
+    more = len(lines) - LINES_SHOWN
+    return [*lines[:LINES_SHOWN], f"and {more} more"] if more > 0 else lines
+
+
+def in_lines(details: Iterable[object], summary: Iterable[str] = ()) -> str:
+    """Return the first of the details, each on a line, and the summary below them."""
+    return "\n".join([*first_of(details), *summary])
+
+
+def number_text(value: float) -> str:
+    """Return a metric in about five significant digits; integers whole."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """Return ``96.9 %``; never 100.0 % unless it is all of it."""
+    if part >= whole:
+        return "100.0 %"
+    return f"{math.floor(part * 1000 / whole) / 10:.1f} %"
+
+
+def new_text(whole_bytes: int, new_bytes: int) -> str:
+    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``.
+
+    What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
+    """
+    if new_bytes >= whole_bytes > 0:
+        return f"{size_text(whole_bytes)}, all of it new"
+    share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""
+    return f"{size_text(whole_bytes)}, {size_text(new_bytes)} new{share}"
+
+
+def time_text(time: str) -> str:
+    """Return a time of a manifest to the second, ``2026-11-25 09:30:00 UTC``."""
+    return f"{printable(time[:19].replace('T', ' '))} UTC"

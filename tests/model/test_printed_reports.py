@@ -1,0 +1,207 @@
+"""What `print` shows of a report: lines for people, in the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckstore
+from ckstore import (
+    Best,
+    CheckpointInfo,
+    DoctorFinding,
+    DoctorReport,
+    GcReport,
+    HeldBlob,
+    Holder,
+    LinkedBlob,
+    RetentionPolicy,
+    Store,
+    StoreSettings,
+)
+from ckstore.model.sizes import size_text
+from ckstore.training.history import ImportReport
+from ckstore.training.restore import ResumeReport
+
+GIVEN = {RetentionPolicy, StoreSettings}
+"""What a caller writes, or fixed when a store was made: printed as it is written in Python."""
+EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
+REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]
+LONGEST = 120
+
+
+class Maker:
+    """Makes reports with the same text and number everywhere, and so many items in each list of the outermost."""
+
+    def __init__(self, text: str, number: int, count: int, *, truth: bool) -> None:
+        now = datetime(2026, 11, 25, tzinfo=UTC)
+        self.number = number
+        self.count = count
+        self.truth = truth
+        self.text = text
+        self.plain = {bool: truth, int: number, float: number / 3, datetime: now, str: text, object: text, Any: text}
+        self.plain |= {Path: Path(text), RetentionPolicy: RetentionPolicy(keep_last=1), Best: Best("loss")}
+
+    def report(self, kind: Any, count: int) -> Any:
+        """Return a report of that class."""
+        hints = get_type_hints(kind, localns={**EXPORTED, "Mapping": Mapping})
+        names = [one.name for one in fields(kind) if not one.name.startswith("_")]
+        return kind(**{name: self.value(hints[name], count) for name in names})
+
+    def value(self, hint: Any, count: int) -> Any:
+        """Return a value for an annotation."""
+        origin, args = get_origin(hint), get_args(hint)
+        if origin in {Union, UnionType}:
+            return self.value(args[0] if self.truth else args[-1], count)
+        if origin is Literal:
+            return args[self.number % len(args)]
+        if origin is tuple:
+            return tuple(self.value(args[0], 1) for _ in range(count))
+        if origin in {dict, Mapping}:
+            return {f"{self.text}{i}": self.value(args[1], 1) for i in range(count)}
+        return self.plain[hint] if hint in self.plain else None if hint is type(None) else self.report(hint, count)
+
+
+@pytest.mark.parametrize("kind", [*REPORTS, ImportReport, ResumeReport], ids=lambda kind: kind.__name__)
+@given(
+    text=st.text(st.characters(categories=("L", "Nd", "Cc", "Cs", "Cf", "Zs", "Zl")), min_size=1, max_size=8).filter(
+        str.strip
+    ),
+    number=st.integers(1, 2**37),
+    count=st.sampled_from((0, 1, 2, 40)),
+    truth=st.booleans(),
+)
+def test_a_report_is_printed_as_whole_lines_without_a_dump_or_control_characters(
+    kind: Any, text: str, number: int, count: int, *, truth: bool
+) -> None:
+    report = Maker(text, number, count, truth=truth).report(kind, count)
+
+    shown = str(report)
+
+    assert all(line.strip() and line.isprintable() for line in shown.split("\n"))
+    assert len(shown.split("\n")) <= LONGEST
+    assert not any(f"{name}(" in shown for name in EXPORTED)
+    assert repr(report).startswith(f"{kind.__name__}(")
+
+
+def info(new_bytes: int, reused_bytes: int = 0, *, damaged: bool = False) -> CheckpointInfo:
+    """Return a checkpoint of 382.3 KiB."""
+    created = "2026-11-25T09:30:00.000000Z"
+    checkpoint_id = f"xxh3-0123456789{'a' * 22}"
+    return CheckpointInfo(
+        checkpoint_id, "exp", 500, 3, created, 391_475, new_bytes, reused_bytes, 7, "xxh3-cc", damaged=damaged
+    )
+
+
+@pytest.mark.parametrize(
+    "shown,text",
+    [
+        (info(0, 391_475), "exp@500 0123456789: 382.3 KiB, 0 B new (0.0 %)"),
+        (info(12_288, 379_187), "exp@500 0123456789: 382.3 KiB, 12.0 KiB new (3.1 %)"),
+        (info(392_397), "exp@500 0123456789: 382.3 KiB, all of it new"),  # with the padding of a pack
+        (info(392_397, 40), "exp@500 0123456789: 382.3 KiB, 382.3 KiB new (99.9 %)"),
+        (info(0, 391_475, damaged=True), "exp@500 0123456789: 382.3 KiB, 0 B new (0.0 %), damaged"),
+    ],
+)
+def test_a_checkpoint_is_one_line(shown: CheckpointInfo, text: str) -> None:
+    assert str(shown) == text
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return a store with two checkpoints of a run."""
+    store = Store.init(tmp_path / "store", run="exp")
+    weight = np.arange(3000, dtype=np.float32)
+    store.save({"lr": 0.1, "model": {"w": weight, "old": np.zeros(2)}}, step=100)
+    store.save({"lr": 0.01, "model": {"w": weight + 1, "b": np.ones(3)}}, step=200)
+    return store
+
+
+def test_a_difference_is_a_line_each_and_the_summary_below(store: Store) -> None:
+    assert str(store.diff(100, 200, values=True)).split("\n") == [
+        "added    model.b: <f8 [3], 24 B",
+        "removed  model.old: <f8 [2], 16 B",
+        "changed  model.w: <f4 [3000], 11.7 KiB, 11.7 KiB changed, at most 1 apart (1 relative)",
+        "changed  lr = 0.1 -> 0.01",
+        "from exp@100 to exp@200: tensors: 1 changed, 1 added, 1 removed, 0 the same, 11.7 KiB changed",
+    ]
+
+
+def test_a_long_difference_is_cut_short(store: Store) -> None:
+    store.save({f"w{i}": i for i in range(410)}, step=300)
+    store.save({f"w{i}": i + 1 for i in range(410)}, step=400)
+
+    lines = str(store.diff(300, 400)).split("\n")
+
+    assert lines[0] == "changed  w0 = 0 -> 1"
+    assert lines[-2:] == ["and 380 more", "from exp@300 to exp@400: tensors: none"]
+
+
+def test_a_plan_and_what_became_of_it_say_which_checkpoints_go(store: Store) -> None:
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    done = store.apply(plan)
+
+    assert str(plan).split("\n") == [
+        "exp@100 dropped because it is not the newest",
+        "exp@200 kept because it is the newest valid checkpoint of the run exp; it is the newest",
+        "would drop 1 of 2 checkpoints",
+    ]
+    assert str(done).split("\n") == ["exp@100 dropped because it is not the newest", "dropped 1 of 2 checkpoints"]
+
+
+def test_a_verification_says_what_was_read(store: Store) -> None:
+    report = store.verify()
+
+    assert str(report) == f"2 checkpoints, {size_text(report.checked_bytes)} read: no damage"
+
+
+def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
+    mine, other = Holder(12, "python train.py", "descriptor 5", "/blob"), Holder(13, "vim\x1b[2J", "mapping", "/blob")
+    report = GcReport(
+        freed_bytes=4096,
+        freed_count=2,
+        held=(HeldBlob("xxh3-aa", 1024, (mine, other)), HeldBlob("xxh3-bb", 2048, (mine,))),
+        linked_elsewhere=(LinkedBlob("xxh3-cc", 512, 1),),
+        dead_pack_bytes=16384,
+    )
+
+    assert str(report).split("\n") == [
+        "freed 4.0 KiB in 2 blobs",
+        "kept 3.0 KiB in 2 blobs that processes have open:",
+        "  PID 12 (python train.py), descriptor 5: 3.0 KiB",
+        "  PID 13 (vim\\x1b[2J), mapping: 1.0 KiB",
+        "gc frees it once they close it",
+        "512 B stay: xxh3-cc has 1 name outside the store",
+        "16.0 KiB in packs is unused, and stays until the rest of its pack is unused too",
+    ]
+
+
+def test_the_doctor_says_what_to_do() -> None:
+    report = DoctorReport((DoctorFinding("ok", "locks", "work"), DoctorFinding("warning", "space", "3 B", "free some")))
+
+    assert str(report).split("\n") == [
+        "ok       locks: work",
+        "warning  space: 3 B",
+        "         do: free some",
+        "1 warning, 1 ok",
+    ]
+
+
+def test_other_results_are_printed_as_the_command_line_says_them(store: Store, tmp_path: Path) -> None:
+    store.tag("best", 200)
+    exported = store.export_safetensors(200, tmp_path / "out")
+    index = str(store.reindex()).split("\n")
+
+    assert str(store.tags()[0]) == "best is exp@200"
+    assert str(exported).split("\n")[-1].startswith(f"exported exp@200 to {tmp_path / 'out'}: 2 tensors, 2 files, ")
+    assert index[0].startswith("2 checkpoints, ")
+    assert str(store.du()).split("\n")[0].startswith("exp@100 holds ")
