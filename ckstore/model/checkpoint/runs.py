@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.model.words import counted, printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -26,6 +28,10 @@ class RunSummary:
     checkpoint_count: int
     newest: CheckpointInfo
     highest_step: int
+
+    def __str__(self) -> str:
+        """``gpt: 12 checkpoints, the newest gpt@1200``."""
+        return f"{printable(self.name)}: {counted(self.checkpoint_count, 'checkpoint')}, the newest {printable(self.newest.name)}"
 
 
 def summaries(infos: Iterable[CheckpointInfo]) -> list[RunSummary]:
