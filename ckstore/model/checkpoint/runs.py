@@ -31,7 +31,7 @@ class RunSummary:
 
     def __str__(self) -> str:
         """``gpt: 12 checkpoints, the newest gpt@1200``."""
-        return f"{printable(self.name)}: {counted(self.checkpoint_count, 'checkpoint')}, the newest {printable(self.newest.name)}"
+        return printable(f"{self.name}: {counted(self.checkpoint_count, 'checkpoint')}, the newest {self.newest.name}")
 
 
 def summaries(infos: Iterable[CheckpointInfo]) -> list[RunSummary]:
