@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from ckstore.errors import BadInput, StoreNotFound
+from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
@@ -258,10 +259,10 @@ class Store:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import save_state
 
-            return save_state(self._context, state, request, AsRank(rank, world_size, timeout, attempt))
+            return self._told(save_state(self._context, state, request, AsRank(rank, world_size, timeout, attempt)))
         from ckstore.ops.save.save import save
 
-        return save(self._context, state, request)
+        return self._told(save(self._context, state, request))
 
     @act_in_memory
     def save_async(
@@ -526,7 +527,7 @@ class Store:
         from ckstore.ops.save.commit import CommitOptions, commit
 
         self._settle(run)
-        given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
         about = self._description(metrics, metadata, message, parent)
         request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
         options = CommitOptions(times, allow_incomplete)
@@ -535,8 +536,8 @@ class Store:
             from ckstore.ranks.save import commit_files
 
             as_rank = AsRank(rank, world_size, timeout, attempt)
-            return commit_files(self._context, [expanded(path) for path in given], request, options, as_rank)
-        return commit(self._context, [expanded(path) for path in given], request, options)
+            return self._told(commit_files(self._context, files, request, options, as_rank))
+        return self._told(commit(self._context, files, request, options))
 
     @act
     def checkout(
@@ -1415,10 +1416,14 @@ class Store:
             raise BadInput(msg, hint=f"tags=[{tags!r}]")
         step = None if step is None else check_step(step)
         if run is None:
-            from ckstore.ops.warn import tell_unnamed_run
+            from ckstore.ops.context import tell_unnamed_run
 
             tell_unnamed_run(self._context)
         return Request(self._run_meant(run), step, about, tuple(tags), if_exists, force=force, progress=progress)
+
+    def _told(self, info: CheckpointInfo) -> CheckpointInfo:
+        log_notes(info.name, info.warnings, self._context.told)
+        return info
 
     def _run_meant(self, run: str | None) -> str:
         return (self.run or DEFAULT_RUN) if run is None else run

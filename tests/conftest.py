@@ -18,7 +18,7 @@ _rooms = [f"tests.{folder.name}" for folder in Path(__file__).parent.iterdir() i
 pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modules))
 
 from ckstore.fs import holders  # noqa: E402
-from ckstore.ops import warn  # noqa: E402
+from ckstore.ops import context  # noqa: E402
 from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 from tests.support.memory import memory_folder  # noqa: E402
@@ -62,7 +62,7 @@ class _Everything(set[str]):
 
 # Tests may be in memory, which is not durable: this process has warned of that, and those that it starts do not.
 # `test_infos.py` tries both.
-warn._told_not_durable = _Everything()
+context._told_not_durable = _Everything()
 _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose what is saved here"
 

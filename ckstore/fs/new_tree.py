@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -173,7 +174,7 @@ class NewTree:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             msg = f"{self.destination} is there, and whole, but may not survive a power cut: {why}"
-            raise CkstoreError(msg, hint="remove it and write it again once the disk is well") from error
+            raise CkstoreError(msg, hint="remove it and write it again once the disk works again") from error
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
@@ -243,7 +244,7 @@ def _no_parent(destination: Path, error: OSError) -> BadInput:
         return BadInput(msg, hint="choose a destination in a directory")
     return BadInput(
         f"{parent} does not exist, so {destination.name} cannot be made in it",
-        hint=f"make it first: mkdir -p {parent}",
+        hint=f"make it first: mkdir -p {shlex.quote(str(parent))}",
     )
 
 

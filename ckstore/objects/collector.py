@@ -23,12 +23,14 @@ import os
 import stat
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, holders, links, locks, peek, statx
 from ckstore.fs.held import through_parents
+from ckstore.fs.host.probe import TRY_PREFIX
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held import HeldBlob
@@ -152,6 +154,9 @@ class Collector:
             self._take_apart(path)
         elif is_digest(digest := name.partition(".")[0]):
             self._finish(digest, path)
+        elif name.startswith(TRY_PREFIX):
+            with suppress(FileNotFoundError):  # a process that was opening the store took it back
+                self._unlink_unless_open(path)
         else:
             self._unlink_unless_open(path)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CkstoreError, SaveFailed
+from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import CheckpointKey
+from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.counting import SaveTotals
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.layout import Layout, RunStamp
 
+_CATALOG = "catalog"
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 """A look that takes no longer is made with every save: 1,500 checkpoints at 3.3 µs, measured on ext4."""
+
+
+_told_not_durable: set[str] = set()
+"""Why stores are not durable: what this process has warned of."""
 
 
 class SaveWatch:
@@ -88,8 +93,9 @@ class Context:
         totals: What the saves of this store did so far.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
-        told: What was logged of saves of this store.
-        run_was_open: A ref that names no run was asked for, so that it meant the only run, or main.
+        told: What was logged of saves of this store, as `interpreter.log_notes` keeps it.
+        run_was_open: The ref that was looked for last names no run, and means the only one, or main.
+        run_guessed: The run of what was loaded last, if its ref named none; "" else.
         run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     """
 
@@ -110,6 +116,7 @@ class Context:
     problems: dict[str, str] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     run_was_open: bool = False
+    run_guessed: str = ""
     manifest_cache: ManifestCache = field(default_factory=ManifestCache)
     directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
@@ -206,6 +213,53 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     if found is None:
         return info
     return info.with_annotations(found.metrics, found.notes)
+
+
+def warn(message: str) -> None:
+    """Give a `CkstoreWarning` that points to the line, outside ckstore, from which the store was called."""
+    import inspect  # seldom needed, and slow to import
+    import warnings
+
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CkstoreWarning, stacklevel=level)
+
+
+def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
+    """Warn, once for an open store, that the directories are read because the catalog cannot be used.
+
+    Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
+    their own: then nothing is to be done.
+    """
+    has_none = context.catalog_is_private and error.why == "missing"
+    if error.why == "unreadable" or _CATALOG in context.problems or has_none:
+        return
+    hint = f"; {error.hint}" if error.hint else ""
+    context.problems[_CATALOG] = f"{error.message}: reading the directories instead, which takes longer{hint}"
+    warn(context.problems[_CATALOG])
+
+
+def tell_not_durable(context: Context) -> None:
+    """Warn, once in a process for each store, if a power cut may lose what is saved in it."""
+    why = context.not_durable_because
+    if why and why not in _told_not_durable:
+        _told_not_durable.add(why)
+        warn(f"a power cut may lose what is saved here: {why}")
+
+
+def tell_unnamed_run(context: Context) -> None:
+    """Warn, once for an open store, if a save that names no run leaves the run that a load without a name took.
+
+    For a load that is the only run there is, for a save the run main. Only memory is looked at.
+    """
+    run = context.run_guessed
+    if run not in ("", DEFAULT_RUN):
+        warn(
+            f"this save names no run, so it goes to the run {DEFAULT_RUN}; what was loaded is of the run {run}: "
+            f"to go on with that, open the store with run={run!r}; else give run={DEFAULT_RUN!r}"
+        )
+        context.run_guessed = ""
 
 
 def annotation_problem(info: CheckpointInfo) -> str:

@@ -80,6 +80,25 @@ class Frame:
             yield store
 
     @contextmanager
+    def saving(self) -> Iterator[Store]:
+        """As `writing`, and print what saves log as the command line does, not as `logging` does."""
+        import logging  # other commands need none
+
+        told = self.output().warning
+
+        class Told(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                told(printable(record.getMessage()))
+
+        logger, handler = logging.getLogger("ckstore"), Told(logging.WARNING)
+        logger.addHandler(handler)
+        try:
+            with self.writing() as store:
+                yield store
+        finally:
+            logger.removeHandler(handler)
+
+    @contextmanager
     def _warnings_told(self) -> Iterator[None]:
         """Print what the library warns of as the command line does, not as Python does."""
         with warnings.catch_warnings():

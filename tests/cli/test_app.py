@@ -82,7 +82,8 @@ def test_a_run_that_is_given_to_log_without_its_option_is_refused_with_it(run: R
 
     assert shown.exit_code == 2
     assert shown.stderr == (
-        "error: unexpected argument 'gpt'; for one run write --run gpt\nhint: see ckstore log --help\n"
+        "error: unexpected argument 'gpt': log --run NAME lists one run, show REF shows one checkpoint\n"
+        "hint: see ckstore log --help\n"
     )
 
 

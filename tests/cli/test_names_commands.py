@@ -149,7 +149,7 @@ def test_rm_deletes_and_frees(run: Run, path: Path) -> None:
     shown = run("rm", "100", "--json", "--store", path)
 
     assert shown.exit_code == 0
-    assert list(documents(shown.stdout)[0]) == ["v", "run", "step", "id"]
+    assert list(documents(shown.stdout)[0]) == ["v", "dry_run", "run", "step", "id"]
     assert [info.step for info in Store.open(path).checkpoints()] == [200, 300]
     assert len(list((path / "blobs").glob("*/*"))) < before
 
@@ -174,7 +174,7 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
         store.save({"w": np.full(10, step)}, step=step)
         store.save({"w": np.full(10, step)}, step=step, run="b")
 
-    done = run("rm", "main@600", "main@150..400", "b@..400", "600", "--json", "--store", path)
+    done = run("rm", "main@600", "main@150..400", "b@..400", "main@600", "--json", "--store", path)
 
     assert [(doc["run"], doc["step"]) for doc in documents(done.stdout)] == [
         ("main", 600),
@@ -203,8 +203,10 @@ def test_rm_deletes_nothing_unless_each_ref_names_something(refs: list[str], sta
     assert steps_left(path) == [100, 200, 300]
 
 
-def test_rm_guesses_no_run_for_a_range(run: Run, path: Path) -> None:
-    Store.open(path).save({"w": np.zeros(10)}, step=400, run="b")
+def test_rm_guesses_no_run(run: Run, path: Path) -> None:
+    store = Store.open(path)
+    for step in (300, 400):
+        store.save({"w": np.zeros(10)}, step=step, run="b")
 
     refused = run("rm", "300..", "--store", path)
 
@@ -212,7 +214,10 @@ def test_rm_guesses_no_run_for_a_range(run: Run, path: Path) -> None:
     assert "300..: the store has several runs: b, main" in refused.stderr
     assert "say of which: RUN@300.." in refused.stderr
     assert "no checkpoint of the run b has a step in this range" in run("rm", "b@1..9", "--store", path).stderr
-    assert steps_left(path) == [100, 200, 300, 400]
+    refused = run("rm", "b@400", "300", "--store", path)
+    assert refused.exit_code == 4
+    assert "300: several runs have a checkpoint at this step: b@300, main@300" in refused.stderr
+    assert steps_left(path) == [100, 200, 300, 300, 400]
 
 
 def test_a_dry_run_of_rm_deletes_nothing_and_says_what_would_stay(run: Run, path: Path) -> None:

@@ -132,7 +132,10 @@ def test_a_difference_is_a_line_each_and_the_summary_below(store: Store) -> None
         "removed  model.old: <f8 [2], 16 B",
         "changed  model.w: <f4 [3000], 11.7 KiB, 11.7 KiB changed, at most 1 apart (1 relative)",
         "changed  lr = 0.1 -> 0.01",
-        "from exp@100 to exp@200: tensors: 1 changed, 1 added, 1 removed, 0 the same, 11.7 KiB changed",
+        (
+            "from exp@100 to exp@200: tensors: 1 changed, 1 added, 1 removed, 0 the same, 11.7 KiB changed; "
+            "other values: 1 changed"
+        ),
     ]
 
 
@@ -143,7 +146,7 @@ def test_a_long_difference_is_cut_short(store: Store) -> None:
     lines = str(store.diff(300, 400)).split("\n")
 
     assert lines[0] == "changed  w0 = 0 -> 1"
-    assert lines[-2:] == ["and 380 more", "from exp@300 to exp@400: tensors: none"]
+    assert lines[-2:] == ["and 380 more", "from exp@300 to exp@400: tensors: none; other values: 410 changed"]
 
 
 def test_a_plan_and_what_became_of_it_say_which_checkpoints_go(store: Store) -> None:

@@ -15,7 +15,7 @@ from ckstore.fs import links, locks, peek, statx
 from ckstore.fs.host.mounts import mount_id
 from ckstore.fs.inside import Inside, open_at
 
-_TRY_PREFIX = ".try-"
+TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
 
 _OWN_PREFIX = "try-"
@@ -187,6 +187,6 @@ def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
     for directory in others:
         for name in peek.names(directory):
             # Its owner removes it before its own directory, which no other process does while it lives.
-            if name.startswith(_TRY_PREFIX) and not peek.exists(staging / name[1:]):
+            if name.startswith(TRY_PREFIX) and not peek.exists(staging / name[1:]):
                 with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
                     links.unlink(directory / name)

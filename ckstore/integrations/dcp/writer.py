@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, RankMismatch
+from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.staging import Staging
@@ -298,4 +299,6 @@ def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: lis
         paths = [context.layout.staging / name for name in names]
         return stage_shards_of(context, staging, request, Parts(paths, entries, attempt))
 
-    return save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage)
+    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage)
+    log_notes(info.name, info.warnings, context.told)
+    return info

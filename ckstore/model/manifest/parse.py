@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.document import (
@@ -42,7 +43,6 @@ from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.manifest.shards import read_ranks, read_tiling
 from ckstore.model.names import check_run
 from ckstore.model.order import MAX_SEQUENCE
-from ckstore.python_gc import python_gc_paused
 
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, printable
+from ckstore.model.words import LINES_SHOWN, counted, printable, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,6 @@ class CheckoutReport:
         wrote = f"wrote {counted(len(self.paths), 'file')}, {size_text(self.nbytes)}{shared}, to {self.destination}"
         if not self.hardlinked:
             return printable(wrote)
-        linked = ", ".join(self.hardlinked)
+        linked = some_of(self.hardlinked, LINES_SHOWN)
         warning = f"hardlinks to the store's own blobs, which you must never write to: {linked}"
         return f"{printable(wrote)}\n{printable(warning)}"

@@ -127,15 +127,14 @@ def held_size(held: Sequence[HeldBlob]) -> str:
 
 def by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
     """Return for each process, the greatest first, one way in which it has files, and the blobs that it has."""
-    found: dict[tuple[int | None, str], tuple[list[str], list[HeldBlob]]] = {}
+    found: dict[tuple[int | None, str], tuple[dict[str, None], dict[str, HeldBlob]]] = {}
     for blob in held:
         for key, how in _holders(blob):
-            hows, blobs = found.setdefault(key, ([], []))
-            hows.append(how)
-            if blob not in blobs:
-                blobs.append(blob)
-    ordered = sorted(found.items(), key=lambda item: -sum(blob.nbytes for blob in item[1][1]))
-    return {key: (some_of(list(dict.fromkeys(hows)), 1), blobs) for key, (hows, blobs) in ordered}
+            hows, blobs = found.setdefault(key, ({}, {}))
+            hows[how] = None
+            blobs[blob.digest] = blob
+    ordered = sorted(found.items(), key=lambda item: -sum(blob.nbytes for blob in item[1][1].values()))
+    return {key: (some_of([*hows], 1), [*blobs.values()]) for key, (hows, blobs) in ordered}
 
 
 def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:

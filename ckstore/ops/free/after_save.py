@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.model.reports.held import by_reason
+from ckstore.model.reports.held import HeldBlob, by_reason, held_size
+from ckstore.model.words import counted
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.free.exclusive import tell_unfreed
 from ckstore.ops.free.gc import collect
@@ -13,6 +14,8 @@ from ckstore.ops.free.retain import carry_out, plan_drops
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckstore.ops.context import Context
 
 PROBLEM = "retention"
@@ -56,11 +59,13 @@ def _collect(context: Context, *, dropped: bool) -> str:
         return ""
     opened, unasked = by_reason(held)
     if opened:
-        nbytes = sum(blob.nbytes for blob in opened)
-        return f"retention left {nbytes} bytes in {len(opened)} blobs that are open; ckstore gc names the processes"
+        return f"retention left {_blobs(opened)} that processes have open; ckstore gc names them"
     if not unasked or _UNASKED in context.problems:
         return ""
     why, blobs = next(iter(unasked.items()))
-    nbytes = sum(blob.nbytes for blob in blobs)
-    context.problems[_UNASKED] = f"retention left {nbytes} bytes in {len(blobs)} blobs: {why}"
+    context.problems[_UNASKED] = f"retention left {_blobs(blobs)}: {why}"
     return context.problems[_UNASKED]
+
+
+def _blobs(blobs: Sequence[HeldBlob]) -> str:
+    return f"{held_size(blobs)} in {counted(len(blobs), 'blob')}"

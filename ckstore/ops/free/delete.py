@@ -24,10 +24,10 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
         OSError: The system refused.
     """
     info = find(context, ref)
-    context.check_writable()
     if dry_run:
         check_droppable(context, info)
         return
+    context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
         dropped = drop(context, info)

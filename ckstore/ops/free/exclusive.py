@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.ops.warn import warn
+from ckstore.ops.context import warn
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
@@ -35,6 +35,3 @@ def warn_unfreed(context: Context) -> None:
     note = tell_unfreed(context)
     if note:
         warn(note)
-
-
-# WARN

@@ -29,6 +29,7 @@ from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
 from ckstore.ops.config_file import grace_of
+from ckstore.ops.context import warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import next_to_free, plan_gc
@@ -37,7 +38,6 @@ from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.os_errors import unsafe
 from ckstore.ops.refs.listing import fill_dead
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy

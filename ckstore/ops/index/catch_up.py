@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
-from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,6 +6,7 @@ manifest anyway, once a process, since a row can also be written by another prog
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,4 @@ def _told(value: object) -> str:
     """Return a value as text: in it a metric that is not a number equals itself, and the order of names is nothing."""
     if not isinstance(value, dict):
         return repr(value)
-    import pprint
-
-    return pprint.pformat(value, sort_dicts=True)
+    return json.dumps(value, sort_keys=True, default=repr)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.model.names import CheckpointKey
+from ckstore.ops.context import warn
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection

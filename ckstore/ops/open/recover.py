@@ -10,11 +10,11 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
+from ckstore.ops.context import warn
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import fill_dead
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -124,6 +124,7 @@ def _state_of_rank(state: object, rank: int) -> object:
 def continue_from(context: Context, directory: CheckpointDirectory) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
     context.last_parents[directory.manifest.run] = context.last_parents[""] = directory.manifest_id
+    context.run_guessed = directory.manifest.run if context.run_was_open else ""
 
 
 def load_open(

@@ -38,6 +38,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         DamagedBlob: The tag, or the checkpoint, is damaged.
     """
     if isinstance(ref, CheckpointInfo):
+        context.run_was_open = False
         return _same(context, ref)
     parsed = in_one_run(context, parse_ref(text_of(ref)))
     if parsed.kind == "latest-valid":

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
+from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
 from ckstore.ops.refs.listing import in_order, infos, infos_at, settle
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +89,7 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
     Raises:
         AmbiguousRef: ``latest`` or ``latest-valid`` without a run, and the store has several.
     """
+    context.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref
     if context.run is not None:

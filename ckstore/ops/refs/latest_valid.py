@@ -16,10 +16,9 @@ from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import info_of
+from ckstore.ops.context import info_of, warn
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

@@ -14,12 +14,11 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
 from ckstore.ops.os_errors import why_of
-from ckstore.ops.warn import tell_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

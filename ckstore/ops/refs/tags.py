@@ -10,10 +10,10 @@ from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.names import check_tag
+from ckstore.ops.context import warn
 from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import held
-from ckstore.ops.warn import warn
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo

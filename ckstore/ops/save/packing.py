@@ -18,7 +18,7 @@ from ckstore.catalog.values import PieceLocation
 from ckstore.errors import CatalogUnavailable, StateChanged
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.python_gc import python_gc_paused
+from ckstore.interpreter import python_gc_paused
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm

@@ -32,6 +32,7 @@ from ckstore.errors import (
     StepExists,
     UnknownOutcome,
 )
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import (
@@ -52,7 +53,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import NO_WATCH, Context, info_of, tags_by_checkpoint
+from ckstore.ops.context import Context, info_of, tags_by_checkpoint, tell_not_durable
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
@@ -69,8 +70,6 @@ from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource
 from ckstore.ops.save.write import Stored, store_sources
-from ckstore.ops.warn import tell_not_durable, tell_notes
-from ckstore.python_gc import python_gc_paused
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
@@ -234,8 +233,6 @@ def save_staged(
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
-    if context.watch is NO_WATCH:  # else the process that has the save done here says it
-        tell_notes(context, notes)
     return info
 
 
@@ -437,8 +434,8 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
 
 def _kept(there: Manifest) -> str:
     return (
-        f"{there.run}@{there.step} of {there.created} was kept, which holds something else: what was to be saved at "
-        "this step is not saved"
+        f"{there.run}@{there.step} of {there.created} holds something else, and was kept: what was to be saved at this "
+        "step is not saved"
     )
 
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer
+from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.save.packing import ALIGNMENT, bytes_of, digest_of_key, place_small, state_changed
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
-from ckstore.python_gc import python_gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

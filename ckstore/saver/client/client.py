@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import StateChanged
-from ckstore.python_gc import python_gc_paused
+from ckstore.interpreter import python_gc_paused
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.queue import SaveQueue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from ckstore.saver.client.watch import StallWatch
 if TYPE_CHECKING:
     from ckstore.saver.client.queue import SaveQueue
 
-_LOG = logging.getLogger("ckstore.saver")
 _LOOK_S = 0.5
 _TRIES = 2
 _MOST_GIVEN_UP = 4
@@ -91,7 +91,7 @@ class SaverKeeper:
         self._closing = False
         self._is_new = True
         process.send(Open(self._path, self._catalog_path, self._queue.terms.nice))
-        _LOG.info("started the saver %d of %s", process.pid, self._path)
+        self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._path}")
 
     def _watched(self) -> SaverProcess:
         """Return a new saver, with a thread that reads what it says once the lock is free.
@@ -114,14 +114,20 @@ class SaverKeeper:
     # ---- the thread of a saver
 
     def _watch(self, process: SaverProcess) -> None:
+        try:
+            self._follow_to_its_end(process)
+        finally:
+            self._queue.log_said()
+
+    def _follow_to_its_end(self, process: SaverProcess) -> None:
         """Read what the saver says until it is gone."""
         try:
             if not self._follow(process):
                 return
             why = process.why()  # waits a moment for its end
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
-            _LOG.exception("the thread that watches the saver %d failed", process.pid)
             why = f"watching the saver process {process.pid} failed: {error!r}"
+            self._queue.say(logging.ERROR, f"{why}\n{traceback.format_exc()}")
         process.kill()
         process.let_go()
         with self._queue.changed:
@@ -133,6 +139,7 @@ class SaverKeeper:
         stall = StallWatch(process.pid)
         queue = self._queue
         while True:
+            queue.log_said()
             got = process.receive(_LOOK_S)
             with queue.changed:
                 if process is not self.process:
@@ -171,14 +178,14 @@ class SaverKeeper:
         saves = self._queue.saves
         if not saves:
             if not was_closing:
-                _LOG.warning("%s, while it had nothing to do; the next save starts another", why)
+                self._queue.say(logging.WARNING, f"{why}, while it had nothing to do; the next save starts another")
             return
         begun = saves[0]
         begun.tries += 1
         if begun.tries == _TRIES:
             self._queue.end(begun, failed(begun, why))
         if saves:
-            _LOG.warning("%s; going on with another saver", why)
+            self._queue.say(logging.WARNING, f"{why}; going on with another saver")
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
@@ -191,7 +198,7 @@ class SaverKeeper:
         self.given_up.append(process)
         was_closing = self._lose()
         why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
-        _LOG.error("%s; it is killed", why)
+        self._queue.say(logging.ERROR, f"{why}; it is killed")
         saves = self._queue.saves
         if saves:
             begun = saves[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
+from ckstore.interpreter import log, log_notes
 from ckstore.saver.client.parents import Parents
 from ckstore.saver.client.snapshot import SnapshotPool
 from ckstore.saver.client.terms import Terms
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.save import Save
     from ckstore.saver.client.snapshot import Snapshot
-
-_LOG = logging.getLogger("ckstore.saver")
 
 
 class SaveQueue:
@@ -44,6 +44,8 @@ class SaveQueue:
         self.terms = Terms()
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []
+        self._said: deque[tuple[int, str]] = deque()
+        self._saved: deque[CheckpointInfo] = deque()
         self._told: set[str] = set()
 
     def make_way(self, terms: Terms) -> bool:
@@ -113,20 +115,29 @@ class SaveQueue:
         else:
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
-            _LOG.error("the save of %s failed: %s", save.pending.name, outcome)
+            self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
             self.parents.ended(save.order.last_parents, None)
             self._ended.append(save.pending)
         else:
             self.parents.ended(save.order.last_parents, outcome)
             self.bases.ended(save.order, outcome)
-            _LOG.info("saved %s", outcome.name)
-            for note in outcome.warnings:
-                if note not in self._told:
-                    self._told.add(note)
-                    _LOG.warning("%s", note)
+            self.say(logging.INFO, f"saved {outcome.name}")
+            self._saved.append(outcome)
         self._on_ended(outcome)
         save.pending.finish(outcome)
         self.changed.notify_all()
+
+    def say(self, level: int, text: str) -> None:
+        """Have something logged by the thread of the saver, when it has the lock no more: a handler may take long."""
+        self._said.append((level, text))
+
+    def log_said(self) -> None:
+        """Log what was said, and what saves said besides; without the lock."""
+        while self._said:
+            log(*self._said.popleft(), name="ckstore.saver")
+        while self._saved:
+            info = self._saved.popleft()
+            log_notes(info.name, info.warnings, self._told)
 
     def let_go_in_child(self) -> None:
         """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.

@@ -97,8 +97,7 @@ def _useless(load: Load) -> Iterator[str]:
     """Yield which keys of the caller's renaming rename nothing."""
     for old, new in load.terms.rename.items():
         if old not in load.found.renaming:
-            none = f"{'has' if old.startswith('.') else 'begins with'} {old!r}"
-            yield f"rename={ {old: new}!r} renames nothing: no name inside a module or a dict of tensors {none}"
+            yield f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
 
 
 def _of_values(found: Differences, terms: Terms) -> Iterator[str]:

@@ -559,3 +559,16 @@ def test_who_holds_is_told_also_when_gc_was_killed_before(store: Store) -> None:
             assert report.trash_left == ()
 
     assert store.gc().freed_bytes == MIB
+
+
+def test_a_name_that_an_opening_tries_in_trash_may_vanish_before_gc_looks_at_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store.path / "trash/other").write_bytes(b"")
+    names_in = trash.names_in
+    gone = [".try-0123456789ab"]
+    monkeypatch.setattr(trash, "names_in", lambda folder: [*gone * (folder.name == "trash"), *names_in(folder)])
+
+    store.gc()
+
+    assert os.listdir(store.path / "trash") == []

@@ -12,7 +12,7 @@ import pytest
 
 from ckstore import CheckpointInfo, CkstoreWarning, RetentionPolicy, Store, open_checkpoint
 from ckstore.model.doctor.place import PlaceFacts
-from ckstore.ops import warn
+from ckstore.ops import context
 from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 from ckstore.ops.read import open_checkpoint as opened
@@ -25,7 +25,7 @@ def facts(kind: str) -> object:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind = str(request.param)
-    monkeypatch.setattr(warn, "_told_not_durable", set())
+    monkeypatch.setattr(context, "_told_not_durable", set())
     for module in (opening, catalog_place, opened):
         monkeypatch.setattr(module, "examine", facts(kind))
     return kind

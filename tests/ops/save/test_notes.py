@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 
-KEPT = "was kept, which holds something else: what was to be saved at this step is not saved"
+KEPT = "holds something else, and was kept: what was to be saved at this step is not saved"
 
 
 def state(value: float) -> dict[str, object]:
@@ -38,6 +40,9 @@ def test_a_save_that_keeps_something_else_says_that_it_saved_nothing(
 
     said = save(20, 2)
 
+    end = time.monotonic() + 60
+    while not logged(caplog) and time.monotonic() < end:  # the thread of the saver logs it
+        time.sleep(0.01)
     assert logged(caplog) == [*said]
     assert said[0].startswith("main@2 of ")
     assert said[0].endswith(KEPT)
@@ -81,6 +86,54 @@ def test_a_run_that_is_named_or_continued_is_no_reason_for_a_warning(run: str | 
         store.save(state(3), step=3, run="other")
         store.load("other@latest")
         store.save(state(4), step=4)
+
+
+@pytest.mark.parametrize("look", [Store.latest, lambda store: store.info(1), lambda store: store.load("gpt@1")])
+def test_a_look_that_loads_nothing_or_names_its_run_is_no_reason_for_a_warning(
+    look: Callable[[Store], object], store: Store
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CkstoreWarning)
+        store.save(state(1), step=1, run="gpt")
+        look(store)
+        store.save(state(2), step=2)
+
+
+class Broken(logging.Handler):
+    """The disk of the log is full."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError(28, f"No space left on device for {record.getMessage()}")
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_log_that_cannot_be_written_fails_no_save(
+    in_background: bool, store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store.save(state(1), step=1)
+    broken = Broken()
+    logging.getLogger("ckstore").addHandler(broken)
+    try:
+        for step in (1, 2):
+            if in_background:
+                store.save_async(state(2), step, if_exists="keep").result(60)
+            else:
+                store.save(state(2), step, if_exists="keep")
+        store.close()
+    finally:
+        logging.getLogger("ckstore").removeHandler(broken)
+
+    assert "No space left on device" in capfd.readouterr().err
+
+
+def test_what_a_commit_says_of_its_files_is_logged(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+
+    info = store.commit(tmp_path / "model.safetensors", step=1)
+
+    assert logged(caplog) == [*info.warnings] != []
 
 
 def test_a_fine_tune_that_names_the_run_of_its_base_is_no_reason_for_a_warning(tmp_path: Path) -> None:

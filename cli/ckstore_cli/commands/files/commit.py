@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from ckstore.errors import CkstoreError
+from ckstore.model.times import text_of_time
 from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
@@ -83,11 +85,9 @@ def commit(
       5  the step is to be replaced, and a tag or a pin names it
       6  the disk is full
     """
-    import logging
-
-    logging.getLogger("ckstore").addHandler(logging.NullHandler())  # what a save logs is printed below
     out = frame.output()
-    with frame.writing() as store, Progress("committing", quiet=out.as_json) as shown:
+    begun = text_of_time(datetime.now(UTC))
+    with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(
             paths,
             step,
@@ -105,11 +105,10 @@ def commit(
             attempt=attempt,
             progress=shown.at,
         )
-    for warning in info.warnings:
-        out.warning(warning)
     source = _source_of_step(step, paths)
     out.document({**checkpoint_document(info), "warnings": list(info.warnings), "step_from": source})
-    out.line(f"committed {info}{_GUESSED[source]}")
+    was_there = info.created < begun
+    out.line(f"{'already there:' if was_there else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"

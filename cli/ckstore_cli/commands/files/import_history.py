@@ -46,7 +46,7 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     from ckstore.training.history import lines
 
     out = frame.output()
-    with frame.writing() as store, Progress("importing", quiet=out.as_json) as shown:
+    with frame.saving() as store, Progress("importing", quiet=out.as_json) as shown:
         report = do(store, folder, run, delete_sources=delete_sources, progress=shown.at)
     out.document(
         {

@@ -61,7 +61,8 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
       4  there is no such store or run
     """
     if ctx.args:
-        raise click.UsageError(f"unexpected argument {ctx.args[0]!r}; for one run write --run {ctx.args[0]}", ctx)
+        msg = f"unexpected argument {ctx.args[0]!r}: log --run NAME lists one run, show REF shows one checkpoint"
+        raise click.UsageError(msg, ctx)
     out = frame.output()
     if count is None and out.width is not None:
         count = ON_TERMINAL_COUNT

@@ -28,10 +28,10 @@ def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT
     """Delete the checkpoints REF, and free what only they used.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
-    up to B. A and B themselves are included. Nothing is deleted unless each REF
-    names something. One that is open, has a tag, or is pinned stays, and the
-    others go. If a process still has one of the blobs open, a ckstore gc after
-    it is closed frees it.
+    up to B. A and B themselves are included. Where several runs could be meant,
+    write RUN@A..B. Nothing is deleted unless each REF names something. One that
+    is open, has a tag, or is pinned stays, and the others go. If a process still
+    has one of the blobs open, a ckstore gc after it is closed frees it.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT
     """
     out = frame.output()
     refused: list[tuple[CheckpointInfo, InUse]] = []
-    with frame.writing() as store:
+    with frame.reading() if dry_run else frame.writing() as store:
         chosen = {info.key: info for ref in refs for info in _named(store, ref)}
         for info in chosen.values():
             try:
@@ -55,7 +55,7 @@ def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT
             except InUse as error:
                 refused.append((info, error))
                 continue
-            out.document({"run": info.run, "step": info.step, "id": info.id})
+            out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
     if len(refused) == 1:
         raise refused[0][1]
@@ -75,6 +75,7 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     """
     found = _RANGE.fullmatch(ref)
     if found is None:
+        _refuse_several(store, ref)
         return [store.info(ref)]
     first, last = (int(end) if end else None for end in (found["first"], found["last"]))
     if first is None and last is None:
@@ -91,6 +92,20 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
         msg = f"{ref}: no checkpoint of the run {run} has a step in this range"
         raise NoSuchRef(msg, hint=f"ckstore log --run {run} lists its checkpoints")
     return within
+
+
+def _refuse_several(store: Store, ref: str) -> None:
+    """Raise if a bare step is one of several runs: what is deleted is not guessed.
+
+    Raises:
+        AmbiguousRef: It is.
+    """
+    if not ref.isdecimal():
+        return
+    there = [info.name for info in store.checkpoints() if str(info.step) == ref]
+    if len(there) > 1:
+        msg = f"{ref}: several runs have a checkpoint at this step: {', '.join(sorted(there)[:5])}"
+        raise AmbiguousRef(msg, hint=f"say which: RUN@{ref}")
 
 
 def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:

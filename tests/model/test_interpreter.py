@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckstore.python_gc import python_gc_paused
+from ckstore.interpreter import python_gc_paused
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""Keep Python's cyclic garbage collector out of stretches that make very many small objects.
+"""What is Python's own: its cyclic garbage collector, and its log.
+
+The collector is kept out of stretches that make very many small objects.
 
 A state of 50,000 tensors becomes more than a million lists, tuples and records, none of them garbage. The collector
 looks at them again and again meanwhile, and at everything that torch has in memory: 40 % of the time of such a save.
@@ -8,9 +10,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+_WARNING = 30  # of `logging`
 
 
 class _Pause:
@@ -60,3 +66,33 @@ def python_gc_paused() -> Iterator[None]:
         yield
     finally:
         _pause.end()
+
+
+def log(level: int, text: str, *, name: str = "ckstore") -> None:
+    """Log something that is done: a handler that fails is reported as `logging` does it, and fails nothing."""
+    import logging  # `ckstore log` has nothing to log
+    import traceback
+
+    try:
+        logging.getLogger(name).log(level, "%s", text)
+    except Exception:  # noqa: BLE001 - handlers are the user's own code
+        with suppress(OSError, ValueError, AttributeError):  # there is no standard error
+            traceback.print_exc(file=sys.stderr)
+
+
+def log_notes(name: str, notes: Iterable[str], told: set[str]) -> None:
+    """Log what a save says besides: what is about its checkpoint each time, anything else once.
+
+    It is no `CkstoreWarning`, which a filter may turn into an error: the checkpoint is saved.
+
+    Args:
+        name: Of the checkpoint.
+        notes: What is to be said, a sentence each.
+        told: What was logged of other saves; numbers in it do not count.
+    """
+    for note in dict.fromkeys(notes):
+        kind = re.sub("[0-9]+", "0", note)
+        if name not in note and kind in told:
+            continue
+        told.add(kind)
+        log(_WARNING, note)
