@@ -130,9 +130,10 @@ def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) 
         statx.refresh(layout.staging)
         if not peek.exists(old):
             return
-        links.rename(old, target)
-        for parent in (target.parent, layout.staging):
-            files.sync_directory(parent)
+        with locks.lock_shared(old):  # so has each process that puts a checkpoint in its place (L2)
+            links.rename(old, target)
+            for parent in (target.parent, layout.staging):
+                files.sync_directory(parent)
     except OSError as second:
         msg = f"{target} was being replaced when the system failed: {error}; {old} could not be put back: {second}"
         again = "save that step again" if layout.shared else "open the store again"
