@@ -237,7 +237,7 @@ class Store:
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
-            should know; the logger ``ckstore`` says each of them once.
+            should know; the logger ``ckstore`` logs them, too.
 
         Raises:
             CannotStore: A value in the state cannot be stored; nothing was written.

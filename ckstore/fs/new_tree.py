@@ -129,7 +129,7 @@ class NewTree:
 
         Raises:
             BadInput: There is something at the destination now.
-            OSError: Nothing is there.
+            OSError: Nothing is there, unless a server did it and its answer was lost.
             CkstoreError: All of it is there, and not known to be durable.
         """
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
@@ -150,7 +150,7 @@ class NewTree:
 
         Raises:
             BadInput: There is something at the destination now, or its filesystem has no hardlinks.
-            OSError: Nothing is there.
+            OSError: Nothing is there, unless a server did it and its answer was lost.
             CkstoreError: All of it is there, and not known to be durable.
         """
         try:
@@ -174,7 +174,7 @@ class NewTree:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             msg = f"{self.destination} is there, and whole, but may not survive a power cut: {why}"
-            raise CkstoreError(msg, hint="remove it and write it again once the disk works again") from error
+            raise CkstoreError(msg, hint="remove it and write it again once the disk works") from error
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.save import Save
     from ckstore.saver.client.snapshot import Snapshot
+
+T = TypeVar("T")
 
 
 class SaveQueue:
@@ -132,11 +134,10 @@ class SaveQueue:
         self._said.append((level, text))
 
     def log_said(self) -> None:
-        """Log what was said, and what saves said besides; without the lock."""
-        while self._said:
-            log(*self._said.popleft(), name="ckstore.saver")
-        while self._saved:
-            info = self._saved.popleft()
+        """Log what was said, and what saves said besides; without the lock, perhaps in two threads at once."""
+        while (said := _next(self._said)) is not None:
+            log(*said, name="ckstore.saver")
+        while (info := _next(self._saved)) is not None:
             log_notes(info.name, info.warnings, self._told)
 
     def let_go_in_child(self) -> None:
@@ -149,3 +150,10 @@ class SaveQueue:
             save.snapshot.let_go()
         self.pool = SnapshotPool()
         self.saves = []
+
+
+def _next(waiting: deque[T]) -> T | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
