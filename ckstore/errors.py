@@ -308,7 +308,7 @@ class CatalogUnavailable(CkstoreError):
 
 
 class InUse(CkstoreError):
-    """A process uses what was to be deleted, or a lock was not free in time."""
+    """A process uses what was to be deleted, a lock was not free in time, or a save that replaces it never ended."""
 
     exit_status = 5
 

@@ -14,7 +14,8 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_named
-from tests.faults.checker import check_store
+from ckstore.ops.refs import listing
+from tests.faults.checker import check_contents, check_store
 from tests.faults.harness import evenly, sample
 from tests.faults.journal import Journal, Place, Promised, read_journal
 from tests.faults.scenarios import SCENARIOS
@@ -43,6 +44,19 @@ def a_blob(store: Path) -> Path:
 
 def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
     assert check_store(store, read_journal(tmp_path / "journal")) == []
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_only_after_an_unknown_outcome_may_a_process_lack_what_it_was_replacing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "checkpoints/main/1").rename(store / "staging/main@1.0123456789ab.old")
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
+    with Store.open(store, readonly=True) as reader:
+        assert check_contents(reader, promise("first"), outcome_is_unknown=True) == []
+        assert check_contents(reader, promise("first")) == ["main@1 must be one of ['first'], found None"]
+        (store / "staging/main@1.0123456789ab.old").rename(store / "staging/main@1.0123456789ab")
+        assert len(check_contents(reader, promise("first"), outcome_is_unknown=True)) == 1
 
 
 @pytest.mark.parametrize(

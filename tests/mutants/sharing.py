@@ -496,6 +496,15 @@ SHARING = [
         "Error",
     ),
     Mutant(
+        "a run whose one checkpoint is in a gap is not taken for an empty one",
+        "gap-taken-as-nothing",
+        "latest.newest",
+        "            refuse_unfinished(context, run)\n",
+        "",
+        "tests/ops/save/test_two_renames.py::test_what_stopped_in_the_gap_is_not_taken_for_a_run_that_has_nothing",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a reader waits for what is being replaced",
         "gap-not-waited-for",
         "listing.infos",

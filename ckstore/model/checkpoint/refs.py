@@ -168,13 +168,13 @@ def _default_run(runs: Collection[str]) -> str | None:
     return DEFAULT_RUN if DEFAULT_RUN in runs else None
 
 
+def has_id(ref: Ref, id: str) -> bool:
+    """Whether an id begins with the digits of `ref`, which may leave out the name of the hash."""
+    return (id if "-" in ref.value else id.partition("-")[2]).startswith(ref.value)
+
+
 def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
-    bare = "-" not in ref.value
-    found = [
-        c
-        for c in candidates
-        if (c.id.partition("-")[2] if bare else c.id).startswith(ref.value) and ref.run in (None, c.run)
-    ]
+    found = [c for c in candidates if has_id(ref, c.id) and ref.run in (None, c.run)]
     if len(found) > 1:
         listed = [f"{short_id(c.id, 16)} ({c.name})" for c in newest_first(found)]
         message = f"{ref}: {len(found)} ids begin with these digits: {_some(listed)}"

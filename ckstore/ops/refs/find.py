@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
-from ckstore.model.checkpoint.refs import Ref, is_latest_valid, parse_ref, resolve
+from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
@@ -16,12 +17,13 @@ from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
-from ckstore.ops.refs.listing import infos, settle
+from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.shared.two_renames import Gap
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
@@ -33,6 +35,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
 
     Raises:
         NoSuchRef: There is none; the message says what there is.
+        InUse: A save that replaces it stopped in the middle.
         AmbiguousRef: There are several.
         BadInput: It has no form of a ref.
         DamagedBlob: The tag, or the checkpoint, is damaged.
@@ -55,7 +58,17 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         _refuse_damaged(context, key)
     elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, why)
-    return resolve(parsed, infos(context), tags)
+    try:
+        return resolve(parsed, infos(context), tags)
+    except NoSuchRef:
+        refuse_unfinished(context, parsed.run, partial(_is_meant, parsed, key))
+        raise
+
+
+def _is_meant(ref: Ref, key: CheckpointKey | None, gap: Gap) -> bool:
+    from ckstore.objects.checkpoints import id_at
+
+    return gap.key == key or (ref.kind == "id" and has_id(ref, id_at(gap.old) or ""))
 
 
 def text_of(ref: str | SupportsIndex) -> str:
@@ -109,6 +122,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
     settle(context)
     if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
+        refuse_unfinished(context, wanted.run, lambda gap: id_at(gap.old) == wanted.id)
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
     return replace(

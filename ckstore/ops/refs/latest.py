@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
-from ckstore.ops.refs.listing import in_order, infos, infos_at, settle
+from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,9 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
     Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
     says something else than the manifest makes no other checkpoint the newest.
+
+    Raises:
+        InUse: There would be one if a save that replaces it had not stopped in the middle.
     """
     sured: set[str] = set()
     settle(context)
@@ -38,6 +41,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
         if not found or found[0].out_of_order:
             found = infos(context, run)[-1:]
         if not found:
+            refuse_unfinished(context, run)
             return None
         last = _written_last(context, published, found[0])
         suspects = {info.name: info for info in (*found, *last)}

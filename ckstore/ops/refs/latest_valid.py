@@ -18,7 +18,7 @@ from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import info_of, warn
 from ckstore.ops.refs.latest import in_one_run
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import infos, refuse_unfinished
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -92,6 +92,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         else:
             context.problems.pop("latest-valid", None)
         return taken
+    refuse_unfinished(context, run)
     raise _none_left(context, run, passed)
 
 

@@ -10,11 +10,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob
+from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse
+from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable, warn
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
@@ -158,7 +159,7 @@ _PAUSE_S = 0.005
 def settle(context: Context) -> None:
     """Wait until no place is empty because of a replacement, and complete those that no living process has open.
 
-    What cannot be completed, or is still open after the deadline, is told in `Context.problems` and waited for no more.
+    What cannot be completed, or is still open after the deadline, is told and waited for no more.
     """
     waiting = _untold(context)
     deadline = time.monotonic() + DEADLINE_S
@@ -169,7 +170,7 @@ def settle(context: Context) -> None:
         waiting = [gap for gap in _untold(context) if gap.old.name in known]
         if time.monotonic() > deadline:
             for gap in waiting:
-                context.problems[gap.old.name] = _stopped(context, gap)
+                _tell(context, gap, f"{_stopped(gap)}; {_what_completes(context)}")
             return
         if waiting:
             time.sleep(_PAUSE_S)
@@ -179,15 +180,38 @@ def _untold(context: Context) -> list[Gap]:
     return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
 
 
-def _stopped(context: Context, gap: Gap) -> str:
+def _stopped(gap: Gap) -> str:
     run, step = gap.key
-    completes = "opening the store for writing completes it"
+    return f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is {gap.old}"
+
+
+def _what_completes(context: Context) -> str:
     if context.shared:
-        completes = "saving that step again completes it, and so does gc after the grace (config.grace_s)"
-    return (
-        f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is {gap.old}; "
-        f"{completes}"
-    )
+        return "saving that step again completes it, and so does gc after the grace (config.grace_s)"
+    return "opening the store for writing completes it"
+
+
+def _tell(context: Context, gap: Gap, message: str) -> None:
+    context.problems[gap.old.name] = message
+    warn(message)
+
+
+def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap], bool] = lambda _: True) -> None:
+    """Raise if something is not there only because a save that replaces it stopped in the middle.
+
+    So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
+
+    Args:
+        context: The store.
+        run: What is asked for is in this run; None: in any.
+        is_meant: Whether it is what was at the place of a gap.
+
+    Raises:
+        InUse: So it is.
+    """
+    for gap in two_renames.gaps(context.layout):
+        if run in (None, gap.key[0]) and is_meant(gap) and peek.exists(gap.old):  # else both went since it was listed
+            raise InUse(_stopped(gap), hint=_what_completes(context))
 
 
 def fill_dead(context: Context, grace: Grace | None = None) -> None:
@@ -209,4 +233,4 @@ def _fill(context: Context, gaps: list[Gap]) -> None:
             two_renames.try_complete(context.layout, gap)
         except (CkstoreError, OSError) as error:
             name = f"{gap.key[0]}@{gap.key[1]}"
-            context.problems[gap.old.name] = f"the replacement of {name} was not completed: {why_of(error)}"
+            _tell(context, gap, f"the replacement of {name} was not completed: {why_of(error)}")

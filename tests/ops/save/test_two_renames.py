@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
+from ckstore.errors import CkstoreWarning, InUse, NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek
 from ckstore.objects import trash
 from ckstore.objects.shared import two_renames
@@ -51,7 +51,7 @@ def is_empty_place(path: Any) -> bool:
     return str(path).endswith("checkpoints/main/1") and not os.path.exists(str(path))
 
 
-def stop_in_the_gap(store: Store, seed: int = 9) -> None:
+def stop_in_the_gap(store: Store, seed: int = 9, **given: Any) -> None:
     """Let a process die when the old step 1 has left its place, and the new one has not come."""
     rename = links.rename
 
@@ -64,7 +64,7 @@ def stop_in_the_gap(store: Store, seed: int = 9) -> None:
     if pid == 0:
         links.rename = dying
         try:
-            Store.open(store.path, recover=False).save(state(seed), step=1, if_exists="replace")
+            Store.open(store.path, recover=False).save(state(seed), step=1, if_exists="replace", **given)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -162,17 +162,21 @@ def test_what_was_replaced_does_not_come_back_when_the_next_replacement_stops(
     assert os.listdir(store.path / "staging") == []
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_a_checkpoint_is_deleted_though_another_process_swept_what_it_replaced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = two_renames.begun
     swept = partial(begun, names=["main@1.0123456789ab.old"])  # its name was listed, and then it went
-    monkeypatch.setattr(
-        two_renames, "begun", lambda layout, names=None: swept(layout) if names is None else begun(layout, names)
-    )
-    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)  # the name stays in the list
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            two_renames, "begun", lambda layout, names=None: swept(layout) if names is None else begun(layout, names)
+        )
+        patch.setattr(listing, "DEADLINE_S", 0.01)  # the name stays in the list
 
-    store.delete(1)
+        store.delete(1)
+        with pytest.raises(NoSuchRef):
+            store.load("1")
 
     assert [info.step for info in store.checkpoints()] == [2]
 
@@ -233,10 +237,41 @@ def test_a_reader_waits_no_longer_than_its_deadline_and_says_why(store: Store, m
     monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     reader = Store.open(store.path, readonly=True)
 
-    assert [info.step for info in reader.checkpoints()] == [2]
+    with pytest.warns(CkstoreWarning, match="main@1 is not there, since a save that replaces it stopped in the middle"):
+        assert [info.step for info in reader.checkpoints()] == [2]
     assert any("stopped in the middle" in warning for warning in reader.warnings)
+    for ref in (1, "main@1"):
+        with pytest.raises(InUse, match=r"stopped in the middle: the old one is .*main@1\..*old"):
+            reader.load(ref)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_stopped_in_the_gap_is_not_taken_for_a_run_that_has_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that is told that there is nothing begins from the start."""
+    one = store.info(1)
+    store.tag("best", 1)
+    store.delete(2)
+    stop_in_the_gap(store, force=True)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
+    reader = Store.open(store.path, readonly=True)
+
+    for ask in (
+        reader.latest,
+        partial(reader.latest, "main"),
+        partial(reader.latest, valid=True),
+        partial(reader.load, "latest"),
+        partial(reader.load, "latest-valid"),
+        partial(reader.load, "best"),
+        partial(reader.load, one),
+        partial(reader.load, one.id),
+    ):
+        with pytest.raises(InUse, match="stopped in the middle"):
+            ask()
     with pytest.raises(NoSuchRef):
-        reader.load(1)
+        reader.load(7)
+    assert reader.latest("other") is None
 
 
 def test_a_gap_that_cannot_be_completed_is_told_with_the_cause_and_not_waited_for(
@@ -249,9 +284,9 @@ def test_a_gap_that_cannot_be_completed_is_told_with_the_cause_and_not_waited_fo
     with monkeypatch.context() as patch:
         patch.setattr(two_renames, "complete", failing)
         patch.setattr(time, "sleep", lambda _: pytest.fail("it waits for what it could not do itself"))
-        steps = [info.step for info in store.checkpoints()]
+        with pytest.warns(CkstoreWarning, match="main@1 was not completed"):
+            assert [info.step for info in store.checkpoints()] == [2]
 
-    assert steps == [2]
     assert any("main@1 was not completed: Input/output error" in warning for warning in store.warnings)
 
 
