@@ -187,7 +187,10 @@ def _stopped(gap: Gap) -> str:
 
 def _what_completes(context: Context) -> str:
     if context.shared:
-        return "saving that step again completes it, and so does gc after the grace (config.grace_s)"
+        return (
+            "saving that step again completes it, and so does gc after the grace (config.grace_s), "
+            "or at once with --exclusive, if no other host is at work"
+        )
     return "opening the store for writing completes it"
 
 

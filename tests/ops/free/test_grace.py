@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, InsufficientSpace, SaveFailed, UnsafePlace
+from ckstore.errors import BadInput, InsufficientSpace, InUse, SaveFailed, UnsafePlace
 from ckstore.fs import files, links, statx
 from ckstore.fs.inside import Inside, Where
 from ckstore.objects import trash
@@ -250,6 +250,21 @@ def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
 
     assert np.array_equal(two.load(1)["w"], state(9)["w"])
     assert {info.step for info in two.checkpoints()} == {1, 2}
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_is_half_replaced_names_the_gc_that_completes_it_at_once(
+    one: Store, two: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
+    one.delete(2)
+    assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
+    with pytest.raises(InUse, match="or at once with --exclusive, if no other host is at work"):
+        two.latest()
+
+    two.gc(exclusive=True)
+
+    assert np.array_equal(two.load("latest")["w"], state(9)["w"])
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
