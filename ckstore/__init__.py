@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange, PlainChange
     from ckstore.model.reports.export_report import ExportedFile, ExportReport
-    from ckstore.model.reports.gc_report import GcPlan, GcReport
+    from ckstore.model.reports.gc_report import GcPlan, GcReport, NextToFree
     from ckstore.model.reports.held import DeletedFile, HeldBlob, Holder, LinkedBlob, PlannedBlob
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import Incomplete, ReindexReport, RelinkReport
@@ -115,6 +115,7 @@ __all__ = [
     "LoadReport",
     "MissingRanks",
     "NewerFormat",
+    "NextToFree",
     "NoSuchFile",
     "NoSuchRef",
     "NotUnchanged",
@@ -179,7 +180,7 @@ _HOMES = {
     "ckstore.model.reports.checkout_report": "CheckoutReport",
     "ckstore.model.reports.diff": "Diff DiffLeaf Difference LeafChange PlainChange",
     "ckstore.model.reports.export_report": "ExportReport ExportedFile",
-    "ckstore.model.reports.gc_report": "GcPlan GcReport",
+    "ckstore.model.reports.gc_report": "GcPlan GcReport NextToFree",
     "ckstore.model.reports.held": "DeletedFile HeldBlob Holder LinkedBlob PlannedBlob",
     "ckstore.model.reports.progress": "Progress",
     "ckstore.model.reports.reindex_report": "Incomplete ReindexReport RelinkReport",

@@ -20,10 +20,13 @@ from ckstore import (
     CheckpointInfo,
     DoctorFinding,
     DoctorReport,
+    GcPlan,
     GcReport,
     HeldBlob,
     Holder,
     LinkedBlob,
+    NextToFree,
+    PlannedBlob,
     RetentionPolicy,
     Store,
     StoreSettings,
@@ -186,6 +189,40 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
         "512 B stay: xxh3-cc has 1 name outside the store",
         "16.0 KiB in packs is unused, and stays until the rest of its pack is unused too",
     ]
+
+
+@pytest.mark.parametrize(
+    "report,said",
+    [
+        (GcReport(), "nothing is unused"),
+        (
+            GcReport(next_to_free=NextToFree("main@1", 2048)),
+            "nothing is unused; deleting the oldest checkpoint main@1 would free 2.0 KiB",
+        ),
+        (
+            GcReport(next_to_free=NextToFree("main@1"), dry_run=True),
+            (
+                "nothing is unused; deleting the oldest checkpoint main@1 would free nothing, "
+                "since other checkpoints use the same bytes"
+            ),
+        ),
+        (
+            GcReport(trash_left=("a",), waits_for_grace=True),
+            (
+                "1 entry of trash/ waits for the grace (config.grace_s), since other hosts may be using the store; "
+                "when none does, ckstore gc --exclusive frees at once"
+            ),
+        ),
+        (GcReport(trash_left=("a",)), "nothing is unused"),
+        (
+            GcPlan(blobs=(PlannedBlob("xxh3-aa", 512),), waits_for_grace=True),
+            "would free 1 blob, 512 B; all of it at once only with --exclusive",
+        ),
+        (GcReport(freed_count=1, freed_bytes=512, waits_for_grace=True), "freed 1 blob, 512 B"),
+    ],
+)
+def test_gc_explains_why_it_frees_no_more(report: GcReport | GcPlan, said: str) -> None:
+    assert report.explanation == said
 
 
 def test_the_doctor_says_what_to_do() -> None:

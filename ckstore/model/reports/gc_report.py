@@ -12,6 +12,23 @@ from ckstore.model.words import counted, first_of, printable
 
 
 @dataclass(frozen=True, slots=True)
+class NextToFree:
+    """What deleting the oldest checkpoint that may go would free.
+
+    Attributes:
+        name: ``RUN@STEP``.
+        nbytes: Sizes of the blobs that only it uses.
+    """
+
+    name: str
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        size = size_text(self.nbytes) if self.nbytes else "nothing, since other checkpoints use the same bytes"
+        return printable(f"deleting the oldest checkpoint {self.name} would free {size}")
+
+
+@dataclass(frozen=True, slots=True)
 class GcPlan:
     """What gc would do at this moment; nothing was changed to find it out.
 
@@ -20,7 +37,7 @@ class GcPlan:
         held, linked_elsewhere: What nothing in the store needs and would not be freed.
         dead_stagings: Names of the directories in ``staging/`` that killed saves left.
         trash: Names in ``trash/`` that would go on their way out.
-        dead_pack_bytes, unseen_processes, explanation: As in `GcReport`.
+        dead_pack_bytes, unseen_processes, next_to_free, waits_for_grace: As in `GcReport`.
     """
 
     blobs: tuple[PlannedBlob, ...] = ()
@@ -30,7 +47,8 @@ class GcPlan:
     trash: tuple[str, ...] = ()
     dead_pack_bytes: int = 0
     unseen_processes: int | None = 0
-    explanation: str = ""
+    next_to_free: NextToFree | None = None
+    waits_for_grace: bool = False
 
     @property
     def freed_bytes(self) -> int:
@@ -41,6 +59,11 @@ class GcPlan:
     def freed_count(self) -> int:
         """How many blobs would be freed."""
         return len(self.blobs)
+
+    @property
+    def explanation(self) -> str:
+        """As in `GcReport`."""
+        return GcReport.of_plan(self).explanation
 
     def __str__(self) -> str:
         return str(GcReport.of_plan(self))
@@ -66,7 +89,8 @@ class GcReport:
         retention: The retention plan, and which checkpoints it dropped before; None without a policy. In a dry run
             it dropped none.
         dry_run: Nothing was changed; the numbers say what would have been.
-        explanation: What happened, in words; when nothing was freed, what would.
+        next_to_free: What deleting one more checkpoint would free; None where something was freed or kept.
+        waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
     """
 
     freed_bytes: int = 0
@@ -81,7 +105,8 @@ class GcReport:
     unseen_processes: int | None = 0
     retention: RetentionReport | None = None
     dry_run: bool = False
-    explanation: str = ""
+    next_to_free: NextToFree | None = None
+    waits_for_grace: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -100,60 +125,36 @@ class GcReport:
             unseen_processes=plan.unseen_processes,
             swept_stagings=len(plan.dead_stagings),
             dry_run=True,
-            explanation=plan.explanation,
+            next_to_free=plan.next_to_free,
+            waits_for_grace=plan.waits_for_grace,
         )
+
+    @property
+    def explanation(self) -> str:
+        """What gc freed and why not more, in words; when nothing was freed, what would be."""
+        sentences = []
+        if self.freed_count:
+            what = f"{counted(self.freed_count, 'blob')}, {size_text(self.freed_bytes)}"
+            sentences.append(f"would free {what}" if self.dry_run else f"freed {what}")
+        opened, unasked = by_reason(self.held)
+        if opened:
+            sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
+        sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
+        if self.linked_elsewhere:
+            sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
+        if not sentences:
+            waiting_count = len(self.trash_left) if self.waits_for_grace else 0
+            sentences += [_waiting(waiting_count)] if waiting_count else ["nothing is unused", *self._next()]
+        elif self.dry_run and self.freed_count and self.waits_for_grace:
+            sentences.append("all of it at once only with --exclusive")
+        return "; ".join(sentences)
+
+    def _next(self) -> list[str]:
+        return [] if self.next_to_free is None else [str(self.next_to_free)]
 
     def __str__(self) -> str:
         done = [] if self.retention is None else [str(self.retention.plan if self.dry_run else self.retention)]
         return "\n".join([*done, *lines(self)])
-
-
-@dataclass(frozen=True, slots=True)
-class NextToFree:
-    """What deleting one checkpoint would free.
-
-    Attributes:
-        name: ``RUN@STEP``; empty if no checkpoint may go.
-        nbytes: Sizes of the blobs that only it uses.
-    """
-
-    name: str = ""
-    nbytes: int = 0
-
-
-def explain(
-    freed: tuple[int, int],
-    held: tuple[HeldBlob, ...],
-    linked: tuple[LinkedBlob, ...],
-    next_to_free: NextToFree | None = None,
-    *,
-    dry_run: bool = False,
-    waiting_count: int = 0,
-) -> str:
-    """Say in words what gc freed and why not more.
-
-    Args:
-        freed: Number and sizes of the blobs.
-        held: What processes have open.
-        linked: What has names elsewhere.
-        next_to_free: What would free something; said when there is nothing else to say.
-        dry_run: Say what would happen instead.
-        waiting_count: Entries of trash that wait for the grace; said when there is nothing else to say.
-    """
-    count, nbytes = freed
-    sentences = []
-    if count:
-        what = f"{counted(count, 'blob')}, {size_text(nbytes)}"
-        sentences.append(f"would free {what}" if dry_run else f"freed {what}")
-    opened, unasked = by_reason(held)
-    if opened:
-        sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
-    sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
-    if linked:
-        sentences.append(f"{_kept(linked)}: hardlinks outside the store share their bytes")
-    if not sentences:
-        sentences.append(_waiting(waiting_count) if waiting_count else _nothing(next_to_free or NextToFree()))
-    return "; ".join(sentences)
 
 
 def _kept(blobs: Sequence[HeldBlob | LinkedBlob]) -> str:
@@ -166,15 +167,6 @@ def _waiting(count: int) -> str:
         f"{wait} for the grace (config.grace_s), since other hosts may be using the store; "
         "when none does, ckstore gc --exclusive frees at once"
     )
-
-
-def _nothing(next_to_free: NextToFree) -> str:
-    if not next_to_free.name:
-        return "nothing is unused"
-    would = f"deleting the oldest checkpoint {next_to_free.name} would free"
-    if next_to_free.nbytes:
-        return f"nothing is unused; {would} {size_text(next_to_free.nbytes)}"
-    return f"nothing is unused; {would} nothing, since other checkpoints use the same bytes"
 
 
 def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]] | None = None) -> Iterator[str]:
@@ -200,7 +192,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
     if not (report.freed_count or report.held or report.linked_elsewhere):
-        yield printable(report.explanation) or "freed nothing"
+        yield printable(report.explanation)
     if report.dead_pack_bytes:
         dead = f"{size_text(report.dead_pack_bytes)} in packs is unused"
         yield f"{dead}, and stays until the rest of its pack is unused too"

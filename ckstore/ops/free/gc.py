@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import peek
 from ckstore.fs.inside import NotInStore
-from ckstore.model.reports.gc_report import GcReport, explain
+from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
@@ -199,19 +199,13 @@ def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s:
 def _completed(context: Context, report: GcReport, grown_bytes: int, grace: Grace | None) -> GcReport:
     """Add what is measured afterwards."""
     idle = not (report.freed_count or report.held or report.linked_elsewhere)
-    explanation = explain(
-        (report.freed_count, report.freed_bytes),
-        report.held,
-        report.linked_elsewhere,
-        next_to_free(context) if idle else None,
-        waiting_count=0 if grace is None else len(report.trash_left),
-    )
     return replace(
         report,
         filesystem_freed_bytes=grown_bytes,
         dead_pack_bytes=context.catalog.dead_pack_bytes(),
         catalog_bytes=catalog_bytes(context),
-        explanation=explanation,
+        next_to_free=next_to_free(context) if idle else None,
+        waits_for_grace=grace is not None,
     )
 
 

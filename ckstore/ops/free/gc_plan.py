@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import GcPlan, NextToFree, explain
+from ckstore.model.reports.gc_report import GcPlan, NextToFree
 from ckstore.model.reports.held import PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
@@ -58,7 +57,8 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPla
     for last in lasts:
         (held if judge.is_held(last, seen) else free).append(last)
     linked = linked_elsewhere(context, going.linked(unused), dropping)
-    made = GcPlan(
+    idle = not (free or held or linked)
+    return GcPlan(
         blobs=tuple(PlannedBlob(last.digest, last.status.st_size) for last in free),
         held=tuple(judge.held(last, seen) for last in held),
         linked_elsewhere=linked,
@@ -66,22 +66,13 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPla
         trash=tuple(in_trash),
         dead_pack_bytes=context.catalog.dead_pack_bytes(dropping),
         unseen_processes=judge.unseen_count,
+        next_to_free=next_to_free(context) if idle else None,
+        waits_for_grace=bool(context.shared),
     )
-    idle = not (made.blobs or made.held or linked)
-    said = explain(
-        (made.freed_count, made.freed_bytes),
-        made.held,
-        linked,
-        next_to_free(context) if idle else None,
-        dry_run=True,
-    )
-    if context.shared and made.blobs:
-        said += "; all of it at once only with --exclusive"
-    return replace(made, explanation=said)
 
 
-def next_to_free(context: Context) -> NextToFree:
-    """Return the oldest checkpoint that is not the newest and has no tag, and what deleting it would free.
+def next_to_free(context: Context) -> NextToFree | None:
+    """Return what deleting the oldest checkpoint would free that is not the newest and has no tag; None: there is none.
 
     Which is the oldest the catalog says; what it would free the link counts do.
     """
@@ -89,12 +80,12 @@ def next_to_free(context: Context) -> NextToFree:
     try:
         listed = [*context.catalog.listing()]
     except CatalogUnavailable:  # it is only advice
-        return NextToFree()
+        return None
     for key in listed[:-1]:  # the last is the newest
         if key not in tagged:
             (freed,) = freed_in_turn(context, [key])
             return NextToFree(f"{key[0]}@{key[1]}", sum(nbytes for _, nbytes in freed))
-    return NextToFree()
+    return None
 
 
 def freed_in_turn(context: Context, keys: Iterable[CheckpointKey]) -> list[list[tuple[str, int]]]:

@@ -233,6 +233,7 @@ def test_what_deleting_would_free_is_counted_by_links(store: Store) -> None:
 
     freed = freed_in_turn(store._context, [("main", step) for step in range(3)])
     advice = next_to_free(store._context)
+    assert advice is not None
 
     assert [sum(nbytes for _, nbytes in blobs) >= 2**20 for blobs in freed] == [True, True, True]
     assert sum(nbytes for blobs in freed for _, nbytes in blobs) == sum(
