@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -45,10 +45,22 @@ class Workers:
             _do(future, work, args)
         return future
 
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Begin `work` for each item now; yield what it returns, or raise what it raises, in the order of the items."""
-        begun = [self.submit(work, item) for item in items]
-        return (future.result() for future in begun)
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
+        """Begin `work` for each item; yield what it returns, or raise what it raises, in the order of the items.
+
+        Nothing of it runs any more when this ends, also by an error. Who leaves early closes it.
+        """
+        begun: list[Future[R]] = []
+        try:
+            begun.extend(self.submit(work, item) for item in items)
+            for future in begun:
+                yield future.result()
+        finally:
+            for future in begun:
+                future.cancel()
+            for future in begun:
+                with suppress(CancelledError):
+                    future.exception()  # which waits
 
     def stop(self) -> None:
         """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""
@@ -94,6 +106,8 @@ def waited_for(future: Future[Any]) -> Iterator[None]:
 
 
 def _do(future: Future[R], work: Callable[..., R], args: tuple[Any, ...]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = work(*args)
     except BaseException as error:  # noqa: BLE001 - a future keeps any error for the caller of `result`

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
@@ -179,12 +180,13 @@ class Verifier:
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
         # The first by itself: of several that begin at once the budget may take another, and this never has its turn.
         while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
-            for index, checked in self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch):
-                self.checked_bytes += checked.read_bytes
-                if self._report is not None:
-                    self._report(self.checked_bytes)
-                if checked.problem or checked.bad:
-                    damage.append(teller.damage(index, checked))
+            with closing(self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch)) as results:
+                for index, checked in results:
+                    self.checked_bytes += checked.read_bytes
+                    if self._report is not None:
+                        self._report(self.checked_bytes)
+                    if checked.problem or checked.bad:
+                        damage.append(teller.damage(index, checked))
         return damage
 
     def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
+from ckstore.fs import inside
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.descriptors import open_below
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
@@ -295,6 +300,31 @@ def test_a_progress_that_raises_ends_the_verification_and_leaves_no_thread(store
     with pytest.raises(KeyboardInterrupt):
         store.verify(progress=stop)
     assert store.verify().ok
+
+
+def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others opened the directory of blobs when its lock had been released, and it stayed open."""
+    store.save({str(number): np.full(2**19, number) for number in range(8)}, step=1)
+    opened, failed = inside.open_directory, threading.Event()
+
+    def failing(where: Inside) -> int:
+        if where.name == "blobs" and "checkpoints" in str(where):
+            if not failed.is_set():
+                failed.set()
+                time.sleep(0.05)  # until the others are at it
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            fd = opened(where)
+            time.sleep(0.1)  # meanwhile the error ends the verification
+            return fd
+        return opened(where)
+
+    monkeypatch.setattr("ckstore.fs.held.open_directory", failing)
+    with pytest.raises(CkstoreError, match="Too many open files") as caught:  # its traceback keeps the lock
+        store.verify()
+
+    assert [name for name in open_below(store.path).values() if "checkpoints" in name] == [], caught
 
 
 def test_bytes_that_the_disk_cannot_read_are_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
