@@ -109,7 +109,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
             (replace(store.info(info), oldest_reading=""), store.leaves(info), store.files(info))
             for info in store.checkpoints()
         ],
-        "latest": store.latest(),
+        "latest": [store.latest(run) for run in ("main", "b")],
         "tags": store.tags(),
         "pins": store.pins(),
         "plan": plan,
