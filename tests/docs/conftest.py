@@ -34,7 +34,7 @@ runpy.run_module("mkdocs", run_name="__main__", alter_sys=True)
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of a `mkdocs.yml` into the directory `site`."""
+    """Build the site of a `mkdocs.yml` into the directory `site`; its sitemap has the date of a day long gone."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("material", "mkdocs", "mkdocstrings"))
     require(installed, "needs the extra docs: pip install -c constraints.txt -e '.[docs]'")
     return subprocess.run(
@@ -44,7 +44,12 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
         cwd=site.parent,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "NO_MKDOCS_2_WARNING": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SOURCE_DATE_EPOCH": "1700000000",
+        },
     )
 
 
