@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.fs.host import mounts
+from ckstore.errors import CkstoreError
+from ckstore.fs.host import mounts, statfs
 from ckstore.model.doctor.place import PlaceFacts, check_place, why_not_durable, why_unknown
 from tests.support.loopfs import loop_filesystem
 from tests.support.requirements import require, require_fuse, require_program, require_root
@@ -28,7 +31,7 @@ from pathlib import Path
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import why_not_durable, why_unknown
 facts = examine(Path(sys.argv[1]))
-print(json.dumps([facts.durable, why_not_durable(facts), why_unknown(facts)]))
+print(json.dumps([facts.durable, why_not_durable(facts), why_unknown(facts), facts.shared]))
 """
 
 
@@ -64,7 +67,7 @@ def judged(path: Path) -> tuple[bool, str, str]:
 
 
 def judged_behind(hiding: str, path: Path) -> list[Any]:
-    """Judge a place in a namespace of mounts in which a shell script hides something."""
+    """Judge a place in a namespace of mounts in which a shell script hides something; also whether it is shared."""
     require_root()
     require_program("unshare")
     command = f"{hiding}\nexec {sys.executable} -c {_quoted(_TELL)} {path}"
@@ -149,7 +152,7 @@ def test_an_overlay_whose_upper_layer_cannot_be_reached_is_not_called_durable(tm
             f"mount -t tmpfs none {below}",
             f"mount -t tmpfs none {below}; mkdir '{below}/up per' {below}/work",
         ):
-            durable, why, unknown = judged_behind(hiding, place)
+            durable, why, unknown, _ = judged_behind(hiding, place)
             assert (durable, why) == (False, "")
             assert "the upper layer of the overlay is not visible from here" in unknown
 
@@ -173,10 +176,61 @@ def test_memory_is_seen_through_a_file_on_it(tmp_path: Path) -> None:
 )
 def test_where_proc_or_sys_is_missing_nothing_is_called_durable(hiding: str, why: str, tmp_path: Path) -> None:
     with loop_filesystem("ext4", 32, tmp_path) as place:
-        durable, known, unknown = judged_behind(hiding, place)
+        durable, known, unknown, shared = judged_behind(hiding, place)
 
     assert (durable, known) == (False, "")
     assert unknown.startswith(why)
+    assert not shared
+
+
+def test_where_proc_is_missing_a_shared_filesystem_is_still_shared(tmp_path: Path) -> None:
+    """Taken for local, its live saves of other hosts would be swept, and what they have open freed."""
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with shared_folder(tmp_path / "real", tmp_path / "shown") as place:
+        durable, _, unknown, shared = judged_behind("mount -t tmpfs none /proc", place)
+
+    assert shared
+    assert not durable
+    assert unknown == "a program provides it (fuse)"
+
+
+@pytest.mark.parametrize("number,shared", [(0x6969, True), (0x0BD00BD0, True), (0xABCDEF, True), (0xEF53, False)])
+def test_without_the_table_the_number_of_a_filesystem_says_whether_it_is_shared(
+    number: int, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(monkeypatch, errno.EACCES)
+    monkeypatch.setattr(statfs, "magic_number", lambda _: number)
+
+    facts = mounts.examine(tmp_path)
+
+    assert facts.shared == shared
+    assert not facts.durable
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_a_table_that_cannot_be_read_now_is_an_error_and_no_answer(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.init(tmp_path / "store").close()
+    hide(monkeypatch, code)
+
+    with pytest.raises(OSError, match=os.strerror(code)):
+        mounts.examine(tmp_path)
+    with pytest.raises(CkstoreError, match=os.strerror(code)):
+        Store.open(tmp_path / "store")
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Let reading the table of mounts fail."""
+    read = Path.read_text
+
+    def failing(path: Path, *args: Any, **given: Any) -> str:
+        if path.name == "mountinfo":
+            raise OSError(code, os.strerror(code), str(path))
+        return read(path, *args, **given)
+
+    monkeypatch.setattr(Path, "read_text", failing)
 
 
 def test_what_a_program_shows_is_not_called_durable(tmp_path: Path) -> None:

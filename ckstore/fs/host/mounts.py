@@ -12,10 +12,13 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from ckstore.fs.host import statfs
 from ckstore.fs.inside import open_descriptor
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
 _MOST_LAYERS = 4
+_NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""No ``/proc``, or another one, or one that hides this. Any other error says nothing of the place."""
 
 
 class _Mount(NamedTuple):
@@ -35,7 +38,7 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
     """Look at the filesystem of the directory `path`, and at most so many layers of it.
 
     Raises:
-        OSError: `path` cannot be looked at.
+        OSError: `path`, or the table of mounts, cannot be looked at.
     """
     mount = _mount_of(path)
     device = _device(mount)
@@ -51,15 +54,15 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
 
 
 def _mount_of(path: Path) -> _Mount:
-    """Return the mount through which `path` is reached."""
+    """Return the mount through which `path` is reached; where the table is not shown, only the kind, by its number."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     number_of_mount = mount_id(path)
     best = _NONE
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return best
+    except _NOT_SHOWN:
+        lines = []
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
@@ -71,7 +74,7 @@ def _mount_of(path: Path) -> _Mount:
             # A filesystem may be mounted at several places, with options of their own.
             if fields[0] == str(number_of_mount):
                 break
-    return best
+    return best if best.kind else best._replace(kind=statfs.kind_by_number(path))
 
 
 def mount_id(path: Path) -> int | None:
@@ -79,7 +82,7 @@ def mount_id(path: Path) -> int | None:
     fd = open_descriptor(path, os.O_PATH | os.O_DIRECTORY)
     try:
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except _NOT_SHOWN:
         return None
     finally:
         os.close(fd)

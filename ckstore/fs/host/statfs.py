@@ -10,7 +10,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BTRFS = 0x9123683E
-"""From ``linux/magic.h``."""
+"""From ``linux/magic.h``, as the numbers below, or from the sources of the filesystem."""
+_OF_THIS_MACHINE = frozenset(
+    {BTRFS, 0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlay
+    | {0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x4D44, 0x2011BAB0, 0x52654973, 0x3153464A}  # F2FS, ZFS, bcachefs, FAT …
+)
+_OF_OTHERS = {
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb3",
+    0x01021997: "9p",
+    0x00C36400: "ceph",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x19830326: "beegfs",
+    0x5346414F: "afs",
+    0x01161970: "gfs2",
+    0x7461636F: "ocfs2",
+    0x65735546: "fuse",
+}
 
 _SIZE = 256
 """The kernel's structure has 120 bytes at most; its first member, a long, is the number."""
@@ -29,3 +47,16 @@ def magic_number(path: Path) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
+
+
+def kind_by_number(path: Path) -> str:
+    """Return what kind of filesystem holds `path`, where the table of mounts is not there to say it.
+
+    Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known here
+    the number, as ``0x1234``.
+
+    Raises:
+        OSError: The system refused.
+    """
+    number = magic_number(path)
+    return "" if number in _OF_THIS_MACHINE else _OF_OTHERS.get(number, f"{number:#x}")

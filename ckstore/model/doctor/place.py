@@ -31,7 +31,8 @@ class PlaceFacts:
 
     Attributes:
         path: The directory.
-        kind: As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known.
+        kind: As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine,
+            ``0x…`` if only its number is.
         mount: Where it is mounted.
         source: What is mounted there: a device, usually.
         options: Of the mount and of the filesystem.
@@ -59,7 +60,7 @@ class PlaceFacts:
     def shared_by_kind(self) -> bool:
         """Whether other machines may have it mounted as well; of what a program provides (FUSE) that is unknown."""
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
-        return self.kind in NETWORK or by_program
+        return self.kind in NETWORK or by_program or self.kind.startswith("0x")
 
     @property
     def durable(self) -> bool:
