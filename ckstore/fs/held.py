@@ -57,7 +57,7 @@ class Held:
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
         try:
-            return frozenset(name for name in names if os.access(name, os.F_OK, dir_fd=below, follow_symlinks=False))
+            return frozenset(name for name in names if _has(below, name))
         finally:
             close_quietly(below)
 
@@ -89,8 +89,7 @@ class Held:
                         found[directory] = None, False
                         continue
                     if status.st_dev == self._device:
-                        has = bool(other) and os.access(other, os.F_OK, dir_fd=below, follow_symlinks=False)
-                        found[directory] = status, has
+                        found[directory] = status, bool(other) and _has(below, other)
                 done += min(len(opened) + 1, len(part))
                 _close_all(opened)
         finally:
@@ -111,6 +110,15 @@ class Held:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _has(directory_fd: int, name: str) -> bool:
+    """Whether an open directory has this name; `os.access` takes every error for a no."""
+    try:
+        os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, Inside]]:

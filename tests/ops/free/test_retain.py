@@ -192,6 +192,28 @@ def test_a_checkpoint_whose_annotations_cannot_be_read_stays(store: Store) -> No
     assert any("annotations.json" in warning for warning in store.warnings)
 
 
+def test_a_disk_that_does_not_say_whether_there_are_annotations_is_no_answer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`os.access` says no to every error, and the best by an annotated metric would have none, and go."""
+    fill(store, range(4), loss=1.0)
+    store.annotate(1, metrics={"bleu": 40.0})
+    status = os.stat
+
+    def stale(path: Any, **given: Any) -> os.stat_result:
+        if str(path).endswith("annotations.json"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return status(path, **given)
+
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "stat", stale)
+    with pytest.raises(CkstoreError, match="Stale file handle"):
+        store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max")))
+    monkeypatch.undo()
+    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    assert steps(store) == [1, 3]
+
+
 def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
     fill(store, range(3))
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
