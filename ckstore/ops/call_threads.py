@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -31,19 +33,22 @@ class Workers:
         self._count = count
         self._pid = os.getpid()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as `_ended`: it takes no lock that a handler could meet
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._ended: SimpleQueue[int] = SimpleQueue()
         self._threads: list[int] = []
 
     def submit(self, work: Callable[..., R], *args: Any) -> Future[R]:
         """Begin `work`, in a thread if there can be one, else now and here."""
         future: Future[R] = Future()
+        self._begin(future, work, *args)
+        return future
+
+    def _begin(self, future: Future[R], work: Callable[..., R], *args: Any) -> None:
         if len(self._threads) < self._count:
             self._start_one()
         if self._threads:
             self._jobs.put((future, work, args))
         else:
             _do(future, work, args)
-        return future
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
         """Begin `work` for each item; yield what it returns, or raise what it raises, in the order of the items.
@@ -52,28 +57,29 @@ class Workers:
         """
         begun: list[Future[R]] = []
         try:
-            begun.extend(self.submit(work, item) for item in items)
+            for item in items:
+                begun.append(Future())  # first, so that it is waited for whatever a signal handler raises
+                self._begin(begun[-1], work, item)
             for future in begun:
                 yield future.result()
         finally:
-            for future in begun:
-                future.cancel()
-            for future in begun:
-                with suppress(CancelledError):
-                    future.exception()  # which waits
+            if os.getpid() == self._pid:
+                _patiently(lambda: _drop(begun), lambda: not all(future.done() for future in begun))
 
     def stop(self) -> None:
         """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            _patiently(self._end, lambda: bool(self._threads))
+
+    def _end(self) -> None:
         with suppress(Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
-        while self._threads:
-            self._ended.get()
-            self._threads.pop()
+        # By C code alone: a signal handler that raises comes before an end is taken, or after it is counted.
+        ends = islice(iter(self._ended.get, None), len(self._threads))
+        deque(map(self._threads.pop, ends), 0)
 
     def _start_one(self) -> None:
         try:  # by C code alone, so that no signal handler comes between the start of a thread and its being counted
@@ -87,7 +93,31 @@ class Workers:
                 _do(*job)
                 del job  # what it refers to is not kept until the next comes
         finally:
-            self._ended.put(None)
+            self._ended.put(-1)
+
+
+def _drop(begun: Sequence[Future[Any]]) -> None:
+    """Cancel what was not begun, and wait for the rest."""
+    for future in begun:
+        future.cancel()
+    for future in begun:
+        with suppress(CancelledError):
+            future.exception()
+
+
+def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
+    """Do `end` until there is no more; what a signal handler raises meanwhile, as at Ctrl-C, is raised afterwards.
+
+    Else threads would go on in a directory that is taken apart, or whose lock was released.
+    """
+    raised: BaseException | None = None
+    while is_more():
+        try:
+            end()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised = error
+    if raised is not None:
+        raise raised
 
 
 def waited_for(future: Future[Any]) -> Iterator[None]:

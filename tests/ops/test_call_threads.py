@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -78,3 +83,105 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
     with pytest.raises(ValueError, match="invalid literal"):
         list(workers.map(int, ["x"]))
     workers.stop()
+
+
+class Interrupting:
+    """A method that does its work and then raises, as a signal handler does that runs right after it."""
+
+    def __init__(self, method: Callable[..., Any], times: int) -> None:
+        self._method = method
+        self._times = times
+
+    def __call__(self, *args: Any) -> object:
+        done = self._method(*args)
+        if self._times:
+            self._times -= 1
+            raise KeyboardInterrupt
+        return done
+
+
+class Jobs:
+    """The queue of a pool, whose `put` is interrupted."""
+
+    def __init__(self, jobs: Any, times: int) -> None:
+        self._jobs = jobs
+        self.put = Interrupting(jobs.put, times)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._jobs, name)
+
+
+class Slow:
+    """Work that says what of it runs."""
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+        self.done: list[int] = []
+
+    def __call__(self, item: int) -> None:
+        self.running.add(item)
+        time.sleep(0.03)
+        self.running.discard(item)
+        self.done.append(item)
+
+
+def test_ctrl_c_right_after_a_job_was_given_leaves_nothing_running(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Slow()
+    monkeypatch.setattr(workers, "_jobs", Jobs(workers._jobs, 1))
+
+    with pytest.raises(KeyboardInterrupt):
+        list(workers.map(work, range(8)))
+
+    done = len(work.done)
+    time.sleep(0.1)
+    assert len(work.done) == done
+
+
+def test_ctrl_c_again_waits_for_what_runs(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Slow()
+    wait = Future.exception
+    interrupting = iter([True, True])
+
+    def exception(future: Future[Any], timeout: float | None = None) -> BaseException | None:
+        if next(interrupting, False):
+            raise KeyboardInterrupt
+        return wait(future, timeout)
+
+    monkeypatch.setattr(Future, "exception", exception)
+    results = workers.map(work, range(8))
+    next(results)
+    with pytest.raises(KeyboardInterrupt):
+        results.throw(KeyboardInterrupt)
+
+    assert not work.running
+
+
+def test_a_pool_that_is_interrupted_when_it_stops_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Slow()
+    workers = Workers(4)
+    for item in range(8):
+        workers.submit(work, item)
+    monkeypatch.setattr(workers, "_jobs", Jobs(workers._jobs, 2))
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.stop()
+
+    assert not work.running
+    assert not workers._threads
+
+
+def test_a_child_waits_for_no_thread_of_its_parent(workers: Workers) -> None:
+    with closing(workers.map(Slow(), range(8))) as results:
+        next(results)
+        pid = os.fork()
+        if pid == 0:
+            results.close()
+            os._exit(0)
+        handle = os.pidfd_open(pid)
+        ended, _, _ = select.select([handle], [], [], 10)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        os.close(handle)
