@@ -111,7 +111,7 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     try:
         return save_checks_of(layout)
     except (CkstoreError, OSError):
-        return SaveChecks(read_back=True)
+        return SaveChecks(read_back=True, recheck_share=1.0)
 
 
 def grace_of(layout: Layout) -> float:

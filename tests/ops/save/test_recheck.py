@@ -16,7 +16,7 @@ import pytest
 
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import direct
+from ckstore.fs import direct, files
 from ckstore.model.doctor.finding import DoctorFinding
 from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
 from ckstore.model.times import text_of_time
@@ -148,6 +148,28 @@ def test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_anothe
 
     assert healed == 3
     assert np.array_equal(store.load(0)["frozen"], base["frozen"])
+
+
+def test_a_save_that_cannot_read_the_share_reads_everything(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share may be 1, by one who knows the disk."""
+    state = large(60)
+    store.config.recheck_share = 1
+    store.save(state)
+    for victim in (store.directory_of(0) / "blobs").iterdir():
+        rot(victim)
+    read = files.read_file
+
+    def failing(path: Any, *args: Any, **given: Any) -> bytes:
+        if str(path).endswith("config.json"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path, *args, **given)
+
+    monkeypatch.setattr(files, "read_file", failing)
+    warnings = store.save(state).warnings
+    monkeypatch.undo()
+
+    assert any("is damaged" in warning for warning in warnings)
+    assert store.verify().ok
 
 
 def test_without_a_share_nothing_is_read_again(store: Store) -> None:
