@@ -40,11 +40,11 @@ class NewTree:
         path: Where it is being built, beside the destination.
     """
 
-    def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock) -> None:
+    def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock, mode: int) -> None:
         self.destination = destination
         self.path = path
         self._lock = lock
-        self._modes: dict[str, int] = {"": 0o777 & ~_umask()}
+        self._modes: dict[str, int] = {"": mode}
         self._published = False
 
     @classmethod
@@ -59,6 +59,7 @@ class NewTree:
             OSError: No directory can be made there.
         """
         destination = Path(os.path.abspath(destination))
+        mode = 0o777 & ~_umask()  # which may fail, so before anything is made
         try:
             _check_free(destination, or_empty=not one_file)
             _remove_dead(destination)
@@ -70,7 +71,7 @@ class NewTree:
                 raise
             msg = f"{destination.name} cannot be made in {destination.parent}: {os.strerror(error.errno)}"
             raise BadInput(msg, hint="choose a destination in a directory that you may write to") from error
-        return cls(destination, path, lock)
+        return cls(destination, path, lock, mode)
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
         """Make the directory `path`, relative to the tree, whose parents were made before; it gets `mode` in the end.

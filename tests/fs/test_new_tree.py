@@ -192,6 +192,19 @@ def beside(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name != ".home")
 
 
+def test_what_fails_at_the_beginning_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its error is kept, a tree that was begun stays locked, and no later one removes it."""
+
+    def failing() -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(new_tree, "_umask", failing)
+    with pytest.raises(OSError, match="Too many open files") as kept:
+        NewTree.beside(tmp_path / "out")
+
+    assert os.listdir(tmp_path) == [], kept
+
+
 def test_what_is_put_in_the_place_of_a_tree_that_is_given_up_stays(tmp_path: Path) -> None:
     """In a directory without the sticky bit another user may swap the names of this one's directories."""
     (tmp_path / "mine").mkdir()
