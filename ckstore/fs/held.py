@@ -9,7 +9,7 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from ckstore.fs.inside import Inside, close_quietly, open_below, open_directory
+from ckstore.fs.inside import CLOSED, Inside, close_quietly, open_below, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ class Held:
     __slots__ = ("_device", "_path", "fd")
 
     def __init__(self, where: Inside) -> None:
-        self.fd = -1
+        self.fd = CLOSED
         self._path = str(where)
         try:
             self.fd = open_directory(where)
@@ -99,7 +99,7 @@ class Held:
     def close(self) -> None:
         """Close it; harmless when done before."""
         with suppress(OSError):  # nothing was written through it
-            fd, self.fd = self.fd, -1
+            fd, self.fd = self.fd, CLOSED
             if fd >= 0:  # no handler of a signal runs between these lines
                 os.close(fd)
 

@@ -26,6 +26,9 @@ from ckstore.errors import BadInput
 if TYPE_CHECKING:
     from types import TracebackType
 
+CLOSED = -2
+"""In the place of a descriptor that was closed: at -1 `os.listdir` and `os.scandir` list the working directory."""
+
 
 class NotInStore(NotADirectoryError):
     """What has the name of a directory of the store is none: a symlink, a file, or of another filesystem.

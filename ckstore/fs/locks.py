@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
 from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside, Where, at, open_directory
+from ckstore.fs.inside import CLOSED, Inside, Where, at, open_directory
 
 if TYPE_CHECKING:
     from ckstore.fs.lock_files import LockFile
@@ -44,7 +44,7 @@ class DirectoryLock:
     __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "far", "fd", "path")
 
     def __init__(self, path: Where) -> None:
-        self.fd = -1
+        self.fd = CLOSED
         self.path = str(path)
         self.far: LockFile | None = None
         self._owner = os.getpid()
@@ -66,7 +66,7 @@ class DirectoryLock:
                 if os.getpid() == self._owner:
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
             finally:
-                fd, self.fd = self.fd, -1
+                fd, self.fd = self.fd, CLOSED
                 if fd >= 0:  # no handler of a signal runs between these lines
                     os.close(fd)
         while self._kept:

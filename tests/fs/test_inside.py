@@ -287,7 +287,9 @@ def test_a_locked_directory_keeps_others_open_as_long_as_the_lock(tmp_path: Path
 
     lock.release()
 
-    assert kept.fd == -1
+    for closed in (lock.fd, kept.fd):
+        with pytest.raises(OSError, match="Bad file descriptor"):  # and not the names in the working directory
+            os.listdir(closed)
     with pytest.raises(OSError, match="closed"):
         peek.exists(lock.inside / "b")
 
