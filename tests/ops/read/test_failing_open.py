@@ -1,4 +1,4 @@
-"""An opening that ends with an error leaves nothing open or locked, also while the error is kept."""
+"""An opening or a mapping that ends with an error leaves nothing open or locked, also while the error is kept."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import CkstoreError, CkstoreWarning
+from ckstore.fs import mapping
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.ops.read import open_checkpoint
 from tests.support.descriptors import open_below
@@ -59,3 +60,23 @@ def test_a_warning_that_is_made_an_error_leaves_nothing_open(store: Store) -> No
     assert caught.value.__traceback__ is not None
     assert open_below(store.path) == {}
     store.delete(1)
+
+
+def test_a_mapping_that_the_kernel_refuses_leaves_no_blob_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save({"w": np.arange(3 * 2**17)}, step=1)  # of three chunks
+    map_, calls = mapping._map, []
+
+    def refused(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) == 3:  # the second part
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return map_(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mapping, "_map", refused)
+        with pytest.raises(CkstoreError, match="Cannot allocate memory") as caught:
+            store.load(1, mmap=True)
+
+    assert caught.value.__cause__ is not None
+    assert open_below(store.path) == {}
+    assert store.load(1, mmap=True)["w"][-1] == 3 * 2**17 - 1
