@@ -70,6 +70,9 @@ class Store:
         run: The run that the handle is bound to, or None; see `open`.
     """
 
+    _savers: Client | None = None
+    """The saves of this handle in the background; `_client` makes it, at the first of them."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -89,7 +92,6 @@ class Store:
             recover=recover,
             catalog_path=self._catalog_path,
         )
-        self._savers: Client | None = None
         self._stop = False
 
     @classmethod
@@ -1358,8 +1360,15 @@ class Store:
                     context.totals.not_saved("failed")
 
             catalog_path = None if self._catalog_path is None else str(self._catalog_path)
-            self._savers = Client(str(self.path), catalog_path, ended)
-            weakref.finalize(self, self._savers.close).atexit = False
+            made = Client(str(self.path), catalog_path, ended)
+            closing = weakref.finalize(self, made.close)
+            closing.atexit = False
+            # One step: of two threads the second gets what the first made. There is no lock that a fork could leave
+            # taken, and what was made for nothing has no process, thread or memory yet.
+            first: Client = vars(self).setdefault("_savers", made)
+            if first is not made:
+                closing.detach()
+            return first
         return self._savers
 
     def _settle(self, run: str | None) -> None:

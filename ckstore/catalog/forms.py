@@ -20,8 +20,10 @@ The other tables have none:
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
@@ -284,10 +286,17 @@ _FREE_TEXTS = ("writer", "message")
 
 _HALF = 2**63
 
-# SQLite puts the columns together: 1.3 ms for 1,000 rows, a third of what Python takes for it.
+# All of it is C: in a function of Python a signal's handler could run, whose exception SQLite's module swallows.
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "row_digest": xxhash.xxh3_64_digest,
+    "as_integer": partial(int.from_bytes, byteorder="big", signed=True),  # SQLite's integers are signed
+    "less_half": partial(operator.xor, -_HALF),  # of 64 bits without a sign: the same as to subtract the half
+}
+
+# SQLite puts the columns together: 1.7 ms for 1,000 rows, less than half of what Python takes for it.
 CHECKSUM = (
-    f"row_checksum(CAST(printf('{'%s|' * len(_PLAIN)}', {', '.join(_PLAIN)})"
-    f"{''.join(f' || char(0) || {name}' for name in _FREE_TEXTS)} AS BLOB))"
+    f"less_half(as_integer(row_digest(coalesce(CAST(printf('{'%s|' * len(_PLAIN)}', {', '.join(_PLAIN)})"
+    f"{''.join(f' || char(0) || {name}' for name in _FREE_TEXTS)} AS BLOB), x''))))"
 )
 """SQL: the checksum that a row of `checkpoints` must have."""
 
@@ -296,9 +305,6 @@ IS_RIGHT = f"(checksum IS {CHECKSUM})"
 
 
 def install(connection: sqlite3.Connection) -> None:
-    """Give a connection the function that `CHECKSUM` calls."""
-    connection.create_function("row_checksum", 1, _checksum, deterministic=True)
-
-
-def _checksum(row: bytes | None) -> int:
-    return xxhash.xxh3_64_intdigest(row or b"") - _HALF  # SQLite's integers are signed
+    """Give a connection the functions that `CHECKSUM` calls."""
+    for name, function in _FUNCTIONS.items():
+        connection.create_function(name, 1, function, deterministic=True)

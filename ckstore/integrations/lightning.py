@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +146,18 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._delete(marker["id"], place.parent)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
-        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
-        others = [_marker_or_none(other) for other in folder.glob("*.ckpt")]
-        if not self.delete or any(other is not None and other["id"] == checkpoint for other in others):
+        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it.
+
+        Where a marker cannot be read, it may be the one that names it: then the checkpoint is kept.
+        """
+        if not self.delete:
+            return
+        try:
+            if checkpoint in _named_in(folder):
+                return
+        except OSError as error:
+            msg = f"kept checkpoint {checkpoint}: cannot read every marker in {folder}, one may name it: {error}"
+            warnings.warn(msg, CkstoreWarning, stacklevel=2)
             return
         try:
             self.store.delete(checkpoint)
@@ -181,18 +191,34 @@ def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
         BadInput: There is no file at `path`, or it is no marker.
     """
     try:
-        with Path(path).open("rb") as file:
-            document: Any = json.loads(file.read(_MARKER_MOST_BYTES))
+        return _marker_in(path)
+    except OSError as error:
+        raise _no_marker(path, error) from error
+
+
+def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a marker says.
+
+    Raises:
+        BadInput: It is no marker.
+        OSError: It is not there, or cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(_MARKER_MOST_BYTES)
+    try:
+        document: Any = json.loads(content)
         if document["ckstore"] == 1:
             marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
             return marker
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
-        raise BadInput(
-            msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed"
-        ) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise _no_marker(path, error) from error
     msg = f"{os.fspath(path)} is a marker of a newer ckstore"
     raise BadInput(msg, hint="install that version")
+
+
+def _no_marker(path: str | os.PathLike[str], error: Exception) -> BadInput:
+    msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
+    return BadInput(msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed")
 
 
 def _marker_or_none(path: Path) -> dict[str, Any] | None:
@@ -200,3 +226,17 @@ def _marker_or_none(path: Path) -> dict[str, Any] | None:
         return read_marker(path)
     except BadInput:
         return None
+
+
+def _named_in(folder: Path) -> list[Any]:
+    """Return the ids of the checkpoints that the markers in a folder name.
+
+    Raises:
+        OSError: The folder, or a file in it that may be a marker, cannot be read.
+    """
+    named = []
+    for name in os.listdir(folder):  # `Path.glob` takes a folder that cannot be listed for an empty one
+        if name.endswith(".ckpt"):
+            with suppress(BadInput, FileNotFoundError, IsADirectoryError):  # no marker, or removed meanwhile
+                named.append(_marker_in(folder / name)["id"])
+    return named

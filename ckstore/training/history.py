@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +92,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     latest. Names that begin with a dot are passed over.
 
     Raises:
-        BadInput: It is not a directory.
+        BadInput: It is not a directory, or a file in it cannot be read.
     """
     base = expanded(folder)
     try:
@@ -144,12 +145,26 @@ def _look(path: Path, step: int) -> Source:
 def _named_latest(base: Path) -> set[str]:
     named = set()
     for name in _LATEST:
-        try:
-            text = (base / name).read_text(encoding="utf-8")[:200].strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        named |= {text, f"iter_{text.zfill(7)}"}
+        with _reading(base / name):
+            text = (base / name).read_bytes().decode(errors="replace")[:200].strip()
+            named |= {text, f"iter_{text.zfill(7)}"}
     return named
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Read a file in the block, which ends where there is none.
+
+    Raises:
+        BadInput: The file is there, and cannot be read.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror or error}"
+        raise BadInput(msg, hint="import again when it can be read; what was imported before stays") from error
 
 
 def import_history(
@@ -173,8 +188,8 @@ def import_history(
         progress: Called with the bytes that are done and those to be done.
 
     Raises:
-        BadInput: It is not a directory; or sources are to be deleted, and one is incomplete, or the store has a policy
-            that would drop what was just imported.
+        BadInput: It is not a directory, or a file in it cannot be read; or sources are to be deleted, and one is
+            incomplete, or the store has a policy that would drop what was just imported.
         StepExists: The run has another checkpoint at one of the steps.
         DamagedBlob: A copy that was read back is damaged; its source is still there.
     """
@@ -250,12 +265,13 @@ def _commit(store: Store, run: str | None, source: Source, listing: str) -> Chec
 def _metrics(source: Source) -> dict[str, float]:
     """Return what the Trainer of transformers logged at the step of a checkpoint."""
     path = source.path / "trainer_state.json"
+    content = b""
+    with _reading(path):
+        if path.stat().st_size <= _STATE_MOST_BYTES:
+            content = path.read_bytes()
     try:
-        if path.stat().st_size > _STATE_MOST_BYTES:
-            return {}
-        history = json.loads(path.read_bytes())["log_history"]
-        return numbers_at(history, source.step)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
+        return numbers_at(json.loads(content)["log_history"], source.step)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
         return {}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,3 +182,46 @@ def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_
     other.save({"way": "another"}, step=8)
     with pytest.raises(NoSuchRef, match=r"names main@8 of .*store, not of .*other"):
         CkstoreCheckpointIO(other).load_checkpoint(path)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("refused", ["marker", "folder"])
+def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, code: int, refused: str
+) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    io = CkstoreCheckpointIO(store)
+    one, two = (tmp_path / "ckpt" / f"{name}-step=2.ckpt" for name in ("best", "weights"))
+    io.save_checkpoint({"global_step": 2}, one)
+    shutil.copy(one, two)
+    (tmp_path / "ckpt" / "of another plugin.ckpt").mkdir()
+    (tmp_path / "ckpt" / "dangling.ckpt").symlink_to("nothing")
+
+    with monkeypatch.context() as patch:
+        _refuse(patch, two if refused == "marker" else two.parent, code)
+        with pytest.warns(CkstoreWarning, match=rf"kept checkpoint .*: cannot read every marker .*{os.strerror(code)}"):
+            io.remove_checkpoint(one)
+
+    assert not one.exists()
+    assert io.load_checkpoint(two)["global_step"] == 2
+    io.remove_checkpoint(two)
+    assert store.checkpoints() == []
+
+
+def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
+    """Let the system refuse to open a file, or to list a directory."""
+    opened, listed = Path.open, os.listdir
+
+    def opening(path: Path, *rest: Any) -> Any:
+        if path == place:
+            raise OSError(code, os.strerror(code), str(path))
+        return opened(path, *rest)
+
+    def listing(path: Any = ".") -> Any:
+        if path == place:
+            raise OSError(code, os.strerror(code), str(path))
+        return listed(path)
+
+    patch.setattr(Path, "open", opening)
+    patch.setattr(os, "listdir", listing)

@@ -15,6 +15,7 @@ from ckstore import Store
 from ckstore.errors import SaveFailed
 from ckstore.saver import wire
 from ckstore.saver.client import process, savers, snapshot
+from ckstore.saver.client.client import Client
 from ckstore.saver.client.keeper import SaverKeeper
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.saver.test_save_async import is_state, state_of
@@ -130,3 +131,29 @@ def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
     monkeypatch.setattr(Path, "readlink", first_is_closed)
     assert [one.pid for one in savers.savers_of(str(store.path))] == [store._client().pid()]
     assert closed
+
+
+def test_two_threads_that_begin_at_once_have_the_same_saves_under_way(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, together = Client._begin, threading.Barrier(2)
+    used: list[Client] = []
+
+    def slow(client: Client) -> None:
+        together.wait(DEADLINE_S)  # both have seen that there is none yet
+        begin(client)
+
+    monkeypatch.setattr(Client, "_begin", slow)
+    threads = [threading.Thread(target=lambda: used.append(store._client())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    monkeypatch.undo()
+    store.save_async(state_of(0), step=0)
+
+    assert len(used) == 2
+    assert used[0] is used[1]
+    assert used[0] is store._client()
+    assert store.wait(DEADLINE_S)
+    assert is_state(store.load(0), 0)

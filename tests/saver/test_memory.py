@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import SaveAbandoned, SaveFailed
+from ckstore.errors import InsufficientSpace, SaveAbandoned, SaveFailed
+from ckstore.fs.mapping import HUGE_BYTES
 from ckstore.saver.client import process as module
 from ckstore.saver.client import snapshot
 from ckstore.saver.client.process import SaverProcess
@@ -109,3 +112,80 @@ def test_ctrl_c_while_a_thread_is_started_leaves_no_descriptor_and_nothing_to_do
 
     assert len(made) == 1
     assert made[0] in closed
+
+
+def second_descriptors(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets a second descriptor of each file in memory."""
+    memfd_create = os.memfd_create
+    made: list[int] = []
+
+    def noted(*how: Any) -> int:
+        fd = memfd_create(*how)
+        made.append(os.dup(fd))
+        return fd
+
+    patch.setattr(os, "memfd_create", noted)
+    return made
+
+
+@pytest.mark.parametrize("stage", ["_gather", "posix_fallocate", "_fault_in"])
+def test_a_snapshot_that_cannot_be_made_gives_its_pages_back_at_once(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    fallocate, clear = os.posix_fallocate, snapshot.Snapshot._fault_in
+    nbytes = snapshot.Snapshot.size_for(40 * 2**20)
+    made = second_descriptors(monkeypatch)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no memory, of this test")
+
+    def allocate(fd: int, start: int, length: int) -> None:
+        last = nbytes - HUGE_BYTES if stage == "_gather" else 0
+        if stage != "_fault_in" and start == last and (stage == "_gather") == (length == 1):
+            full()
+        fallocate(fd, start, length)
+
+    def cleared(one: snapshot.Snapshot) -> None:
+        clear(one)
+        if stage == "_fault_in":
+            full()
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(snapshot.Snapshot, "_fault_in", cleared)
+    with pytest.raises(InsufficientSpace, match=r"no memory for a snapshot of 40\.0 MiB") as caught:
+        snapshot.Snapshot(nbytes)
+    (fd,) = made
+    kept = os.fstat(fd)
+    os.close(fd)
+
+    assert caught.value.__cause__ is not None  # the error, and what its frames refer to, is still there
+    assert kept.st_blocks == 0
+
+
+def test_memory_that_a_thread_may_still_write_to_is_not_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    writers: list[threading.Thread] = []
+    made = second_descriptors(monkeypatch)
+
+    def write(work: list[Callable[[], None]]) -> None:
+        begun.set()
+        assert go.wait(DEADLINE_S)
+        work[-1]()
+
+    def interrupted(work: list[Callable[[], None]]) -> list[BaseException]:
+        writers.append(threading.Thread(target=write, args=(work,)))
+        writers[0].start()
+        assert begun.wait(DEADLINE_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshot.Snapshot, "_gather", lambda _: None)
+    monkeypatch.setattr(snapshot, "_errors_in_parallel", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        snapshot.Snapshot(40 * 2**20)
+    go.set()
+    writers[0].join(DEADLINE_S)  # a page that is not there would have ended this process by SIGBUS
+    (fd,) = made
+    size = os.fstat(fd).st_size
+    os.close(fd)
+
+    assert size == 40 * 2**20

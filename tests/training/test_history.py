@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -66,6 +67,43 @@ def test_a_folder_comes_in_by_step_with_times_and_metrics_and_every_file_comes_b
         assert look(tmp_path / str(step)) == look(folder / f"checkpoint-{step}")
     again = import_history(store, folder, "gpt")
     assert (len(again.imported), len(again.present)) == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-1000/trainer_state.json", "latest"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_along_in_the_next(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    (folder / "latest").write_text("checkpoint-500")
+    opened = Path.open
+
+    def refused(path: Path, *rest: Any, **options: Any) -> Any:
+        if path == folder / name:
+            raise OSError(code, os.strerror(code), str(path))
+        return opened(path, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        with pytest.raises(BadInput, match=f"{name} cannot be read: {os.strerror(code)}"):
+            import_history(store, folder)
+    assert store.checkpoints() == []
+    import_history(store, folder)
+
+    assert [info.step for info in store.checkpoints()] == [1000, 1500, 500]
+    assert all("loss" in info.metrics for info in store.checkpoints())
+
+
+def test_what_is_no_log_of_a_trainer_gives_no_metrics(folder: Path, store: Store) -> None:
+    (folder / "latest").mkdir()
+    for step in (500, 1000):
+        (folder / f"checkpoint-{step}" / "trainer_state.json").unlink()
+    (folder / "checkpoint-500" / "trainer_state.json").mkdir()
+    (folder / "checkpoint-1500" / "trainer_state.json").write_text("[]")
+    (folder / "step=2000.ckpt").write_bytes(b"1")
+
+    report = import_history(store, folder)
+
+    assert [dict(info.metrics) for info in report.imported] == [{}] * 4
 
 
 def test_a_file_with_a_foreign_class_comes_in_as_bytes_and_is_refused_by_name_when_loaded_and_runs_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap as _mmap
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ckstore.fs import mapping
@@ -11,7 +12,7 @@ from ckstore.ops.read.storage_read import check_memories, names_of, read_memorie
 from ckstore.tensors.allocation import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from ckstore.model.manifest.manifest import BlobRecord, Extent
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -66,7 +67,7 @@ def _is_mappable(extent: Extent, *, last: bool) -> bool:
 def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent], what: str) -> memoryview:
     """Map whole blobs side by side; each is open only while it is mapped, since a tensor may have thousands."""
 
-    def parts() -> Iterator[mapping.FilePart]:
+    def parts() -> Generator[mapping.FilePart]:
         for extent in extents:
             fd = directory.descriptor_of_whole(directory.manifest.blobs[extent.blob], what)
             try:
@@ -74,7 +75,8 @@ def _map_extents(directory: CheckpointDirectory, extents: Sequence[Extent], what
             finally:
                 os.close(fd)
 
-    return mapping.map_side_by_side(parts(), sum(extent.length for extent in extents))
+    with closing(parts()) as found:  # also if one cannot be mapped: the error keeps what is suspended
+        return mapping.map_side_by_side(found, sum(extent.length for extent in extents))
 
 
 class _PartsOfBlobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -290,7 +291,8 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> Lea
 def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
-    return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id))
+    with _closed_by_an_error(directory):
+        return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id))
 
 
 def open_path(path: Path) -> OpenCheckpoint:
@@ -302,7 +304,18 @@ def open_path(path: Path) -> OpenCheckpoint:
         raise BadInput(
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
-    return OpenCheckpoint(directory, replace(_info_of_open(directory), durable=examine(path).durable))
+    with _closed_by_an_error(directory):
+        return OpenCheckpoint(directory, replace(_info_of_open(directory), durable=examine(path).durable))
+
+
+@contextmanager
+def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
+    """Close the directory if the block raises: else it would be locked as long as the error is kept."""
+    try:
+        yield
+    except BaseException:
+        directory.close()
+        raise
 
 
 @act

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
@@ -70,6 +71,7 @@ class Snapshot:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = self.size_for(nbytes)
+        self._is_written = False
         self.fd = os.memfd_create("ckstore-snapshot", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, self.nbytes)
@@ -78,11 +80,22 @@ class Snapshot:
             os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
             self._fault_in()
         except BaseException as error:
-            os.close(self.fd)
+            self._give_up()
             if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             msg = f"no memory for a snapshot of {size_text(self.nbytes)}"
             raise InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight") from error
+
+    def _give_up(self) -> None:
+        """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.
+
+        Who writes to a page that is given back gets SIGBUS. So where Ctrl-C came while a thread was waited for, and it
+        may still write, the memory goes with the error.
+        """
+        if not self._is_written:
+            with suppress(OSError):  # then it goes with the error, too, which is the news
+                os.ftruncate(self.fd, 0)
+        os.close(self.fd)
 
     @staticmethod
     def size_for(nbytes: int) -> int:
@@ -101,14 +114,22 @@ class Snapshot:
                     os.posix_fallocate(self.fd, start, 1)  # a huge page is made where there is a page
             can = can and gather_huge_pages(part)
 
-        _in_parallel([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
+        self._make([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
 
     def _fault_in(self) -> None:
         def clear(at: int) -> None:
             part = self._memory[at : at + _PART_BYTES]
             ctypes.memset(ctypes.addressof(ctypes.c_ubyte.from_buffer(part)), 0, len(part))
 
-        _in_parallel([lambda at=at: clear(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
+        self._make([lambda at=at: clear(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
+
+    def _make(self, work: list[Callable[[], None]]) -> None:
+        """Do work that writes to the memory; note whether a thread may still do so."""
+        self._is_written = True
+        errors = _errors_in_parallel(work)
+        self._is_written = False
+        if errors:
+            raise errors[0]
 
     def fill(self, sources: Sequence[ByteSource | Part], places: Sequence[Place]) -> None:
         """Copy every source that has a place to it, with two threads.
@@ -223,6 +244,13 @@ def _in_parallel(work: list[Callable[[], None]]) -> None:
     Raises:
         BaseException: The first error.
     """
+    errors = _errors_in_parallel(work)
+    if errors:
+        raise errors[0]
+
+
+def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
+    """Do all of it as `_in_parallel`; return the errors, the first first, once no thread does anything any more."""
     waiting = iter(work)
     mutex = threading.Lock()
     errors: list[BaseException] = []
@@ -253,5 +281,4 @@ def _in_parallel(work: list[Callable[[], None]]) -> None:
                 thread.join()
             except BaseException as error:  # noqa: BLE001 - Ctrl-C: raised once that thread writes no more
                 errors.append(error)
-    if errors:
-        raise errors[0]
+    return errors
