@@ -30,6 +30,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.refs import listing
 from tests.support.crashing import KILLED, run_and_kill
+from tests.support.descriptors import open_below
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -253,6 +254,21 @@ def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) 
     assert one.gc(dry_run=True).explanation == "would free 1 blob, 1.0 MiB; all of it at once only with --exclusive"
     one.save(state(3), step=3)
     assert "prune --keep-last 1 and then gc --exclusive would free" in how_to_free(one._context)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_dead_save_that_cannot_be_looked_at_does_not_stay_locked(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = one._context.layout
+    Staging.create(layout, "main", 7).lock.release()
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(statx, "refresh", failing)
+    with pytest.raises(OSError, match="Stale file handle") as caught:  # its traceback keeps what it was about
+        trash.sweep_staging(layout, grace.begin(layout, 3600))
+
+    assert list(open_below(one.path / "staging").values()) == [], caught
 
 
 def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any) -> None:
