@@ -33,6 +33,10 @@ DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache: there is little to gain."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors that say that a file cannot be read or written past the page cache, or not with this alignment."""
+NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
+"""Errors of a process, or a host, that has run short of something: they say nothing about a file."""
+NOT_OF_THE_FILE = NO_MEANS | {errno.ESTALE}
+"""Errors that say nothing about what is in a file; with that of a server that does not know a handle any more."""
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
@@ -304,7 +308,7 @@ def _sync_names(fd: int) -> None:
     try:
         os.close(open_descriptor(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR):
+        if error.errno not in NO_MEANS:
             raise
 
 

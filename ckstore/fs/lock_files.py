@@ -172,6 +172,11 @@ class LockFile:
         self.close()  # what a signal handler raised kept it from its owner
 
 
+def service_failed(error: InUse) -> bool:
+    """Whether a lock was refused because its server failed, and not because another process has it."""
+    return isinstance(error.__cause__, OSError)
+
+
 def _opened(path: Inside) -> int:
     for _ in range(_TRIES):
         try:

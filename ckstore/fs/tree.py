@@ -140,6 +140,9 @@ def files_below(top: Path) -> Iterator[Path]:
     """Yield everything below a directory that is none; what cannot be listed is left out, and no symlink is followed.
 
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
+
+    Raises:
+        OSError: Of `files.NOT_OF_THE_FILE`.
     """
     waiting = [os.fspath(top)]
     while waiting:
@@ -147,7 +150,9 @@ def files_below(top: Path) -> Iterator[Path]:
         try:
             with os.scandir(folder) as entries:
                 listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        except OSError:
+        except OSError as error:
+            if error.errno in files.NOT_OF_THE_FILE:
+                raise
             continue
         for name, is_directory in sorted(listed):
             if is_directory:

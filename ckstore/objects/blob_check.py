@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 READ_BYTES = 4 * 2**20
+_NOT_WRITTEN = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+"""Errors of an fsync that say that what was written into a file is lost."""
 
 Piece = tuple[str, int, int]
 """Digest, offset in the blob, length."""
@@ -129,20 +131,31 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
-    """Check a blob that a program may have written into; one that is right gets the fixed time back."""
+    """Check a blob that a program may have written into; one that is right gets the fixed time back.
+
+    Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
+
+    Raises:
+        OSError: It cannot be made durable, and that says nothing about the disk.
+    """
     before = os.fstat(file.fd)
     try:
         blobs.suspect(file.fd)
-    except PermissionError:  # another user's file: it is only looked at
+    except OSError:
         return _compare_all(file, blob, pieces, how, whole=True)
+    try:
+        os.fsync(file.fd)
     except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
+        if error.errno not in _NOT_WRITTEN:
+            raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
         return Checked(problem, dict.fromkeys(pieces, problem))
     checked = _compare_all(file, blob, pieces, how, whole=True)
-    if checked.problem:
-        blobs.refuse(file.fd, before)
-    else:
-        blobs.clear(file.fd)
+    with suppress(OSError):  # it keeps the time that says that it is not relied on
+        if checked.problem:
+            blobs.refuse(file.fd, before)
+        else:
+            blobs.clear(file.fd)
     return checked
 
 
@@ -240,5 +253,5 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
 def _distrust(fd: int) -> None:
     if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is not a blob
         return
-    with suppress(PermissionError):  # another user's file: left to that user
+    with suppress(OSError):  # another user's file, or a full disk: that must not hide the damage
         os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))

@@ -64,15 +64,14 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
 
 
 def suspect(fd: int) -> None:
-    """Mark an open blob that a program touched as being read, and make it durable as it is.
+    """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read.
 
     While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
 
     Raises:
-        OSError: It could not be made durable, or is another user's.
+        OSError: Its time cannot be set: it is another user's, or the filesystem refuses.
     """
     os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
-    os.fsync(fd)
 
 
 def refuse(fd: int, before: os.stat_result) -> None:
@@ -81,7 +80,7 @@ def refuse(fd: int, before: os.stat_result) -> None:
     It may be a file of the user that another user linked to the name of a blob.
 
     Raises:
-        OSError: It is another user's.
+        OSError: Its time cannot be set.
     """
     time_ns = SUSPECT_NS if before.st_mtime_ns == files.BLOB_MTIME_NS else before.st_mtime_ns
     os.utime(fd, ns=(time_ns, time_ns))
@@ -91,7 +90,7 @@ def clear(fd: int) -> bool:
     """Give a blob whose bytes were right since `suspect` the fixed time; False if a program wrote into it meanwhile.
 
     Raises:
-        OSError: It is another user's.
+        OSError: Its time cannot be set.
     """
     if os.fstat(fd).st_mtime_ns not in (SUSPECT_NS, files.BLOB_MTIME_NS):  # the latter: another reader was faster
         return False
@@ -114,10 +113,9 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
         if not has_size(before, nbytes):
             return None
         untouched = looks_untouched(before, nbytes)
-        if untouched:
-            os.fsync(fd)
-        else:
+        if not untouched:
             suspect(fd)
+        os.fsync(fd)
         direct.drop_cached(fd)
         if _digest_or_unreadable(fd, digest) != digest:
             refuse(fd, before)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse
 from ckstore.fs import links, locks
-from ckstore.fs.lock_files import LockFile
+from ckstore.fs.lock_files import LockFile, service_failed
 
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
@@ -41,6 +41,7 @@ def try_run(layout: Layout, run: str) -> locks.DirectoryLock | None:
     """Lock a run against all others, without waiting; None if it is used, gone, or not ours to open.
 
     Raises:
+        InUse: The lock service fails.
         OSError: The file of the lock cannot be opened.
     """
     return _tried(layout, locks.try_exclusive(layout.checkpoints / run), f"run-{run}")
@@ -50,6 +51,7 @@ def try_trash(layout: Layout) -> locks.DirectoryLock | None:
     """Lock the trash against other collectors, without waiting; None if there is one.
 
     Raises:
+        InUse: The lock service fails.
         OSError: The file of the lock cannot be opened.
     """
     return _tried(layout, locks.try_exclusive(layout.trash), _TRASH)
@@ -71,7 +73,9 @@ def _tried(layout: Layout, lock: locks.DirectoryLock | None, name: str) -> locks
         return None
     try:
         return _followed(layout, lock, name, exclusive=True, timeout_s=0.0)
-    except InUse:
+    except InUse as error:
+        if service_failed(error):  # no waiting helps
+            raise
         return None
 
 

@@ -66,6 +66,7 @@ class Relinker:
         self._serial = itertools.count()
         self._right: dict[str, Inode] = {}
         self._wrong: set[Inode] = set()
+        self._exchanged = False
 
     @property
     def found_damage(self) -> bool:
@@ -76,7 +77,7 @@ class Relinker:
         """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone.
 
         Raises:
-            OSError: The system refused; what was done before is done.
+            OSError: The system refused; what was done before is done, and durable.
         """
         path = self._layout.checkpoint(run, step)
         try:
@@ -84,17 +85,22 @@ class Relinker:
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:
-            changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
-            if not changed:
-                return
-            with marks.kept_unless_durable(directory.lock):
-                files.sync_directory(
-                    directory.lock.inside / BLOBS
-                )  # before the old files go, and the new parent first (rule F)
-                files.sync_directory(self._staging)
-            if marks.identity(directory.lock.fd):
+            try:
+                changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
+            finally:  # after an error, too: the old files go with the staging directory
+                self._make_durable(directory)
+            if changed and marks.identity(directory.lock.fd):
                 for digest in changed:
                     marks.forget_blob(directory.lock, digest)
+
+    def _make_durable(self, directory: CheckpointDirectory) -> None:
+        """Make the names durable that were exchanged, before the old files go; the new parent first (rule F)."""
+        if not self._exchanged:
+            return
+        with marks.kept_unless_durable(directory.lock):
+            files.sync_directory(directory.lock.inside / BLOBS)
+            files.sync_directory(self._staging)
+        self._exchanged = False
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
         """Make one blob of a checkpoint the canonical one; True if it was another file."""
@@ -174,6 +180,7 @@ class Relinker:
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False
+        self._exchanged = True
         try:
             old = peek.status(self._swap(fresh, name))
         except FileNotFoundError:

@@ -81,11 +81,13 @@ def given_up(layout: Layout) -> Iterator[None]:
     Raises:
         OSError: A file could not be removed.
     """
-    gave = is_full(layout) and _give_up(layout)
+    gives = is_full(layout) and bool(names_in(layout.reserve))
     try:
+        if gives:
+            _give_up(layout)
         yield
     finally:
-        if gave:
+        if gives:
             _take_back(layout)
 
 
@@ -99,8 +101,8 @@ def is_full(layout: Layout) -> bool:
     return room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1)
 
 
-def _give_up(layout: Layout) -> bool:
-    """Remove the reserve; return whether there was one."""
+def _give_up(layout: Layout) -> None:
+    """Remove the reserve, and wait until what it took is free."""
     before_bytes = peek.free_space(layout.path).unused_bytes
     removed = 0
     for name in names_in(layout.reserve):
@@ -112,7 +114,6 @@ def _give_up(layout: Layout) -> bool:
     if removed:
         files.sync_directory(layout.reserve)
         _wait_until_free(layout, before_bytes)
-    return removed > 0
 
 
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:

@@ -95,10 +95,9 @@ def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
     """
     swept = 0
     for path, lock in _locked_dead(layout):
-        if grace is not None and not grace.is_over(path):
-            lock.release()
-            continue
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
+            if grace is not None and not grace.is_over(path):
+                continue
             two_renames.make_successor_durable(layout, path.name)
             move_to_trash(layout, path, lock)
             swept += 1

@@ -84,7 +84,11 @@ def marked(layout: Layout) -> Iterator[Inside]:
 
 
 def blobs_of(path: Inside) -> list[str]:
-    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
+    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once.
+
+    Raises:
+        OSError: Of `files.NOT_OF_THE_FILE`: they are not known.
+    """
     try:
         with files.opened_directory(path) as fd:
             mark = read_mark(fd)
@@ -95,12 +99,20 @@ def blobs_of(path: Inside) -> list[str]:
 
 
 def read_mark(dir_fd: int) -> Mark | None:
-    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark."""
+    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark.
+
+    Raises:
+        OSError: Of `files.NOT_OF_THE_FILE`: whether there is one is not known.
+    """
     try:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
-    except (OSError, DamagedBlob):  # it cannot be read, but it is there
+    except DamagedBlob:  # it cannot be read, but it is there
+        return Mark("", ())
+    except OSError as error:
+        if error.errno in files.NOT_OF_THE_FILE:
+            raise
         return Mark("", ())
     return parse_mark(data, MARK)
 
@@ -109,7 +121,7 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
     """Mark the checkpoint whose directory is locked, durably, in one step; what was known before is kept.
 
     Raises:
-        OSError: It could not be written; the mark is as it was.
+        OSError: It could not be written, or what is there not looked at; the mark is as it was.
     """
     old = read_mark(lock.fd)
     if old is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
+from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
 from ckstore.ops.config_file import RETENTION, policy_of
@@ -55,7 +56,9 @@ def _collect(context: Context, *, dropped: bool) -> str:
         held = collect(context, settle=False).held
         if context.shared:
             return tell_unfreed(context)
-    except InUse:  # another gc is at work, or the next one does it
+    except InUse as error:  # another gc is at work, or the next one does it
+        if service_failed(error):
+            raise
         return ""
     opened, unasked = by_reason(held)
     if opened:

@@ -10,7 +10,6 @@ threads that hash read meanwhile; hits that were not foreseen so have their turn
 
 from __future__ import annotations
 
-import errno
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
-from ckstore.fs import peek
+from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, recheck_bytes
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 _SHARE_OF_TIME = 1 / 4
 """Of the time since the save began, for the readings of all threads together: that of one of the four that hash."""
-_NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Errors that say nothing about the blob."""
 
 
 class Recheck:
@@ -135,7 +132,7 @@ class Recheck:
                 go_on=self._may_go_on,
             )
         except OSError as error:
-            if error.errno in _NO_MEANS:
+            if error.errno in files.NO_MEANS:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
@@ -161,7 +158,7 @@ class Recheck:
         try:
             checked = check_file(self._staging.path_of(digest), BlobRecord(digest, nbytes), How(buffer, may_touch=True))
         except OSError as error:
-            if error.errno in _NO_MEANS:
+            if error.errno in files.NO_MEANS:
                 raise
             checked = Checked(f"blob {digest} cannot be read: {error.strerror}")
         self._took(begun_s, nbytes)

@@ -2,6 +2,9 @@
 
 Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
 its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
+
+What cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is raised
+by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
 """
 
 from __future__ import annotations
@@ -73,7 +76,11 @@ class Copies:
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: Wanted) -> Right | None:
-        """Return a right copy of a blob; None if there is none."""
+        """Return a right copy of a blob; None if there is none.
+
+        Raises:
+            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+        """
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted)
@@ -87,7 +94,11 @@ class Copies:
         return None
 
     def assembled(self, wanted: Wanted) -> Right | None:
-        """Return a blob put together from pieces that are right; None if some are nowhere."""
+        """Return a blob put together from pieces that are right; None if some are nowhere.
+
+        Raises:
+            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+        """
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
             *(p for tree in self._sources for p in tree.named(wanted)),
@@ -104,7 +115,11 @@ class Copies:
         return None
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
-        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""
+        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere.
+
+        Raises:
+            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+        """
         for tree in self._sources:
             for path, found in tree.manifests:
                 if (found.run, found.step) != (run, step):
@@ -238,7 +253,10 @@ def _manifest_at(path: File) -> _ManifestFile | None:
     try:
         data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
         return _ManifestFile(*parse_manifest(data, where=str(path)), data)
-    except (CkstoreError, OSError):  # it is of no use here; a damaged one of the store is told elsewhere
+    except CkstoreError:  # it is of no use here; a damaged one of the store is told elsewhere
+        return None
+    except OSError as error:
+        _raise_unless_of_the_file(error)
         return None
 
 
@@ -250,7 +268,11 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Fi
 
 
 def is_right(path: File, wanted: Wanted) -> bool:
-    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
+    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has.
+
+    Raises:
+        OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+    """
     return _read_if_right(path, wanted) is not None
 
 
@@ -271,7 +293,8 @@ def _read(path: File, start: int, stop: int) -> bytearray | None:
     """Return what can be read of a regular file from `start`, at most up to `stop`."""
     try:
         return direct.read_range(path, start, stop) if _size(path) is not None else None
-    except OSError:  # another copy may do
+    except OSError as error:  # another copy may do
+        _raise_unless_of_the_file(error)
         return None
 
 
@@ -279,9 +302,15 @@ def _size(path: File) -> int | None:
     """Return the size of a regular file; None if it is something else, or gone."""
     try:
         status = peek.status(path)
-    except OSError:
+    except OSError as error:
+        _raise_unless_of_the_file(error)
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _raise_unless_of_the_file(error: OSError) -> None:
+    if error.errno in files.NOT_OF_THE_FILE:
+        raise error
 
 
 def _is(data: bytes | bytearray, digest: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,12 @@ def repair(
         _repair_manifest(context, copies, *place, done)
     wanted = _wanted(context, damage)
     for digest in canonical:
-        nbytes = _size_of_right(context, digest)
+        try:
+            nbytes = _size_of_right(context, digest)
+        except OSError as error:
+            if digest not in wanted:
+                done.unrepaired.append(Unrepaired(digest, 0, describe_os_error(error)))
+            continue
         if nbytes is not None:
             wanted.setdefault(digest, Wanted(digest, nbytes))
         elif digest not in wanted:  # no checkpoint needs it
@@ -96,10 +102,17 @@ def repair(
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
-    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed."""
+    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed.
+
+    Of what cannot be looked at for lack of means nothing is promised.
+    """
     copies = Copies(context, ())
-    wanted = _wanted(context, damage)
-    return tuple(blob.digest for blob in wanted.values() if copies.whole(blob) or copies.assembled(blob))
+    found = []
+    for blob in _wanted(context, damage).values():
+        with suppress(OSError):
+            if copies.whole(blob) or copies.assembled(blob):
+                found.append(blob.digest)
+    return tuple(found)
 
 
 def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
@@ -179,11 +192,11 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
         pass
     why = "no right manifest was found"
     for manifest_id in _ids_of(context, run, step, path):
-        found = copies.manifest(run, step, manifest_id)
-        if found is None:
-            continue
-        data, source = found
         try:
+            found = copies.manifest(run, step, manifest_id)
+            if found is None:
+                continue
+            data, source = found
             with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
                 _write_manifest(lock, data)
             done.repaired.append(Repair(manifest_id, len(data), source, 1))

@@ -7,6 +7,7 @@ filesystem is put forward. With two FUSE mounts: `test_hosts_that_rotate_free_wh
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import time
@@ -22,12 +23,14 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, InUse, SaveFailed, UnsafePlace
 from ckstore.fs import files, links, statx
 from ckstore.fs.inside import Inside, Where
+from ckstore.fs.lock_files import LockFile
 from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.refs import listing
 from tests.support.crashing import KILLED, run_and_kill
+from tests.support.descriptors import open_below
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -98,6 +101,54 @@ def test_what_was_dropped_is_freed_by_any_host_after_the_grace(one: Store, two: 
     assert (freed.freed_count, freed.freed_bytes, blob_bytes(one)) == (1, MIB, MIB)
     assert os.listdir(one.path / "trash") == []
     assert one.verify().ok
+
+
+def refuse_lock(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the lock service fail for one file of ``locks/``."""
+    real = fcntl.flock
+
+    def failing(fd: int, kind: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(f"/locks/{name}"):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        real(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", failing)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_lock_service_that_fails_is_not_another_gc(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_lock(monkeypatch, "trash")
+
+    with pytest.raises(InUse, match="/locks/trash cannot be locked: No locks available") as caught:
+        one.gc()
+
+    assert "lock service" in caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_lock_service_that_fails_after_a_save_is_said(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.set_retention(RetentionPolicy(keep_last=1))
+    refuse_lock(monkeypatch, "trash")
+
+    info = one.save(state(3), step=3)
+
+    (warning,) = [said for said in info.warnings if "retention of the run" in said]
+    assert "the checkpoint is saved" in warning
+    assert "/locks/trash cannot be locked: No locks available" in warning
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_gc_of_another_host_is_one(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.ops.free.gc._START_TIMEOUT_S", 0.05)
+    one.set_retention(RetentionPolicy(keep_last=1))
+    lock = LockFile.take(one._context.layout.locks / "trash", exclusive=True, timeout_s=0.0)
+
+    with pytest.raises(InUse, match="another gc is running"):
+        one.gc()
+    info = one.save(state(3), step=3)
+    lock.close()
+
+    assert not any("retention of the run" in said for said in info.warnings)
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
@@ -203,6 +254,21 @@ def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) 
     assert one.gc(dry_run=True).explanation == "would free 1 blob, 1.0 MiB; all of it at once only with --exclusive"
     one.save(state(3), step=3)
     assert "prune --keep-last 1 and then gc --exclusive would free" in how_to_free(one._context)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_dead_save_that_cannot_be_looked_at_does_not_stay_locked(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = one._context.layout
+    Staging.create(layout, "main", 7).lock.release()
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(statx, "refresh", failing)
+    with pytest.raises(OSError, match="Stale file handle") as caught:  # its traceback keeps what it was about
+        trash.sweep_staging(layout, grace.begin(layout, 3600))
+
+    assert list(open_below(one.path / "staging").values()) == [], caught
 
 
 def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -155,6 +156,37 @@ def test_the_reserve_grows_with_the_catalog(store: Store) -> None:
     reserve.fill(store._context.layout)
 
     assert reserved_bytes(store.path) == 8 * MIB
+
+
+@pytest.mark.parametrize("place", ["_wait_until_free", "files.sync_directory"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_a_reserve_is_taken_back_also_when_giving_it_up_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
+) -> None:
+    layout, before = store._context.layout, reserved_bytes(store.path)
+
+    def failing(*_: object) -> None:
+        assert reserved_bytes(store.path) == 0
+        raise error
+
+    monkeypatch.setattr(reserve, "is_full", lambda _: True)
+    monkeypatch.setattr(f"ckstore.objects.reserve.{place}", failing)
+    with pytest.raises(type(error)), reserve.given_up(layout):
+        pytest.fail("it was not given up")
+    monkeypatch.undo()
+
+    assert reserved_bytes(store.path) == before > 0
+
+
+def test_a_reserve_that_is_missing_is_not_made_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (store.path / "reserve").iterdir():
+        path.unlink()
+    monkeypatch.setattr(reserve, "is_full", lambda _: True)
+
+    with reserve.given_up(store._context.layout):
+        pass
+
+    assert reserved_bytes(store.path) == 0
 
 
 def test_a_reserve_that_cannot_grow_keeps_its_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

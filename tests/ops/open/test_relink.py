@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -17,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.fs import links
+from ckstore.errors import CkstoreError, UnsafePlace
+from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
@@ -272,3 +274,51 @@ def test_what_was_read_and_is_right_is_durable_before_it_is_trusted(
     assert synced == [status.st_ino]
     assert blobs.looks_untouched(path.stat(), 1000)
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_was_exchanged_before_an_error_is_durable_before_the_old_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    """After a power cut a name of the checkpoint could be that of a file that is gone."""
+    copy = copied(filled(tmp_path / "store"), "copytree")
+    calls: list[str] = []
+    exchange, sync, unlink = links.exchange, files.sync_directory, os.unlink
+
+    def exchanging(one: Inside, other: Inside) -> None:
+        if not exchanges:
+            raise UnsafePlace("this filesystem cannot exchange two names")
+        if calls:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        exchange(one, other)
+        calls.append("exchange")
+
+    def renaming(one: Inside, other: Inside, **given: Any) -> None:
+        if other.parent.name == "blobs" and calls:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(one, other, **given)
+        if other.parent.name == "blobs":
+            calls.append("exchange")
+
+    def syncing(path: Inside) -> None:
+        calls.append(f"sync {os.path.relpath(path.path, copy.path)}")
+        sync(path)
+
+    def unlinking(path: Any, *, dir_fd: int | None = None) -> None:
+        calls.append(f"unlink {path}")
+        unlink(path, dir_fd=dir_fd)
+
+    rename = links.rename
+    monkeypatch.setattr(links, "exchange", exchanging)
+    monkeypatch.setattr(links, "rename", renaming)
+    monkeypatch.setattr(files, "sync_directory", syncing)
+    monkeypatch.setattr(os, "unlink", unlinking)
+    with pytest.raises(CkstoreError, match="Input/output error"):
+        copy.reindex(relink=True)
+    monkeypatch.undo()
+
+    done = calls[calls.index("exchange") :]
+    gone = next(at for at, call in enumerate(done) if call.startswith("unlink new-"))
+    assert "sync checkpoints/main/0/blobs" in done[:gone]
+    assert any(call.startswith("sync staging/") for call in done[:gone])
+    assert copy.verify().ok

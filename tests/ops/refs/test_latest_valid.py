@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import warnings
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
-from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.fs import files, locks
+from ckstore.model.checkpoint.mark import Mark, MarkEntry
+from ckstore.objects.documents import marks
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 
@@ -109,6 +113,77 @@ def test_a_marked_checkpoint_is_replaced_by_another_state_without_a_word(left_da
 
     assert same_state(quietly(store), two_part_state(31))
     assert not (store.directory_of(30) / "damaged.json").exists()
+
+
+def refuse_marks(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Let every opening of a mark for reading fail, be there one or not."""
+    real = os.open
+
+    def failing(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if path == "damaged.json":
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", failing)
+
+
+NOT_OF_THE_MARK = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE]
+
+
+@pytest.mark.parametrize("code", NOT_OF_THE_MARK)
+def test_a_mark_that_could_not_be_looked_for_is_no_mark(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A process out of descriptors would go on from an older checkpoint."""
+    three_steps(store)
+    refuse_marks(monkeypatch, code)
+
+    for ask in (quietly, lambda store: store.latest(valid=True)):
+        with pytest.raises(CkstoreError, match=os.strerror(code)) as caught:
+            ask(store)
+        assert not isinstance(caught.value, DamagedBlob)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        why_not_valid(store._context, store.info(30))
+    monkeypatch.undo()
+
+    assert same_state(quietly(store), two_part_state(30))
+
+
+@pytest.mark.parametrize("code", NOT_OF_THE_MARK)
+def test_a_mark_that_could_not_be_read_is_not_replaced(
+    left_damaged: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    left_damaged.save(two_part_state(1), step=1)
+    place = left_damaged._context.layout.checkpoint("main", 1)
+    with locks.lock_shared(place) as lock:
+        marks.write_mark(lock, Mark("2026-01-01T00:00:00Z", (MarkEntry("", ("first",), "damaged"),)))
+        refuse_marks(monkeypatch, code)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            marks.write_mark(lock, Mark("2026-01-02T00:00:00Z", (MarkEntry("", ("second",), "damaged"),)))
+        monkeypatch.undo()
+
+        mark = marks.read_mark(lock.fd)
+
+    assert mark is not None
+    assert [entry.names for entry in mark.entries] == [("first",)]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_a_mark_that_is_there_and_cannot_be_read_is_one(
+    left_damaged: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    three_steps(left_damaged)
+    (left_damaged.directory_of(30) / "damaged.json").write_text("{}")
+    real = files.read_file
+
+    def failing(path: Any, **options: Any) -> bytes:
+        if path == "damaged.json":
+            raise OSError(code, os.strerror(code), path)
+        return real(path, **options)
+
+    monkeypatch.setattr(files, "read_file", failing)
+
+    assert "damaged.json says that it is damaged" in why_not_valid(left_damaged._context, left_damaged.info(30))
 
 
 def test_rotten_bytes_that_were_found_are_not_used_by_the_next_save(store: Store) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob, SaveFailed
-from ckstore.fs import files, links
+from ckstore.fs import direct, files, links
 from ckstore.model.reports.verify_report import VerifyReport
 from ckstore.objects import heal
 from ckstore.objects.documents import marks
@@ -160,6 +160,103 @@ def test_a_damaged_canonical_copy_is_replaced_by_the_good_one_of_a_checkpoint(sh
     assert repaired(report) == [(own.name, 2)]
     assert {path.stat().st_ino for path in shared.path.rglob(own.name)} == {own.stat().st_ino}
     assert_all_well(shared)
+
+
+def no_memory(*_: object) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+def test_a_lack_of_means_puts_no_right_copy_aside(harmed: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    harmed.save(two_part_state(1), run="a", step=1)
+    victim = blobs_by_size(harmed, "a@1")[-1]
+    own_copy(victim)
+    flip(victim, keep_time=True)
+    good = canonical(harmed, victim.name)
+
+    def failing(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(direct, "aligned_buffer", failing)
+    report = harmed.verify(repair=True)
+
+    assert good.exists(), "the only right copy stays where it is"
+    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(victim.name, os.strerror(code))]
+    assert report.quarantined == ()
+    monkeypatch.undo()
+    assert repaired(harmed.verify(repair=True)) == [(victim.name, 1)]
+    assert_all_well(harmed)
+
+
+def test_a_lack_of_means_is_the_reason_also_for_a_name_with_other_bytes(
+    shared: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (canonical(shared, path.name) for path in blobs_by_size(shared, "a@1")[-2:])
+    one.unlink()
+    os.link(other, one)
+    monkeypatch.setattr(direct, "aligned_buffer", no_memory)
+
+    report = shared.verify(repair=True)
+
+    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(one.name, "Cannot allocate memory")]
+    assert report.quarantined == ()
+    monkeypatch.undo()
+    assert shared.verify(repair=True).ok
+    assert_all_well(shared)
+
+
+def test_a_lack_of_means_is_the_reason_also_for_a_manifest(
+    shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    manifest = shared.directory_of("a@1") / "manifest.json"
+    flip(manifest, at=manifest.stat().st_size // 2)
+    real = files.read_file
+
+    def failing(path: Any, **options: Any) -> bytes:
+        if isinstance(path, Path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(files, "read_file", failing)
+    report = shared.verify(repair_from=tmp_path / "backup")
+    monkeypatch.undo()
+
+    assert [lost.why for lost in report.unrepaired] == [f"a@1: Too many open files ({tmp_path}/backup/manifest.json)"]
+    assert shared.verify(repair_from=tmp_path / "backup").ok
+
+
+def test_a_lack_of_means_is_the_reason_also_for_a_source(
+    shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup" / "a")
+    victim = blobs_by_size(shared, "a@1")[-1]
+    flip(victim, keep_time=True)
+    real = os.scandir
+
+    def failing(folder: Any) -> Any:
+        if folder == f"{tmp_path}/backup/a":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), folder)
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    report = shared.verify(repair_from=tmp_path / "backup")
+    monkeypatch.undo()
+
+    assert [lost.why for lost in report.unrepaired] == [f"Too many open files ({tmp_path}/backup/a)"]
+    assert repaired(shared.verify(repair_from=tmp_path / "backup")) == [(victim.name, 3)]
+
+
+def test_what_lacks_memory_to_look_for_right_copies_still_reports_the_damage(
+    shared: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(blobs_by_size(shared, "b@1")[-1], keep_time=True)
+    monkeypatch.setattr(direct, "aligned_buffer", no_memory)
+
+    report = shared.verify()
+
+    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert report.healable == ()
 
 
 def test_a_blob_that_cannot_be_made_durable_is_written_again(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:

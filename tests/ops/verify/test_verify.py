@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import inside
+from ckstore.fs import files, inside
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
@@ -325,6 +325,78 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
         store.verify()
 
     assert [name for name in open_below(store.path).values() if "checkpoints" in name] == [], caught
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM])
+@pytest.mark.parametrize("how", ["touched", "rotten"])
+def test_a_time_that_cannot_be_set_is_no_damage_and_hides_none(
+    harmed: Store, monkeypatch: pytest.MonkeyPatch, code: int, how: str
+) -> None:
+    harmed.save(two_part_state(1), step=1)
+    blob = blobs_by_size(harmed, 1)[-1]
+    if how == "touched":
+        os.utime(blob)
+    else:
+        flip(blob, keep_time=True)
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "utime", failing)
+    report = harmed.verify()
+
+    assert [found.blob for found in report.damage] == ([] if how == "touched" else [blob.name])
+    assert report.checked_bytes > blob.stat().st_size, "it was read"
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EINTR])
+def test_an_fsync_that_fails_for_another_reason_than_the_disk_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.save(two_part_state(1), step=1)
+    blob = blobs_by_size(store, 1)[-1]
+    os.utime(blob)
+    inode, real = blob.stat().st_ino, os.fsync
+
+    def failing(fd: int) -> None:
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(code, os.strerror(code))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(CkstoreError, match=os.strerror(code)):
+        store.verify()
+    monkeypatch.undo()
+
+    assert not mark_of(store, 1).exists()
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize("how", ["touched", "written into"])
+def test_a_time_that_cannot_be_set_after_the_reading_changes_no_verdict(
+    harmed: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    harmed.save(two_part_state(1), step=1)
+    blob = blobs_by_size(harmed, 1)[-1]
+    if how == "touched":
+        os.utime(blob)
+    else:
+        flip(blob)
+    real, inode, times = os.utime, blob.stat().st_ino, []
+
+    def failing(where: Any, *args: Any, **options: Any) -> None:
+        if isinstance(where, int) and os.fstat(where).st_ino == inode:
+            times.append(where)
+            if len(times) > 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(where, *args, **options)
+
+    monkeypatch.setattr(os, "utime", failing)
+    report = harmed.verify()
+
+    assert len(times) > 1
+    assert [found.blob for found in report.damage] == ([] if how == "touched" else [blob.name])
+    assert blob.stat().st_mtime_ns != files.BLOB_MTIME_NS, "no save relies on it"
 
 
 def test_bytes_that_the_disk_cannot_read_are_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
