@@ -179,9 +179,13 @@ class Server:
         return answer
 
     def _files(self) -> Files:
+        """Make the folder of a case; it has a cache of its own, for a store whose settings cannot be read at first."""
         self._serial += 1
         files = Files(self._folder / f"case-{self._serial}")
         files.folder.mkdir()
+        cache = self._folder / "cache"
+        shutil.rmtree(cache, ignore_errors=True)
+        os.environ["XDG_CACHE_HOME"] = str(cache)
         return files
 
     def _begin(self, files: Files, scenario: Scenario) -> str:
