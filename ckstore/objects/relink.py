@@ -4,7 +4,7 @@ Only the file that all names will share has to be right, so only that one is rea
 damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
 so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
 go to trash with it, and are freed there once no process has them open (rules T and K of the design). Dying at any line
-leaves every name with one of its files.
+leaves every name with one of its files: who sweeps the directory first makes all names durable (`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Relinker:
         self._serial = itertools.count()
         self._right: dict[str, Inode] = {}
         self._wrong: set[Inode] = set()
-        self._exchanged = False
 
     @property
     def found_damage(self) -> bool:
@@ -77,7 +76,7 @@ class Relinker:
         """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone.
 
         Raises:
-            OSError: The system refused; what was done before is done, and durable.
+            OSError: The system refused; what was done before is done.
         """
         path = self._layout.checkpoint(run, step)
         try:
@@ -85,22 +84,17 @@ class Relinker:
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:
-            try:
-                changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
-            finally:  # after an error, too: the old files go with the staging directory
-                self._make_durable(directory)
-            if changed and marks.identity(directory.lock.fd):
+            changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
+            if not changed:
+                return
+            with marks.kept_unless_durable(directory.lock):
+                files.sync_directory(
+                    directory.lock.inside / BLOBS
+                )  # before the old files go, and the new parent first (rule F)
+                files.sync_directory(self._staging)
+            if marks.identity(directory.lock.fd):
                 for digest in changed:
                     marks.forget_blob(directory.lock, digest)
-
-    def _make_durable(self, directory: CheckpointDirectory) -> None:
-        """Make the names durable that were exchanged, before the old files go; the new parent first (rule F)."""
-        if not self._exchanged:
-            return
-        with marks.kept_unless_durable(directory.lock):
-            files.sync_directory(directory.lock.inside / BLOBS)
-            files.sync_directory(self._staging)
-        self._exchanged = False
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
         """Make one blob of a checkpoint the canonical one; True if it was another file."""
@@ -180,7 +174,6 @@ class Relinker:
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False
-        self._exchanged = True
         try:
             old = peek.status(self._swap(fresh, name))
         except FileNotFoundError:

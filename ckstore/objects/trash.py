@@ -9,11 +9,12 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.fs import links, locks, peek
+from ckstore.fs import files, links, locks, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
+from ckstore.objects.layout import BLOBS
 from ckstore.objects.shared import two_renames
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
+
+RELINKING = "relink"
+"""The run of the staging directory in which a relink puts the files that it exchanged."""
 
 
 def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None) -> Inside:
@@ -98,10 +102,23 @@ def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             if grace is not None and not grace.is_over(path):
                 continue
-            two_renames.make_successor_durable(layout, path.name)
+            _make_successors_durable(layout, path.name)
             move_to_trash(layout, path, lock)
             swept += 1
     return swept
+
+
+def _make_successors_durable(layout: Layout, name: str) -> None:
+    """Make durable what took the places of what has this name in ``staging/``, before that goes.
+
+    Raises:
+        OSError: It must stay.
+    """
+    two_renames.make_successor_durable(layout, name)
+    if name.startswith(f"{RELINKING}@"):  # or of a run of that name, then to no purpose
+        for run, step, _ in layout.published():
+            with suppress(FileNotFoundError, NotADirectoryError):
+                files.sync_directory(layout.checkpoint(run, step) / BLOBS)
 
 
 def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]:

@@ -16,6 +16,7 @@ from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
+from ckstore.objects import trash
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import MANIFEST
@@ -70,9 +71,10 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
     """Relink every checkpoint; what is left over goes to trash, and is freed as far as no process has it open.
 
     Raises:
-        OSError: The system refused; what was done before is done, and the store is as sound as it was.
+        OSError: The system refused; what was done before is done, and the store is as sound as it was. The old files
+            stay in ``staging/`` until the next sweep, since what took their places may not be durable.
     """
-    staging = Staging.create(context.layout, "relink", None)
+    staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
         relinker = Relinker(context.layout, staging.path, report)
         places = sorted((run, step) for run, step, _ in context.layout.published())
@@ -81,8 +83,10 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
         if relinker.found_damage:  # a right file may have turned up after a checkpoint that lacks one
             for run, step in places:
                 relinker.checkpoint(run, step)
-    finally:
-        reclaim.discard(context, staging)
+    except BaseException:
+        staging.lock.release()
+        raise
+    reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
 
