@@ -102,23 +102,26 @@ def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             if grace is not None and not grace.is_over(path):
                 continue
-            _make_successors_durable(layout, path.name)
+            two_renames.make_successor_durable(layout, path.name)
+            if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
+                continue
             move_to_trash(layout, path, lock)
             swept += 1
     return swept
 
 
-def _make_successors_durable(layout: Layout, name: str) -> None:
-    """Make durable what took the places of what has this name in ``staging/``, before that goes.
+def _blobs_are_durable(layout: Layout) -> bool:
+    """Make the names of all blobs in checkpoints durable, before what a relink exchanged them with goes.
 
-    Raises:
-        OSError: It must stay.
+    Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the disk.
     """
-    two_renames.make_successor_durable(layout, name)
-    if name.startswith(f"{RELINKING}@"):  # or of a run of that name, then to no purpose
+    try:
         for run, step, _ in layout.published():
             with suppress(FileNotFoundError, NotADirectoryError):
                 files.sync_directory(layout.checkpoint(run, step) / BLOBS)
+    except OSError:
+        return False
+    return True
 
 
 def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]:

@@ -643,7 +643,7 @@ SHARING = [
         "what was replaced is swept after what replaced it is durable",
         "successor-not-synced",
         "trash.sweep_staging",
-        "            _make_successors_durable(layout, path.name)\n",
+        "            two_renames.make_successor_durable(layout, path.name)\n",
         "",
         "tests/ops/save/test_two_renames.py::test_what_was_replaced_is_swept_when_what_replaced_it_is_durable",
         "assert",

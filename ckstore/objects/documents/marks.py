@@ -69,18 +69,26 @@ def marked(layout: Layout) -> Iterator[Inside]:
     """Yield the directory of every published checkpoint that is marked.
 
     Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few that
-    have a mark are looked at closer.
+    have a mark are looked at closer. One that cannot be looked at is among them, since it may have one.
     """
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
             with Held(folder) as run_directory:
-                names = [name for name in os.listdir(run_directory.fd) if run_directory.having(name, (MARK,))]
+                steps = [name for name in os.listdir(run_directory.fd) if STEP_PATTERN.match(name)]
+                names = [name for name in steps if _may_be_marked(run_directory, name)]
         except (FileNotFoundError, NotADirectoryError):
             continue
         if names:
             published = {step for _, step, _ in layout.published(run)}
-            yield from (folder / name for name in names if STEP_PATTERN.match(name) and int(name) in published)
+            yield from (folder / name for name in names if int(name) in published)
+
+
+def _may_be_marked(run_directory: Held, step: str) -> bool:
+    try:
+        return bool(run_directory.having(step, (MARK,)))
+    except OSError:
+        return True
 
 
 def blobs_of(path: Inside) -> list[str]:

@@ -9,6 +9,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +318,11 @@ def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_
     with pytest.raises(CkstoreError, match="Input/output error"):
         copy.reindex(relink=True)
     assert not any(call.startswith("unlink new-") for call in calls)
+    with monkeypatch.context() as failing:
+        failing.setattr(files, "sync_directory", partial(failing_below_checkpoints, sync))
+        copy.gc()  # which goes on without them
+        assert not any(call.startswith("unlink new-") for call in calls)
+        Store.open(copy.path).close()
     calls.append("swept")
     copy.gc()
     monkeypatch.undo()
@@ -324,3 +331,9 @@ def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_
     gone = next(at for at, call in enumerate(done) if call.startswith("unlink new-"))
     assert "sync checkpoints/main/0/blobs" in done[:gone]
     assert copy.verify().ok
+
+
+def failing_below_checkpoints(sync: Callable[[Inside], None], path: Inside) -> None:
+    if path.name == "blobs" and path.parent.name == "0":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync(path)

@@ -13,7 +13,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import links
+from ckstore.fs import held, links
 from tests.support.damage import cut
 from tests.support.stores import check_store, names_by_inode
 
@@ -204,3 +204,27 @@ def test_a_blob_at_the_real_limit_of_ext4_does_not_fail_a_save(journaled_tmp_pat
     assert again.new_bytes == 0
     assert same(store.load(1), state())
     shutil.rmtree(journaled_tmp_path / "more")
+
+
+def test_a_directory_that_the_disk_cannot_look_into_fails_no_save(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each save looks for marks of damage in all checkpoints, to heal what it can; that is no reason to fail."""
+    store.save(state(1), step=1)
+    (store.path / "checkpoints/main/notes").mkdir()
+    has = held._has
+    asked: list[str] = []
+
+    def failing(directory_fd: int, name: str) -> bool:
+        place = os.readlink(f"/proc/self/fd/{directory_fd}")
+        asked.append(place)
+        if place.endswith(("main/1", "main/notes")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return has(directory_fd, name)
+
+    monkeypatch.setattr(held, "_has", failing)
+    saved = store.save(state(2), step=2)
+    monkeypatch.undo()
+
+    assert any(place.endswith("main/1") for place in asked)
+    assert np.array_equal(store.load(saved)["big"], state(2)["big"])
