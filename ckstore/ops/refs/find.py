@@ -58,17 +58,20 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         _refuse_damaged(context, key)
     elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, why)
+    listed = infos(context)
+    if key is not None and all(info.key != key for info in listed):  # or `resolve` might name that step of another run
+        refuse_unfinished(context, key[0], lambda gap: gap.key == key)
     try:
-        return resolve(parsed, infos(context), tags)
+        return resolve(parsed, listed, tags)
     except NoSuchRef:
-        refuse_unfinished(context, parsed.run, partial(_is_meant, parsed, key))
+        refuse_unfinished(context, parsed.run, partial(_has_id, parsed))
         raise
 
 
-def _is_meant(ref: Ref, key: CheckpointKey | None, gap: Gap) -> bool:
+def _has_id(ref: Ref, gap: Gap) -> bool:
     from ckstore.objects.checkpoints import id_at
 
-    return gap.key == key or (ref.kind == "id" and has_id(ref, id_at(gap.old) or ""))
+    return ref.kind == "id" and has_id(ref, id_at(gap.old) or "")
 
 
 def text_of(ref: str | SupportsIndex) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
+from ckstore.objects.shared import two_renames
 from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
@@ -105,9 +106,9 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
 
 
 def _refuse_several(context: Context, ref: Ref) -> None:
-    """Raise if checkpoints of several runs are there."""
+    """Raise if checkpoints of several runs are there, in their places or in a gap between two renames."""
     with context.layout.open_runs() as runs:
-        names = sorted({run for run, _ in runs.stamps(None)})
+        names = sorted({run for run, _ in runs.stamps(None)} | {gap.key[0] for gap in two_renames.gaps(context.layout)})
     if len(names) < 2:
         return
     found = [latest for name in names if (latest := newest(context, name)) is not None]

@@ -274,6 +274,24 @@ def test_what_stopped_in_the_gap_is_not_taken_for_a_run_that_has_nothing(
     assert reader.latest("other") is None
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_what_stopped_in_the_gap_is_not_answered_with_another_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(5), step=1, run="other")
+    store.delete("main@2")
+    stop_in_the_gap(store)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
+    reader = Store.open(store.path, readonly=True)
+
+    for ask in (partial(reader.info, 1), partial(reader.info, "latest"), partial(reader.load, "latest-valid")):
+        with pytest.raises(InUse, match="main@1 is not there"):
+            ask()
+    with pytest.raises(InUse, match="main@1 is not there"):
+        reader.latest()
+    assert value(reader, "other@latest") == 5
+
+
 def test_a_gap_that_cannot_be_completed_is_told_with_the_cause_and_not_waited_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
