@@ -23,7 +23,7 @@
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
-    ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it stopped
+    ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
@@ -308,7 +308,7 @@ class CatalogUnavailable(CkstoreError):
 
 
 class InUse(CkstoreError):
-    """A process uses what was to be deleted, a lock was not free in time, or a save that replaces it never ended."""
+    """A process uses what was to be deleted or holds a lock, or a save that replaces it has not finished."""
 
     exit_status = 5
 

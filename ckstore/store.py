@@ -836,7 +836,7 @@ class Store:
 
         Raises:
             AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
-            InUse: There would be one if a save that replaces it had not stopped in the middle.
+            InUse: There would be one if a save that replaces it had finished.
             BadInput: `run` has no form of a run's name.
         """
         from ckstore.ops.refs.find import latest

@@ -24,7 +24,7 @@ class Held:
     """A directory of a store that stays open, for those who go to many places in it; a context manager.
 
     Attributes:
-        fd: Its descriptor; -1 when it was closed.
+        fd: Its descriptor; `CLOSED` when it was closed.
     """
 
     __slots__ = ("_device", "_path", "fd")

@@ -142,7 +142,7 @@ def files_below(top: Path) -> Iterator[Path]:
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
 
     Raises:
-        OSError: Of `files.NOT_OF_THE_FILE`.
+        OSError: This process lacks descriptors or memory, or the server lost a directory.
     """
     waiting = [os.fspath(top)]
     while waiting:

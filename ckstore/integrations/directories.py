@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, NoSuchRef, Protected
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.ops.refs.find import text_of
@@ -70,11 +70,13 @@ def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> Checkpoin
 
 
 def is_there(store: Store, run: str | None, step: int) -> bool:
-    """Whether the run has a checkpoint at that step."""
+    """Whether the run has a checkpoint at that step, or one that is being replaced."""
     try:
         store.info(ref_of(store, run, step))
     except NoSuchRef:
         return False
+    except InUse:
+        return True
     return True
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 READ_BYTES = 4 * 2**20
-_NOT_WRITTEN = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-"""Errors of an fsync that say that what was written into a file is lost."""
 
 Piece = tuple[str, int, int]
 """Digest, offset in the blob, length."""
@@ -146,7 +144,7 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     try:
         os.fsync(file.fd)
     except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
-        if error.errno not in _NOT_WRITTEN:
+        if error.errno in files.NOT_OF_THE_FILE:
             raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
         return Checked(problem, dict.fromkeys(pieces, problem))

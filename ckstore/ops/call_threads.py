@@ -64,7 +64,7 @@ class Workers:
                 yield future.result()
         finally:
             if os.getpid() == self._pid:
-                _patiently(lambda: _drop(begun), lambda: not all(future.done() for future in begun))
+                _patiently(lambda: _drop(begun), lambda: bool(self._threads) and not all(map(Future.done, begun)))
 
     def stop(self) -> None:
         """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""

@@ -11,6 +11,7 @@ from ckstore.model.document import refuse
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects.documents import atomic_file
+from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
@@ -38,10 +39,12 @@ class SaveChecks:
     Attributes:
         read_back: Whether what it writes is read back before it counts as durable.
         recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
+        unread_because: Why the settings could not be read, so that all of it is; empty if they could.
     """
 
     read_back: bool = False
     recheck_share: float = DEFAULT_SHARE
+    unread_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,8 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     """Return what a save is to read; all of it where the settings cannot be read, which `after_save` tells."""
     try:
         return save_checks_of(layout)
-    except (CkstoreError, OSError):
-        return SaveChecks(read_back=True, recheck_share=1.0)
+    except (CkstoreError, OSError) as error:
+        return SaveChecks(read_back=True, recheck_share=1.0, unread_because=why_of(error))
 
 
 def grace_of(layout: Layout) -> float:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs.tree import Entry
 from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
@@ -251,7 +251,7 @@ def run_of(store: Store, run: str | None) -> str:
 def _present(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo | None:
     try:
         info = store.info(f"{run_of(store, run)}@{source.step}")
-    except NoSuchRef:
+    except (NoSuchRef, InUse):  # the latter while it is being replaced, which a commit of that step completes
         return None
     recorded: Any = info.metadata.get(IMPORTED)
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None

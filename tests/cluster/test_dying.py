@@ -119,7 +119,7 @@ class Dying:
         before, after = (without_outside(stage) for stage in (self._stage.before, self._stage.after))
         now = without_outside(seen(store, outside))
         if store.warnings and now not in (before, after):  # a gap, which is told
-            assert any("stopped in the middle" in warning for warning in store.warnings)
+            assert any("has not finished" in warning for warning in store.warnings)
             assert {**now, "main@1": before["main@1"]} == before
         else:
             assert now in ((after,) if finished else (before, after))

@@ -103,7 +103,7 @@ def _half_replaced(store: Store) -> set[Place]:
         try:
             store.load(f"{run}@{step}")
         except InUse as error:
-            if "stopped in the middle" in str(error):
+            if "has not finished" in str(error):
                 found.add((run, int(step)))
     return found
 

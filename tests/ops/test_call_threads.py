@@ -172,6 +172,24 @@ def test_a_pool_that_is_interrupted_when_it_stops_has_stopped(monkeypatch: pytes
     assert not workers._threads
 
 
+def test_without_threads_a_job_that_a_handler_broke_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    begin = Future.set_running_or_notify_cancel
+
+    def interrupted(future: Future[Any]) -> bool:
+        begin(future)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("_thread.start_new_thread", none)
+    monkeypatch.setattr(Future, "set_running_or_notify_cancel", interrupted)
+    workers = Workers(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(workers.map(abs, [-1, 2]))
+
+
 def test_a_child_waits_for_no_thread_of_its_parent(workers: Workers) -> None:
     with closing(workers.map(Slow(), range(8))) as results:
         next(results)

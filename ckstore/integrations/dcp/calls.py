@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, NoSuchRef, RankFailed, RankMismatch
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed, RankMismatch
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
@@ -147,7 +147,7 @@ def load(
             return _load_once(reader, state, planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
             read = reader.info  # the same on all ranks, and so is what they raise: all go on, or none
-            if begun and isinstance(error, DoesNotFit | NoSuchRef):
+            if begun and isinstance(error, DoesNotFit | NoSuchRef | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
                 raise BadInput(msg, hint="build it again before you use it") from error
             if not goes_back or read is None or read.id in begun or not _is_of_damage(error):

@@ -89,7 +89,8 @@ class GcReport:
         retention: The retention plan, and which checkpoints it dropped before; None without a policy. In a dry run
             it dropped none.
         dry_run: Nothing was changed; the numbers say what would have been.
-        next_to_free: What deleting one more checkpoint would free; None where something was freed or kept.
+        next_to_free: What deleting the oldest checkpoint that may go would free; None where something was freed or
+            kept, no checkpoint may go, or the catalog cannot be read.
         waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
     """
 

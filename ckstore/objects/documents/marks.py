@@ -95,7 +95,7 @@ def blobs_of(path: Inside) -> list[str]:
     """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once.
 
     Raises:
-        OSError: Of `files.NOT_OF_THE_FILE`: they are not known.
+        OSError: This process lacks descriptors or memory, or the server lost the file: they are not known.
     """
     try:
         with files.opened_directory(path) as fd:
@@ -110,7 +110,7 @@ def read_mark(dir_fd: int) -> Mark | None:
     """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark.
 
     Raises:
-        OSError: Of `files.NOT_OF_THE_FILE`: whether there is one is not known.
+        OSError: This process lacks descriptors or memory, or the server lost the file.
     """
     try:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)

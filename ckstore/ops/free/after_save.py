@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CkstoreError, CkstoreWarning, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
@@ -27,7 +27,7 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
     """Apply the policy of the store to a run and collect; return what the user should know, since the save is done."""
     try:
         problems = _keep_policy(context, run)
-    except (CkstoreError, OSError) as error:
+    except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
     if not problems:

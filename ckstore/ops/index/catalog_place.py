@@ -75,6 +75,8 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
 
 
 def _why_of_several_hosts(place: PlaceFacts, root: Path) -> str:
+    if place.kind.startswith("0x"):
+        return f"ckstore does not know the filesystem of {root} ({place.kind}), which other hosts may use"
     if place.shared_by_kind:
         return f"{root} is on {place.kind}, a shared filesystem"
     return f"by its settings other hosts may use {root}" if place.shared else ""

@@ -35,7 +35,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
 
     Raises:
         NoSuchRef: There is none; the message says what there is.
-        InUse: A save that replaces it stopped in the middle.
+        InUse: A save that replaces it has not finished.
         AmbiguousRef: There are several.
         BadInput: It has no form of a ref.
         DamagedBlob: The tag, or the checkpoint, is damaged.

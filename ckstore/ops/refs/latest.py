@@ -31,7 +31,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     says something else than the manifest makes no other checkpoint the newest.
 
     Raises:
-        InUse: There would be one if a save that replaces it had not stopped in the middle.
+        InUse: There would be one if a save that replaces it had finished.
     """
     sured: set[str] = set()
     settle(context)

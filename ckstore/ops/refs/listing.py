@@ -159,30 +159,30 @@ _PAUSE_S = 0.005
 def settle(context: Context) -> None:
     """Wait until no place is empty because of a replacement, and complete those that no living process has open.
 
-    What cannot be completed, or is still open after the deadline, is told and waited for no more.
+    What cannot be completed, or is still open after the deadline, is named in a warning and waited for no more.
     """
-    waiting = _untold(context)
+    waiting = _unsaid(context)
     deadline = time.monotonic() + DEADLINE_S
     while waiting:
         if _may_fill(context):
             _fill(context, waiting)
         known = {gap.old.name for gap in waiting}
-        waiting = [gap for gap in _untold(context) if gap.old.name in known]
+        waiting = [gap for gap in _unsaid(context) if gap.old.name in known]
         if time.monotonic() > deadline:
             for gap in waiting:
-                _tell(context, gap, f"{_stopped(gap)}; {_what_completes(context)}")
+                _say(context, gap, f"{_stopped(gap)}; {_what_completes(context)}")
             return
         if waiting:
             time.sleep(_PAUSE_S)
 
 
-def _untold(context: Context) -> list[Gap]:
+def _unsaid(context: Context) -> list[Gap]:
     return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
 
 
 def _stopped(gap: Gap) -> str:
     run, step = gap.key
-    return f"{run}@{step} is not there, since a save that replaces it stopped in the middle: the old one is {gap.old}"
+    return f"{run}@{step} is not there, since a save that replaces it has not finished: the old one is {gap.old}"
 
 
 def _what_completes(context: Context) -> str:
@@ -194,13 +194,13 @@ def _what_completes(context: Context) -> str:
     return "opening the store for writing completes it"
 
 
-def _tell(context: Context, gap: Gap, message: str) -> None:
+def _say(context: Context, gap: Gap, message: str) -> None:
     context.problems[gap.old.name] = message
     warn(message)
 
 
 def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap], bool] = lambda _: True) -> None:
-    """Raise if something is not there only because a save that replaces it stopped in the middle.
+    """Raise if something is not there only because a save that replaces it has not finished.
 
     So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
 
@@ -210,7 +210,7 @@ def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap
         is_meant: Whether it is what was at the place of a gap.
 
     Raises:
-        InUse: So it is.
+        InUse: The old checkpoint has left its place, and the new one has not come.
     """
     for gap in two_renames.gaps(context.layout):
         if run in (None, gap.key[0]) and is_meant(gap) and peek.exists(gap.old):  # else both went since it was listed
@@ -236,4 +236,4 @@ def _fill(context: Context, gaps: list[Gap]) -> None:
             two_renames.try_complete(context.layout, gap)
         except (CkstoreError, OSError) as error:
             name = f"{gap.key[0]}@{gap.key[1]}"
-            _tell(context, gap, f"the replacement of {name} was not completed: {why_of(error)}")
+            _say(context, gap, f"the replacement of {name} was not completed: {why_of(error)}")

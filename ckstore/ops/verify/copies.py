@@ -79,25 +79,28 @@ class Copies:
         """Return a right copy of a blob; None if there is none.
 
         Raises:
-            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+            OSError: One could not be read for want of descriptors or memory, and no other is right.
         """
+        unread: list[OSError] = []
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
-            data = _read_if_right(path, wanted)
+            data = _read_if_right(path, wanted, unread)
             if data is not None:  # what a program wrote into may not be durable: it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
-                data = _read_if_right(file, wanted)
+                data = _read_if_right(file, wanted, unread)
                 if data is not None:
                     return Right(str(file), data=data)
+        if unread:
+            raise unread[0]
         return None
 
     def assembled(self, wanted: Wanted) -> Right | None:
         """Return a blob put together from pieces that are right; None if some are nowhere.
 
         Raises:
-            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+            OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
         """
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
@@ -118,7 +121,7 @@ class Copies:
         """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere.
 
         Raises:
-            OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+            OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
         """
         for tree in self._sources:
             for path, found in tree.manifests:
@@ -271,7 +274,7 @@ def is_right(path: File, wanted: Wanted) -> bool:
     """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has.
 
     Raises:
-        OSError: Of `files.NOT_OF_THE_FILE`: it is not known.
+        OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
     """
     return _read_if_right(path, wanted) is not None
 
@@ -284,8 +287,15 @@ def is_untouched(path: File, wanted: Wanted) -> bool:
         return False
 
 
-def _read_if_right(path: File, wanted: Wanted) -> bytearray | None:
-    data = _read(path, 0, wanted.nbytes + 1)
+def _read_if_right(path: File, wanted: Wanted, unread: list[OSError] | None = None) -> bytearray | None:
+    """Return the bytes of a blob if a file has them; with `unread`, errors go there."""
+    try:
+        data = _read(path, 0, wanted.nbytes + 1)
+    except OSError as error:
+        if unread is None:
+            raise
+        unread.append(error)
+        return None
     return data if data is not None and len(data) == wanted.nbytes and _is(data, wanted.digest) else None
 
 

@@ -305,7 +305,7 @@ def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
     monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
     assert [info.step for info in two.checkpoints()] == [2]
-    (told,) = (warning for warning in two.warnings if "stopped in the middle" in warning)
+    (told,) = (warning for warning in two.warnings if "has not finished" in warning)
     assert "gc after the grace" in told
     assert "opening" not in told  # it does nothing here
     two.gc()

@@ -169,6 +169,7 @@ def test_a_save_that_cannot_read_the_share_reads_everything(store: Store, monkey
     monkeypatch.undo()
 
     assert any("is damaged" in warning for warning in warnings)
+    assert any("cannot be read, so this save reads again all that it relies on" in warning for warning in warnings)
     assert store.verify().ok
 
 

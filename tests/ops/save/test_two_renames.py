@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreWarning, InUse, NoSuchRef, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek
 from ckstore.objects import trash
@@ -237,11 +238,11 @@ def test_a_reader_waits_no_longer_than_its_deadline_and_says_why(store: Store, m
     monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     reader = Store.open(store.path, readonly=True)
 
-    with pytest.warns(CkstoreWarning, match="main@1 is not there, since a save that replaces it stopped in the middle"):
+    with pytest.warns(CkstoreWarning, match="main@1 is not there, since a save that replaces it has not finished"):
         assert [info.step for info in reader.checkpoints()] == [2]
-    assert any("stopped in the middle" in warning for warning in reader.warnings)
+    assert any("has not finished" in warning for warning in reader.warnings)
     for ref in (1, "main@1"):
-        with pytest.raises(InUse, match=r"stopped in the middle: the old one is .*main@1\..*old"):
+        with pytest.raises(InUse, match=r"has not finished: the old one is .*main@1\..*old"):
             reader.load(ref)
 
 
@@ -267,7 +268,7 @@ def test_what_stopped_in_the_gap_is_not_taken_for_a_run_that_has_nothing(
         partial(reader.load, one),
         partial(reader.load, one.id),
     ):
-        with pytest.raises(InUse, match="stopped in the middle"):
+        with pytest.raises(InUse, match="has not finished"):
             ask()
     with pytest.raises(NoSuchRef):
         reader.load(7)
@@ -306,6 +307,29 @@ def test_a_gap_that_cannot_be_completed_is_told_with_the_cause_and_not_waited_fo
             assert [info.step for info in store.checkpoints()] == [2]
 
     assert any("main@1 was not completed: Input/output error" in warning for warning in store.warnings)
+
+
+def test_a_gap_that_stays_fails_no_save_where_warnings_are_errors(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention, which comes after the commit, lists the store."""
+
+    def failing(*_: object) -> NoReturn:
+        raise OSError(5, os.strerror(5))
+
+    store.config.retention = RetentionPolicy(keep_last=3)
+    stop_in_the_gap(store)
+    monkeypatch.setattr(two_renames, "complete", failing)
+    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        info = store.save(state(7), run="other", step=1)
+
+    assert any("main@1 was not completed" in warning for warning in info.warnings)
+    assert value(store, "other@1") == 7
+    monkeypatch.undo()
+    store.gc()
 
 
 def test_a_tag_and_a_pin_name_what_took_the_place(store: Store) -> None:

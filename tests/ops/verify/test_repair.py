@@ -188,6 +188,27 @@ def test_a_lack_of_means_puts_no_right_copy_aside(harmed: Store, monkeypatch: py
     assert_all_well(harmed)
 
 
+def test_a_copy_that_cannot_be_read_now_is_no_reason_to_leave_the_next_one_out(
+    harmed: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harmed.save(two_part_state(1), run="a", step=1)
+    shutil.copytree(harmed.path, tmp_path / "one")
+    shutil.copytree(harmed.path, tmp_path / "two")
+    victim = blobs_by_size(harmed, "a@1")[-1]
+    flip(victim, keep_time=True)
+    read = direct.read_range
+
+    def failing(path: Any, start: int, stop: int) -> bytearray:
+        if str(path).startswith(str(tmp_path / "one")):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(path, start, stop)
+
+    monkeypatch.setattr(direct, "read_range", failing)
+
+    assert harmed.verify(repair_from=[tmp_path / "one", tmp_path / "two"]).unrepaired == ()
+    assert harmed.verify().ok
+
+
 def test_a_lack_of_means_is_the_reason_also_for_a_name_with_other_bytes(
     shared: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

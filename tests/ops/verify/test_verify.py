@@ -349,6 +349,27 @@ def test_a_time_that_cannot_be_set_is_no_damage_and_hides_none(
     assert report.checked_bytes > blob.stat().st_size, "it was read"
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT, errno.ENOSPC])
+def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.save(two_part_state(1), step=1)
+    blob = blobs_by_size(store, 1)[-1]
+    os.utime(blob)
+    inode, real = blob.stat().st_ino, os.fsync
+
+    def failing(fd: int) -> None:
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(code, os.strerror(code))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    report = store.verify()
+
+    assert [found.blob for found in report.damage] == [blob.name]
+    assert "cannot be made durable" in report.damage[0].what
+
+
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EINTR])
 def test_an_fsync_that_fails_for_another_reason_than_the_disk_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch, code: int

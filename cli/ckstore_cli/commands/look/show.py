@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import AmbiguousRef, NoSuchRef
+from ckstore.errors import AmbiguousRef, InUse, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
@@ -73,6 +73,8 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
         return f"{info.parent} ({store.info(info.parent).name})"
     except (NoSuchRef, AmbiguousRef):
         return f"{info.parent} (no longer in the store)"
+    except InUse:
+        return f"{info.parent} (being replaced)"
 
 
 def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) -> Iterator[tuple[str, str]]:
