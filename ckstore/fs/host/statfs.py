@@ -15,7 +15,7 @@ _OF_THIS_MACHINE = frozenset(
     {BTRFS, 0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlay
     | {0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x4D44, 0x2011BAB0, 0x52654973, 0x3153464A}  # F2FS, ZFS, bcachefs, FAT …
 )
-_OF_OTHERS = {
+_SHARED = {
     0x6969: "nfs",
     0xFF534D42: "cifs",
     0xFE534D42: "smb3",
@@ -59,4 +59,4 @@ def kind_by_number(path: Path) -> str:
         OSError: The system refused.
     """
     number = magic_number(path)
-    return "" if number in _OF_THIS_MACHINE else _OF_OTHERS.get(number, f"{number:#x}")
+    return "" if number in _OF_THIS_MACHINE else _SHARED.get(number, f"{number:#x}")
