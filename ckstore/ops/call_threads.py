@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 T = TypeVar("T")
 _LOOK_S = 0.1
+_PATIENCE = 3
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
@@ -108,16 +109,17 @@ def _drop(begun: Sequence[Future[Any]]) -> None:
 def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
     """Do `end` until there is no more; what a signal handler raises meanwhile, as at Ctrl-C, is raised afterwards.
 
-    Else threads would go on in a directory that is taken apart, or whose lock was released.
+    Else threads would go on in a directory that is taken apart, or whose lock was released. The third time ends the
+    wait: a disk that hangs must not keep the user who means it.
     """
-    raised: BaseException | None = None
-    while is_more():
+    raised: list[BaseException] = []
+    while is_more() and len(raised) < _PATIENCE:
         try:
             end()
         except BaseException as error:  # noqa: BLE001 - raised below
-            raised = error
-    if raised is not None:
-        raise raised
+            raised.append(error)
+    if raised:
+        raise raised[-1]
 
 
 def waited_for(future: Future[Any]) -> Iterator[None]:

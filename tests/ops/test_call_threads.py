@@ -172,6 +172,23 @@ def test_a_pool_that_is_interrupted_when_it_stops_has_stopped(monkeypatch: pytes
     assert not workers._threads
 
 
+def test_ctrl_c_for_the_third_time_ends_the_wait_for_a_disk_that_hangs(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+
+    def exception(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "exception", exception)
+        results = workers.map(hangs.wait, [None])
+        threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+    hangs.set()
+
+
 def test_without_threads_a_job_that_a_handler_broke_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> int:
         raise RuntimeError("can't start new thread")
