@@ -35,8 +35,9 @@ CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors that say that a file cannot be read or written past the page cache, or not with this alignment."""
 NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 """Errors of a process, or a host, that has run short of something: they say nothing about a file."""
-NOT_OF_THE_FILE = NO_MEANS | {errno.ESTALE}
-"""Errors that say nothing about what is in a file; with that of a server that does not know a handle any more."""
+_NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
+NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
+"""Errors that say nothing about what is in a file; with those of a server that is gone, or has lost the handle."""
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 

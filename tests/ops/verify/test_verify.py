@@ -349,7 +349,7 @@ def test_a_time_that_cannot_be_set_is_no_damage_and_hides_none(
     assert report.checked_bytes > blob.stat().st_size, "it was read"
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ETIMEDOUT, errno.ENOSPC])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EREMOTEIO, errno.ENOSPC])
 def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
     store: Store, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -370,7 +370,7 @@ def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
     assert "cannot be made durable" in report.damage[0].what
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EINTR])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EINTR, errno.ENOTCONN])
 def test_an_fsync_that_fails_for_another_reason_than_the_disk_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
