@@ -11,7 +11,6 @@ from ckstore.model.document import refuse
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects.documents import atomic_file
-from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
@@ -39,12 +38,12 @@ class SaveChecks:
     Attributes:
         read_back: Whether what it writes is read back before it counts as durable.
         recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
-        unread_because: Why the settings could not be read, so that all of it is; empty if they could.
+        unread: Why the settings could not be read, so that all of it is; None if they could.
     """
 
     read_back: bool = False
     recheck_share: float = DEFAULT_SHARE
-    unread_because: str = ""
+    unread: CkstoreError | OSError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     try:
         return save_checks_of(layout)
     except (CkstoreError, OSError) as error:
-        return SaveChecks(read_back=True, recheck_share=1.0, unread_because=why_of(error))
+        return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
 
 def grace_of(layout: Layout) -> float:

@@ -145,7 +145,8 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     def stage(staging: Staging, notes: list[str]) -> Staged:
         notes += check_space(context, staging, captured.sources)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        if why := checks().unread_because:
+        if (error := checks().unread) is not None:
+            why = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {why}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         return _stage_captured(context, staging, captured, request, recheck)
