@@ -177,16 +177,20 @@ def test_ctrl_c_for_the_third_time_ends_the_wait_for_a_disk_that_hangs(
 ) -> None:
     hangs = threading.Event()
 
-    def exception(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Future, "exception", exception)
-        results = workers.map(hangs.wait, [None])
-        threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):
-            next(results)
-    hangs.set()
+    before = signal.signal(signal.SIGUSR1, interrupt)  # the workers of pytest ignore SIGINT
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, "exception", interrupt)
+            results = workers.map(hangs.wait, [None])
+            threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1]).start()
+            with pytest.raises(KeyboardInterrupt):
+                next(results)
+    finally:
+        hangs.set()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_without_threads_a_job_that_a_handler_broke_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
