@@ -446,7 +446,7 @@ SHARING = [
         "child-discards-the-save-of-its-parent",
         "discard",
         "    if staging.lock.fd < 0:\n",
-        "    if staging.lock.fd < -1:\n",
+        "    if staging.lock.fd < -2:\n",
         "tests/ops/test_acts.py::test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent",
         "assert",
     ),
