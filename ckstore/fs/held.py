@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from ckstore.fs.inside import CLOSED, Inside, close_quietly, open_below, open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _OPEN_AT_ONCE = 32
 """Descriptors that are opened and closed together, which takes less."""
@@ -62,17 +62,17 @@ class Held:
             close_quietly(below)
 
     def look_into(
-        self, directories: Iterable[str], name: str, other: str = ""
-    ) -> dict[str, tuple[os.stat_result | None, bool]]:
-        """Return for each of these directories in this one the status of `name` there, and whether it has the `other`.
+        self, directories: Iterable[str], name: str, others: Sequence[str] = ()
+    ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
+        """Return for each of these directories in this one the status of `name` there, and which of `others` it has.
 
         None: there is no `name`. A directory that is none, or on another filesystem, is left out. A thousand take
-        2 ms: each is opened, and no more is asked; the other name, if one is given, takes a quarter more.
+        2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond more.
 
         Raises:
             OSError: One cannot be looked at.
         """
-        found: dict[str, tuple[os.stat_result | None, bool]] = {}
+        found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
         waiting, done = [*directories], 0
         opened: list[int] = []
         open_one = partial(os.open, dir_fd=self.fd)
@@ -86,10 +86,11 @@ class Held:
                     try:
                         status = os.stat(name, dir_fd=below, follow_symlinks=False)
                     except FileNotFoundError:
-                        found[directory] = None, False
+                        found[directory] = None, frozenset()
                         continue
                     if status.st_dev == self._device:
-                        found[directory] = status, bool(other) and _has(below, other)
+                        has = frozenset(other for other in others if _has(below, other)) if others else frozenset()
+                        found[directory] = status, has
                 done += min(len(opened) + 1, len(part))
                 _close_all(opened)
         finally:

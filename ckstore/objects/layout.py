@@ -190,7 +190,7 @@ class OpenRuns:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
-        self._annotated: dict[CheckpointKey, bool] = {}
+        self._seen: dict[CheckpointKey, frozenset[str]] = {}
 
     def is_marked(self, run: str, step: int) -> bool:
         """Whether a checkpoint is marked as damaged.
@@ -198,8 +198,7 @@ class OpenRuns:
         Raises:
             OSError: It cannot be looked at.
         """
-        folder = self._run(run)
-        return folder is not None and bool(folder.having(str(step), (MARK,)))
+        return self._has(run, step, MARK)
 
     def is_annotated(self, run: str, step: int) -> bool:
         """Whether something was added to a checkpoint.
@@ -207,10 +206,13 @@ class OpenRuns:
         Raises:
             OSError: It cannot be looked at.
         """
-        if (run, step) not in self._annotated:
-            folder = self._run(run)
-            return folder is not None and bool(folder.having(str(step), (ANNOTATIONS,)))
-        return self._annotated[run, step]
+        return self._has(run, step, ANNOTATIONS)
+
+    def _has(self, run: str, step: int, name: str) -> bool:
+        if (run, step) in self._seen:
+            return name in self._seen[run, step]
+        folder = self._run(run)
+        return folder is not None and bool(folder.having(str(step), (name,)))
 
     def stamp(self, run: str, step: int) -> Stamp | None:
         """Return which checkpoint is at a place; None: no directory, or none with a manifest.
@@ -224,7 +226,7 @@ class OpenRuns:
     def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
-        With `annotated` it is looked at the same time for what `is_annotated` is going to be asked.
+        With `annotated` it is looked at the same time for what `is_annotated` and `is_marked` are going to be asked.
 
         Raises:
             OSError: One cannot be looked at.
@@ -236,10 +238,10 @@ class OpenRuns:
 
     def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
-        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, ANNOTATIONS if annotated else "")
-        nothing = None, False
+        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK) if annotated else ())
+        nothing: tuple[None, frozenset[str]] = None, frozenset()
         if annotated:
-            self._annotated |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
+            self._seen |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
         return {
             (run, int(step)): None if (manifest := looked.get(step, nothing)[0]) is None else Stamp.of(inode, manifest)
             for step, inode in inodes.items()
