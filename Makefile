@@ -81,7 +81,7 @@ format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# The variable silences an advertisement of the theme.
+# The first variable gives each build of a commit one date, the second silences an advertisement of the theme.
 docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or anchor is an error
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f docs/site/mkdocs.yml
 	@echo "the first page is build/docs/index.html; the search needs a server: $(BIN)/python -m http.server -d build/docs"

@@ -10,6 +10,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,11 +73,10 @@ def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> Checkpoin
 def is_there(store: Store, run: str | None, step: int) -> bool:
     """Whether the run has a checkpoint at that step, or one that is being replaced."""
     try:
-        store.info(ref_of(store, run, step))
+        with suppress(InUse):
+            store.info(ref_of(store, run, step))
     except NoSuchRef:
         return False
-    except InUse:
-        return True
     return True
 
 

@@ -221,26 +221,26 @@ class OpenRuns:
             OSError: It cannot be looked at.
         """
         inode = self._layout.inode(run, step)
-        return self._stamps(run, {} if inode is None else {str(step): inode}, annotated=False).get((run, step))
+        return self._stamps(run, {} if inode is None else {str(step): inode}, in_full=False).get((run, step))
 
-    def stamps(self, run: str | None = None, *, annotated: bool = False) -> dict[CheckpointKey, Stamp | None]:
+    def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
-        With `annotated` it is looked at the same time for what `is_annotated` and `is_marked` are going to be asked.
+        With `in_full` it is looked at the same time for what `is_annotated` and `is_marked` are going to be asked.
 
         Raises:
             OSError: One cannot be looked at.
         """
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
-            found |= self._stamps(name, self._layout.steps(name), annotated=annotated)
+            found |= self._stamps(name, self._layout.steps(name), in_full=in_full)
         return found
 
-    def _stamps(self, run: str, inodes: Mapping[str, int], *, annotated: bool) -> dict[CheckpointKey, Stamp | None]:
+    def _stamps(self, run: str, inodes: Mapping[str, int], *, in_full: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
-        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK) if annotated else ())
+        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK) if in_full else ())
         nothing: tuple[None, frozenset[str]] = None, frozenset()
-        if annotated:
+        if in_full:
             self._seen |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
         return {
             (run, int(step)): None if (manifest := looked.get(step, nothing)[0]) is None else Stamp.of(inode, manifest)

@@ -21,6 +21,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 _LOOK_S = 0.1
 _PATIENCE = 3
+"""So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 

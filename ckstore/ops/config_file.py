@@ -109,7 +109,7 @@ def save_checks_of(layout: Layout) -> SaveChecks:
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:
-    """Return what a save is to read; all of it where the settings cannot be read, which `after_save` tells."""
+    """Return what a save is to read; all of it, and why, where the settings cannot be read."""
     try:
         return save_checks_of(layout)
     except (CkstoreError, OSError) as error:

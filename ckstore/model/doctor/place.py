@@ -60,12 +60,26 @@ class PlaceFacts:
     def shared_by_kind(self) -> bool:
         """Whether other machines may have it mounted as well; of what a program provides (FUSE) that is unknown."""
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
-        return self.kind in NETWORK or by_program or self.kind.startswith("0x")
+        return self.kind in NETWORK or by_program or self.is_unheard_of
+
+    @property
+    def is_unheard_of(self) -> bool:
+        """Whether only its number is known, so that other machines may have it mounted or not."""
+        return self.kind.startswith("0x")
 
     @property
     def durable(self) -> bool:
         """Whether it is known to keep what was made durable through a power cut, if the disk tells the truth."""
         return not why_not_durable(self) and not why_unknown(self)
+
+
+def why_of_several_hosts(facts: PlaceFacts, path: object) -> str:
+    """Return why other machines may use the directory `path` there: by its kind, or as was said; else empty."""
+    if facts.is_unheard_of:
+        return f"ckstore does not know the filesystem of {path} ({facts.kind}), which other hosts may use"
+    if facts.shared_by_kind:
+        return f"{path} is on {facts.kind}, a shared filesystem"
+    return f"by its settings other hosts may use {path}" if facts.shared else ""
 
 
 def why_not_durable(facts: PlaceFacts) -> str:
@@ -132,11 +146,10 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
             "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it", do
         )
     if facts.shared:
-        why = "a shared filesystem" if facts.shared_by_kind else "and other hosts may use it, by the settings"
         return DoctorFinding(
             "warning",
             "filesystem",
-            f"{path} is on {kind}, {why}: hosts do not see what another one has open, so the space of "
+            f"{why_of_several_hosts(facts, path)}: hosts do not see what another one has open, so the space of "
             "what is dropped comes back after a while",
             "when no other host uses the store, ckstore gc --exclusive frees at once; "
             "or keep the store on a local disk",

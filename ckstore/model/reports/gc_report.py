@@ -143,15 +143,16 @@ class GcReport:
         sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
         if self.linked_elsewhere:
             sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
-        if not sentences:
-            waiting_count = len(self.trash_left) if self.waits_for_grace else 0
-            sentences += [_waiting(waiting_count)] if waiting_count else ["nothing is unused", *self._next()]
-        elif self.dry_run and self.freed_count and self.waits_for_grace:
-            sentences.append("all of it at once only with --exclusive")
+        if sentences:
+            if self.dry_run and self.freed_count and self.waits_for_grace:
+                sentences.append("all of it at once only with --exclusive")
+        elif self.waits_for_grace and self.trash_left:
+            sentences.append(_waiting(len(self.trash_left)))
+        else:
+            sentences.append("nothing is unused")
+            if self.next_to_free is not None:
+                sentences.append(str(self.next_to_free))
         return "; ".join(sentences)
-
-    def _next(self) -> list[str]:
-        return [] if self.next_to_free is None else [str(self.next_to_free)]
 
     def __str__(self) -> str:
         done = [] if self.retention is None else [str(self.retention.plan if self.dry_run else self.retention)]

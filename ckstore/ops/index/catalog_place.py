@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import Catalog
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePlace
 from ckstore.fs.host.mounts import examine
+from ckstore.model.doctor.place import why_of_several_hosts
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import shared_of
 from ckstore.ops.os_errors import describe_os_error
@@ -60,7 +61,7 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
         BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
         UnsafePlace: It would lie on a shared filesystem, or there is no place for it.
     """
-    why = _why_of_several_hosts(place, root) or why_of_several_users(root)
+    why = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
         _refuse_shared(path)
@@ -72,14 +73,6 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     else:
         path = root / _NAME
     return Catalog(root, path, store=uuid)
-
-
-def _why_of_several_hosts(place: PlaceFacts, root: Path) -> str:
-    if place.kind.startswith("0x"):
-        return f"ckstore does not know the filesystem of {root} ({place.kind}), which other hosts may use"
-    if place.shared_by_kind:
-        return f"{root} is on {place.kind}, a shared filesystem"
-    return f"by its settings other hosts may use {root}" if place.shared else ""
 
 
 def why_of_several_users(root: Path) -> str:
@@ -135,7 +128,7 @@ def is_private(catalog: Catalog, root: Path) -> bool:
 def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
     """Return why other hosts may be at work in the store at `root`; empty if that is impossible."""
     if place.shared:
-        return _why_of_several_hosts(place, root)
+        return why_of_several_hosts(place, root)
     if place.told is None and wanted is not None and is_private(catalog, root):
         return f"the catalog of {root} is outside it, so other hosts may have their own"
     return ""

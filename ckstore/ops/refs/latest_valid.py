@@ -92,8 +92,12 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         else:
             context.problems.pop("latest-valid", None)
         return taken
-    refuse_unfinished(context, run)
-    raise _none_left(context, run, passed)
+    none_left = _none_left(context, run, passed)
+    try:
+        refuse_unfinished(context, run)
+    except InUse as error:
+        raise error from none_left  # which says what is wrong with the others
+    raise none_left
 
 
 def _why_locked(place: Inside, error: InUse) -> str:

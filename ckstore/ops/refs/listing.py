@@ -59,7 +59,7 @@ def infos(
         if at is not None:
             return infos_at(context, runs, at, seek=True)
         settle(context)
-        published = runs.stamps(run, annotated=newest is None)
+        published = runs.stamps(run, in_full=newest is None)
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place[1])}
         found = infos_at(context, runs, published, run, newest=newest)

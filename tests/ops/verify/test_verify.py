@@ -349,10 +349,8 @@ def test_a_time_that_cannot_be_set_is_no_damage_and_hides_none(
     assert report.checked_bytes > blob.stat().st_size, "it was read"
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EREMOTEIO, errno.ENOSPC])
-def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
-    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def touched_and_not_to_be_synced(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> Path:
+    """Save a step of which a program touched a blob, whose fsync fails; return the blob."""
     store.save(two_part_state(1), step=1)
     blob = blobs_by_size(store, 1)[-1]
     os.utime(blob)
@@ -364,6 +362,14 @@ def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", failing)
+    return blob
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EREMOTEIO, errno.ENOSPC])
+def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    blob = touched_and_not_to_be_synced(store, monkeypatch, code)
     report = store.verify()
 
     assert [found.blob for found in report.damage] == [blob.name]
@@ -374,17 +380,7 @@ def test_an_fsync_that_the_disk_refuses_is_damage_of_that_blob(
 def test_an_fsync_that_fails_for_another_reason_than_the_disk_is_no_damage(
     store: Store, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    store.save(two_part_state(1), step=1)
-    blob = blobs_by_size(store, 1)[-1]
-    os.utime(blob)
-    inode, real = blob.stat().st_ino, os.fsync
-
-    def failing(fd: int) -> None:
-        if os.fstat(fd).st_ino == inode:
-            raise OSError(code, os.strerror(code))
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", failing)
+    touched_and_not_to_be_synced(store, monkeypatch, code)
     with pytest.raises(CkstoreError, match=os.strerror(code)):
         store.verify()
     monkeypatch.undo()
