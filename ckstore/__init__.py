@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DoesNotFit,
         InsufficientSpace,
         InUse,
+        MissingBlob,
         MissingRanks,
         NewerFormat,
         NoSuchFile,
@@ -113,6 +114,7 @@ __all__ = [
     "LinkMode",
     "LinkedBlob",
     "LoadReport",
+    "MissingBlob",
     "MissingRanks",
     "NewerFormat",
     "NextToFree",
@@ -167,7 +169,7 @@ __all__ = [
 
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
-    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef "
+    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingBlob MissingRanks NewerFormat NoSuchFile NoSuchRef "
     "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch SaveAbandoned SaveFailed "
     "StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",

@@ -300,7 +300,7 @@ SHARING = [
     Mutant(
         "what is written to a mapped leaf is in no other one",
         "mapped-together",
-        "_PartsOfBlobs.map",
+        "PieceMaps.map",
         "        if extent.offset >= self._end:\n",
         "        if extent.offset >= 0:\n",
         "tests/ops/read/test_mapped_alone.py::test_what_was_tied_stays_tied",

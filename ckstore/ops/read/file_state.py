@@ -107,10 +107,10 @@ class _FileView(CheckpointDirectory):
         self._in_memory[digest] = memory_file(memoryview(data))
         return BlobRecord(digest, len(data))
 
-    def _opened(self, digest: str, what: str) -> tuple[int, os.stat_result]:
+    def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         fd = self._in_memory.get(digest)
         if fd is None:
-            return super()._opened(digest, what)
+            return super()._opened(digest)
         again = os.dup(fd)
         return again, os.fstat(again)
 
