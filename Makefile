@@ -75,6 +75,7 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.tools.lines
 
 format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix
