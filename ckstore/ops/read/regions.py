@@ -39,7 +39,8 @@ class RegionReader:
 
     Args:
         directory: The checkpoint.
-        storage, what: As above.
+        storage: Which storage of it.
+        what: As above.
         verify: Check the pieces.
         pieces: Reads them; without it, each piece opens its blob.
     """
