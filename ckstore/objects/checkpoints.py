@@ -149,9 +149,11 @@ class CheckpointDirectory:
         manifest, manifest_id: What it holds, and its id.
         stamp: Which directory it is, with which manifest.
         on_damage: Called with the directory and the error when a read finds damage; None: no call.
+        threads: How many may read it at once.
     """
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
+    threads: int = 4
 
     def __init__(
         self, path: Where, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str

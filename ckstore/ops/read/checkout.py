@@ -21,7 +21,7 @@ from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
 from ckstore.objects.pieces import Part, PieceReader, blob_of
-from ckstore.ops.call_threads import Workers, waited_for
+from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
-_WORKERS = 4
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
 _PART_BYTES = 2**20
@@ -194,21 +193,13 @@ class _Writer:
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
         """Write the files; an error, or what a signal handler raises here, ends it before the next part of a piece."""
         total_bytes = sum(sizes.values())
-        pool = Workers(_WORKERS)
-        try:
-            for future in [pool.submit(self._write, record) for record in records]:
-                for _ in waited_for(future):
-                    if progress is not None:
-                        progress(self._done_bytes, total_bytes)
-        except BaseException:
-            self._stopped = True
-            raise
-        finally:
-            pool.stop()
+        say = None if progress is None else lambda: progress(self._done_bytes, total_bytes)
+        for_each(self._write, records, threads=self._directory.threads, say=say, stopping=self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _write(self, record: FileRecord) -> None:
-        if self._stopped:
-            return
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
             with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:

@@ -96,6 +96,7 @@ class _FileView(CheckpointDirectory):
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
+        self.threads = directory.threads
         self._in_memory: dict[str, int] = {}
         told = directory.on_damage
         if told is not None:  # it looks at the manifest of the checkpoint

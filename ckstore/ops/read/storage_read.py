@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
 from ckstore.fs.host.memory import available_bytes
 from ckstore.model.names import spellings
 from ckstore.objects.pieces import Part, PieceReader, by_blob, check
-from ckstore.ops.call_threads import Workers, waited_for
+from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ckstore.ops.read.unchanged import Unchanged
     from ckstore.tensors.memory import StorageMemory
 
-_WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
@@ -139,13 +137,14 @@ class Tally:
 def _read_parts(
     directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
 ) -> None:
-    blobs = by_blob(parts)
-    nbytes = [sum(len(part.out) for part in of_blob) for of_blob in blobs]
+    blobs = sorted(
+        by_blob(parts), key=_nbytes, reverse=True
+    )  # the largest first, or one thread ends long after the others
 
-    def read_blob(i: int) -> None:
+    def read_blob(of_blob: list[Part]) -> None:
         with PieceReader(directory, verify=verify) as pieces:
-            pieces.read_ahead(blobs[i])
-            for part in blobs[i]:
+            pieces.read_ahead(of_blob)
+            for part in of_blob:
                 pieces.read(part)
                 if tally is not None:
                     tally.add(len(part.out))
@@ -153,7 +152,11 @@ def _read_parts(
     with directory.reporting_damage():
         if blobs:
             say = None if tally is None else tally.say
-            _for_each(read_blob, dict(enumerate(nbytes)), threads=_threads_for(directory, blobs, nbytes), say=say)
+            for_each(read_blob, blobs, threads=_threads_for(directory, blobs), say=say)
+
+
+def _nbytes(parts: Iterable[Part]) -> int:
+    return sum(len(part.out) for part in parts)
 
 
 def stream_storages(
@@ -209,56 +212,12 @@ def stream_storages(
         flush()
 
 
-def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]], nbytes: Sequence[int]) -> int:
+def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]) -> int:
     """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
-    if sum(nbytes) < _THREAD_FROM_BYTES:
+    if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
-    largest = max(range(len(blobs)), key=nbytes.__getitem__)
     with PieceReader(directory) as pieces:
-        return min(_WORKERS, _CORES) if pieces.is_cached(blobs[largest][0]) else _WORKERS
-
-
-def _for_each(
-    work: Callable[[int], None],
-    bytes_of: Mapping[int, int],
-    *,
-    threads: int,
-    say: Callable[[], None] | None = None,
-) -> None:
-    """Do the work for each item, the largest first, by several threads; of several errors one is raised.
-
-    `say` is called in this thread now and then.
-    """
-    waiting = deque(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
-
-    def go_on() -> None:
-        while True:
-            try:
-                item = waiting.popleft()
-            except IndexError:  # there are no more
-                return
-            try:
-                work(item)
-                if threads == 1 and say is not None:
-                    say()
-            except BaseException:
-                waiting.clear()
-                raise
-
-    if threads == 1:
-        go_on()
-        return
-    pool = Workers(threads)
-    try:
-        for future in [pool.submit(go_on) for _ in range(threads)]:
-            if say is None:
-                future.result()
-                continue
-            for _ in waited_for(future):
-                say()
-    finally:
-        waiting.clear()
-        pool.stop()
+        return min(directory.threads, _CORES) if pieces.is_cached(blobs[0][0]) else directory.threads
 
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
@@ -312,5 +271,6 @@ def check_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
             check(directory, Part(extent, memories[storage].view[at : at + extent.length], names.name(storage)))
             at += extent.length
 
-    bytes_of = {storage: len(memory.view) for storage, memory in memories.items()}
-    _for_each(check_storage, bytes_of, threads=_WORKERS if sum(bytes_of.values()) >= _THREAD_FROM_BYTES else 1)
+    largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
+    all_bytes = sum(len(memory.view) for memory in memories.values())
+    for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)
