@@ -29,7 +29,7 @@ from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
 from ckstore.ops.config_file import grace_of
-from ckstore.ops.context import warn
+from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import next_to_free, plan_gc
@@ -146,6 +146,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=collector.unseen_count,
         )
+    tell_passed_over(context)
     grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
     with reserve.given_up(layout):  # measured without it; the catalog is read once more
         report = _completed(context, report, grown_bytes, grace)
