@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         BadInput,
         CannotLoad,
         CannotStore,
+        CatalogFull,
         CatalogUnavailable,
         CkstoreError,
         CkstoreWarning,
@@ -78,6 +79,7 @@ __all__ = [
     "Best",
     "CannotLoad",
     "CannotStore",
+    "CatalogFull",
     "CatalogUnavailable",
     "CheckoutReport",
     "CheckpointInfo",
@@ -166,8 +168,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
-    "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef "
+    "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogFull CatalogUnavailable CkstoreError "
+    "CkstoreWarning DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef "
     "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch SaveAbandoned SaveFailed "
     "StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",

@@ -23,6 +23,7 @@
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
+    │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
@@ -305,6 +306,12 @@ class CatalogUnavailable(CkstoreError):
     def __init__(self, message: str, *, why: CatalogProblem, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.why: CatalogProblem = why
+
+
+class CatalogFull(CatalogUnavailable, InsufficientSpace):
+    """The catalog cannot be written, since the disk or a quota on it is full; nothing is wrong with it."""
+
+    exit_status = 6
 
 
 class InUse(CkstoreError):

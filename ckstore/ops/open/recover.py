@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def _unless_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in files.NO_SPACE:
             raise
 
 
