@@ -19,9 +19,12 @@ _CAP_CHOWN = 1 << 0
 
 
 def may_give() -> bool:
-    """Whether this process may give its files to other users."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
-        rights = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    """Whether this process, which is root's, may give files to other users; True where the kernel does not say."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+            rights = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return True
     return bool(int(rights, 16) & _CAP_CHOWN)
 
 

@@ -136,7 +136,7 @@ def _files(context: Context) -> Findings:
         owner=survey.user_name(status.st_uid),
         owner_id=status.st_uid,
         process_id=os.geteuid(),
-        may_give=may_give(),
+        may_give=os.geteuid() != 0 or may_give(),
         open_to_all=tuple(found.open_to_all),
         foreign_count=found.foreign_count,
         writable_blobs=found.writable_blobs,
