@@ -129,7 +129,8 @@ class Layout:
         """Take note that this user may not look into a run or a checkpoint; return what to say of it."""
         me = os.geteuid()
         owners = [_owner(place) for place in (path, path / MANIFEST, path / BLOBS)]
-        uid = next((uid for uid in owners if uid not in (None, me)), me)  # of what is in it, where it is one's own
+        # Of what is in it, where the directory is this user's.
+        uid = next((uid for uid in owners if uid not in (None, me)), me)
         owner = "root (uid 0)" if uid == 0 else f"uid {uid}"
         said = f"{path.inner} belongs to {owner}, and uid {me} may not look into it"
         self.passed_over[path.inner] = said

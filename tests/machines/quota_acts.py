@@ -1,4 +1,4 @@
-"""What is tried under a quota, whoever keeps it: ``python -m tests.machines.quota_acts ROOT LIMIT`` under quota.so."""
+"""What is tried under a quota; with quota.so loaded: ``python -m tests.machines.quota_acts ROOT LIMIT``."""
 
 from __future__ import annotations
 

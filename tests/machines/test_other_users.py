@@ -1,4 +1,4 @@
-"""Root in a user's store, a user in root's: nobody's save stops another one's, and what cannot be read is named."""
+"""Root in a user's store, a user in root's: no save stops another user's, and what cannot be read is named."""
 
 from __future__ import annotations
 
