@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from ckstore import CatalogFull, Store
 from ckstore.catalog import connection
 from ckstore.errors import CatalogUnavailable, InsufficientSpace
 from ckstore.fs import files
+from ckstore.fs.inside import Where, open_at
 from ckstore.objects import reserve
 from tests.machines.quota_acts import live_with
 from tests.support.loopfs import Kind, loop_filesystem
@@ -141,10 +141,9 @@ def skip_without_quotas(kind: Kind, folder: Path) -> None:
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file can be made."""
     monkeypatch.setattr(files, "has_room", lambda *_: False)
-    return
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CANTOPEN])
@@ -190,12 +189,11 @@ def test_trying_whether_there_is_room_leaves_nothing(store_path: Path, monkeypat
 
 def test_room_is_tried_also_where_a_file_needs_a_name(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Store.open(store_path)._context.layout
-    opened = files.open_at
 
-    def without(where: files.Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def without(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return opened(where, flags, mode, dir_fd=dir_fd)
+        return open_at(where, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(files, "open_at", without)
     before = sorted(os.listdir(store_path / "reserve"))
