@@ -318,6 +318,9 @@ class CatalogFull(CatalogUnavailable, InsufficientSpace):
 
     exit_status = 6
 
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, why="unreadable", hint=hint)
+
 
 class InUse(CkstoreError):
     """A process uses what was to be deleted or holds a lock, or a save that replaces it has not finished."""

@@ -311,7 +311,7 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
             raise InUse(msg, hint="close the program that has a transaction open in it") from error
         if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
             msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
-            raise CatalogFull(msg, why="unreadable", hint="free space there, or raise the quota") from error
+            raise CatalogFull(msg, hint="free space there, or raise the quota") from error
         if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
             found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error

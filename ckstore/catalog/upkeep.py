@@ -155,7 +155,7 @@ def _make_file(path: Path) -> None:
     except OSError as error:
         found = f"cannot be made: {error.strerror}"
         if error.errno in files.NO_SPACE:
-            raise CatalogFull(f"the catalog {path} {found}", why="unreadable") from error
+            raise CatalogFull(f"the catalog {path} {found}") from error
         raise connections.unavailable(path, found, "unreadable") from error
 
 
