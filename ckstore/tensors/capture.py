@@ -6,6 +6,7 @@ torch and NumPy are not imported here: a value can only be theirs if another mod
 
 from __future__ import annotations
 
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int, encode_key, join
-from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_bytearray
+from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
 from ckstore.tensors.numbers import pack_numbers
@@ -230,8 +231,8 @@ class Walk:
             return self._container(value, path, depth)
         if (found := torch_value(value)) is not None:
             return found
-        if type(value) is bytearray:
-            return self.byte_array(value, path)
+        if type(value) in (bytearray, io.BytesIO):
+            return self.held_bytes(value, path)
         if is_stateful(value):
             if id(value) in self._open:
                 why = "contains itself and cannot be stored"
@@ -243,11 +244,19 @@ class Walk:
                 self._open.discard(id(value))
         return refuse_value(value, path)
 
-    def byte_array(self, value: bytearray, path: str) -> Node:
-        """Return the node of a bytearray."""
-        if len(value) <= BYTES_INLINE_MAX:
-            return encode_bytearray(value)
-        return self._text("bytearray", path, bytes(value))
+    def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
+        """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position.
+
+        Raises:
+            CannotStore: The file is closed.
+        """
+        kind: LeafKind = "bytearray" if isinstance(value, bytearray) else "io.BytesIO"
+        try:
+            data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
+        except ValueError as error:
+            why = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
+            raise CannotStore(path, why, hint="save before it is closed, or leave it out") from error
+        return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 
     def _tensor(self, value: Any, path: str, depth: int) -> Node:
         if type(value) not in self._tensor_kinds or not is_plain_layout(value):

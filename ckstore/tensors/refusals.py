@@ -44,8 +44,6 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 _HINTS_BY_NAME = {
     "argparse.Namespace": "store vars(value)",
-    "torch.dtype": "store str(value)",
-    "torch.layout": "store str(value)",
     "torch._C.Generator": "store value.get_state()",
     "torch.Generator": "store value.get_state()",
     "torch.UntypedStorage": "store a tensor over it",

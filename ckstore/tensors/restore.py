@@ -5,6 +5,7 @@ Takes manifests that `model/manifest/parse` has checked. torch and NumPy are imp
 
 from __future__ import annotations
 
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -146,6 +147,8 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
         return unpack_numbers(leaf.dtype, memory.view[: leaf.shape[0] * (itemsize(leaf.kind, leaf.dtype) or 0)])
     if leaf.kind == "bytearray":
         return bytearray(memory.view)
+    if leaf.kind == "io.BytesIO":
+        return io.BytesIO(memory.view)
     data = bytes(memory.view)
     return data if leaf.kind == "bytes" else text_of_leaf(leaf, data)
 

@@ -70,6 +70,12 @@ def unnamed_zone() -> dt.datetime:
     return dt.datetime(2026, 1, 1, tzinfo=ZoneInfo.from_file(io.BytesIO(rules)))
 
 
+def closed_file() -> io.BytesIO:
+    file = io.BytesIO(b"a")
+    file.close()
+    return file
+
+
 DEEP_KEY: Any = 1
 for _ in range(9):
     DEEP_KEY = (DEEP_KEY,)
@@ -94,7 +100,7 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ),
     ("time zone from a file", unnamed_zone, "zone", "astimezone"),
     ("path subclass", lambda: type("Where", (PurePosixPath,), {})("a"), "Where cannot be stored", "str(value)"),
-    ("quantized dtype", lambda: torch.qint8, "torch.dtype cannot be stored", "str(value)"),
+    ("closed file in memory", closed_file, "a closed io.BytesIO", "before it is closed"),
     ("memoryview", lambda: memoryview(b"a"), "memoryview cannot be stored", "bytes(value)"),
     ("range", lambda: range(3), "range cannot be stored", "list(value)"),
     ("function", lambda: capture, "function cannot be stored", "leave it out"),

@@ -145,7 +145,7 @@ def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
     """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
     if leaf.kind == "str":
         return json_of_text(text_of_leaf(leaf, data))
-    if leaf.kind in ("bytes", "bytearray"):
+    if leaf.kind in ("bytes", "bytearray", "io.BytesIO"):
         return {leaf.kind: text_of_bytes(data)}
     return {leaf.kind: leaf.dtype, "shape": list(leaf.shape), "data": text_of_bytes(data)}
 

@@ -151,7 +151,7 @@ class Comparison:
         if node[0] != "leaf":
             return _CONTAINERS.get(node[0], str(node[0]))
         leaf = self.leaves[node[1]]
-        if leaf.kind in {"bytes", "bytearray", "str"}:
+        if leaf.kind in {"bytes", "bytearray", "io.BytesIO", "str"}:
             return leaf.kind
         if leaf.kind == "numbers":
             return f"a list of {leaf.shape[0]} numbers"
