@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import (
     decode_value,
     encode_date,
@@ -19,6 +18,7 @@ from ckstore.model.manifest.python_values import (
     encode_path,
     encode_set,
     encode_timedelta,
+    is_python_value,
 )
 
 if TYPE_CHECKING:
@@ -47,15 +47,16 @@ def is_named_tuple(value: object) -> bool:
 
 
 def torch_value(value: Any) -> Node | None:
-    """Return the node of a dtype, a device or a size of torch; None if it is something else."""
+    """Return the node of a dtype, a device, a size or a layout of torch; None if it is something else."""
     torch: Any = sys.modules.get("torch")
     kind = type(value)
     if torch is None:
         return None
     if kind is torch.Size and all(type(size) is int and abs(size) <= SAFE_INT for size in value):
         return ["torch.Size", list(value)]
-    if kind is torch.dtype and (name := str(value).removeprefix("torch.")) in TORCH_ITEMSIZE:
-        return ["torch.dtype", name]
+    if kind in (torch.dtype, torch.layout, torch.memory_format):
+        node = [f"torch.{kind.__name__}", str(value).removeprefix("torch.")]
+        return node if is_python_value(node) else None
     return ["torch.device", str(value)] if kind is torch.device else None
 
 
@@ -83,7 +84,10 @@ def _of_torch(tag: str, held: Any) -> object:
     if tag == "torch.Size":
         return torch.Size(held)
     try:
-        return torch.device(held) if tag == "torch.device" else getattr(torch, held)
-    except (AttributeError, RuntimeError) as error:
+        found = torch.device(held) if tag == "torch.device" else vars(torch).get(held)  # getattr may import a module
+    except RuntimeError:
+        found = None
+    if not isinstance(found, getattr(torch, tag.removeprefix("torch."))):
         msg = f"{tag} {held} is not known to torch {torch.__version__}"
-        raise BadInput(msg, hint="load it with the torch that saved it, or select the rest") from error
+        raise BadInput(msg, hint="load it with the torch that saved it, or select the rest")
+    return found

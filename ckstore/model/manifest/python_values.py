@@ -15,7 +15,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT, canonical_text, fits_json
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import (
     bytes_in,
     bytes_of_text,
@@ -35,6 +34,10 @@ _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath,
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,18})?|Infinity|s?NaN[0-9]*)\Z", re.ASCII)
 _OFFSET = re.compile(r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{6})?)?\Z")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,3}\Z")
+_DTYPE = re.compile(r"(?:bool|(?:b?float|complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z")
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn")
+_MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+CLASS_MOST = 500
 _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,4})?\Z")
 
 
@@ -217,19 +220,32 @@ def _is_text(held: list[Any]) -> bool:
     return len(held) == 1 and type(held[0]) is str
 
 
+def is_class_name(text: object) -> bool:
+    """Whether `text` may name a class or a function."""
+    return type(text) is str and 1 <= len(text) <= CLASS_MOST
+
+
+def _is_enum(held: list[Any]) -> bool:
+    return len(held) == 2 and is_class_name(held[0]) and is_class_name(held[1])
+
+
 _CHECKS: dict[str, Any] = {
     "bytearray": lambda held: len(held) == 1 and bytes_in(held[0]) is not None,
     "date": _is_date,
     "datetime": _is_datetime,
     "decimal": _is_decimal,
+    "enum": _is_enum,
     "frozenset": _is_set,
+    "global": lambda held: len(held) == 1 and is_class_name(held[0]),
     "numpy.str_": _is_text,
     "path": _is_path,
     "set": _is_set,
     "timedelta": _is_timedelta,
     "torch.Size": _is_torch_size,
     "torch.device": lambda held: _is_text(held) and _DEVICE.match(held[0]) is not None,
-    "torch.dtype": lambda held: _is_text(held) and held[0] in TORCH_ITEMSIZE,
+    "torch.dtype": lambda held: _is_text(held) and _DTYPE.match(held[0]) is not None,
+    "torch.layout": lambda held: _is_text(held) and held[0] in _LAYOUTS,
+    "torch.memory_format": lambda held: _is_text(held) and held[0] in _MEMORY_FORMATS,
 }
 _MAKE: dict[str, Any] = {
     "bytearray": lambda text: bytearray(bytes_of_text(text)),
