@@ -100,7 +100,8 @@ def _hint(value: object) -> str:
         if isinstance(value, kinds):
             return hint
     if hasattr(type(value), "__dataclass_fields__"):
-        return "store dataclasses.asdict(value)"
+        own = type(value).__name__
+        return f"store dataclasses.asdict(value), or allow its class: ckstore.add_safe_globals([{own}])"
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):

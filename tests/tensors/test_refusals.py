@@ -23,8 +23,9 @@ from ckstore.errors import CannotStore
 from ckstore.tensors.capture import capture
 
 
-class Color(enum.IntEnum):
-    RED = 1
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
 
 
 class Steps(int):
@@ -83,7 +84,8 @@ for _ in range(9):
 PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("struct sequence", lambda: torch.zeros(2).max(0), "return_types.max cannot be stored", "tuple(value)"),
     ("list subclass", type("Items", (list,), {}), "Items cannot be stored", "list(value)"),
-    ("int enum", lambda: Color.RED, "Color cannot be stored", "value.value"),
+    ("local enum", lambda: enum.IntEnum("Hidden", "RED").RED, "Hidden cannot be stored", "value.value"),
+    ("joined flags", lambda: Access.READ | Access.WRITE, "Access cannot be stored", "value.value"),
     ("int subclass", lambda: Steps(1), "Steps cannot be stored", "int(value)"),
     ("float subclass", lambda: Rate(1), "Rate cannot be stored", "float(value)"),
     ("str subclass", lambda: Word("a"), "Word cannot be stored", "str(value)"),
@@ -201,7 +203,7 @@ def test_a_tensor_inside_vmap_is_refused() -> None:
     torch.func.vmap(save)(torch.zeros(3, 2))
 
 
-@pytest.mark.parametrize("key", [b"a", Color.RED, np.int64(3), Word("a"), math.nan, (1, b"a"), frozenset(), DEEP_KEY])
+@pytest.mark.parametrize("key", [b"a", Access.READ, np.int64(3), Word("a"), math.nan, (1, b"a"), frozenset(), DEEP_KEY])
 def test_a_key_that_the_format_does_not_hold_is_refused(key: Any) -> None:
     with pytest.raises(CannotStore, match=r"^a\.b: a key of type \S+, .* cannot be stored \(keys are str, int") as no:
         capture({"a": {"b": {key: 1}}})

@@ -36,9 +36,10 @@ _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath,
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,18})?|Infinity|s?NaN[0-9]*)\Z", re.ASCII)
 _OFFSET = re.compile(r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{6})?)?\Z")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,3}\Z")
+CLASS_MOST = 500
 _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,4})?\Z")
 _TORCH_NAMES = {
-    "torch.dtype": re.compile(r"(?:bool|bits|bfloat|complex|float|int|qint|quint|uint)[a-z0-9_]{0,32}\Z"),
+    "torch.dtype": re.compile(r"(?:bool|(?:b?float|complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z"),
     "torch.layout": re.compile(r"(?:strided|jagged|_mkldnn|sparse_(?:coo|csr|csc|bsr|bsc))\Z"),
     "torch.memory_format": re.compile(r"(?:preserve_format|contiguous_format|channels_last(?:_3d)?)\Z"),
     "torch.qscheme": re.compile(r"per_(?:tensor|channel)_(?:affine(?:_float_qparams)?|symmetric)\Z"),
@@ -234,12 +235,23 @@ def _named_as(pattern: re.Pattern[str]) -> Callable[[list[Any]], bool]:
     return lambda held: _is_text(held) and pattern.match(held[0]) is not None
 
 
+def is_class_name(text: object) -> bool:
+    """Whether `text` may name a class or a function."""
+    return type(text) is str and 1 <= len(text) <= CLASS_MOST
+
+
+def _is_enum(held: list[Any]) -> bool:
+    return len(held) == 2 and is_class_name(held[0]) and is_class_name(held[1])
+
+
 _CHECKS: dict[str, Any] = {
     "bytearray": _is_bytes,
     "date": _is_date,
     "datetime": _is_datetime,
     "decimal": _is_decimal,
+    "enum": _is_enum,
     "frozenset": _is_set,
+    "global": lambda held: len(held) == 1 and is_class_name(held[0]),
     "io.BytesIO": _is_bytes,
     "numpy.str_": _is_text,
     "path": _is_path,

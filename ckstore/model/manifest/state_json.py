@@ -37,7 +37,7 @@ class PlainValues:
     Attributes:
         values: Name and node of each, in the order of the state.
         attributes: The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and
-            for how tensors of several parts are put together: ``.kind`` and ``.extra``.
+            for how tensors of several parts are put together: ``.kind`` and ``.extra``. Of objects, ``.class``.
         torch_versions: Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
     """
 
@@ -83,6 +83,8 @@ class _Walk:
                 self._found.values.append((path, node))
         if wanted and tag == "odict" and node[2] is not None:
             self._attributes(node[2], path)
+        if wanted and tag == "object":
+            self._found.attributes.append((join(path, "class"), node[2]))
         if wanted and tag == "parts":
             self._found.attributes.append((join(path, "kind"), node[2]))
             inner = PlainValues()

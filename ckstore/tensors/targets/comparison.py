@@ -29,6 +29,7 @@ _CONTAINERS = {
     "tuple": "a tuple",
     "deque": "a deque",
     "parts": "a tensor of several parts",
+    "object": "an object",
 }
 
 

@@ -409,7 +409,7 @@ for _ in range(MAX_DEPTH - 1):
         (_set("state", ["deque", [1, 2], 1]), "a node"),
         (_set("state", ["deque", [1], 1.5]), "a node"),
         (_set("state", ["parts", [[1, 1]], "sparse_coo", None]), "names of parts that are strings"),
-        (_set("state", ["parts", [], "", None]), "a kind of 1 to"),
+        (_set("state", ["parts", [], "", None]), "a class or kind of 1 to"),
         (_set("state", ["parts", [], "x", ["leaf", 0]]), "no leaf among the attributes"),
         *[
             (_set("state", node), "wanted a node, found ")

@@ -1,0 +1,91 @@
+"""Objects of classes that were allowed, and members of enumerations, as names and fields; and back.
+
+Which classes are allowed `safe_classes` decides. ``__init__``, ``__reduce__`` and ``__setstate__`` are never called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, CannotStore
+from ckstore.tensors.plain_values import is_named_tuple
+from ckstore.tensors.refusals import type_name
+from ckstore.tensors.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.manifest.manifest import Node
+
+
+def named_value(value: Any) -> Node | None:
+    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function.
+
+    None if it is something else, or would not be found again.
+    """
+    if isinstance(value, enum.Enum):
+        name = value._name_  # "A|B" for flags that were joined, which are members of no name
+        found = name in type(value).__members__ and is_findable_enum(type(value))
+        return ["enum", name_of(type(value)), name] if found else None
+    if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_allowed(value):
+        return ["global", name_of(value)]
+    return None
+
+
+def member_of(name: str, member: str, path: str) -> enum.Enum:
+    """Return the member of an enumeration.
+
+    Raises:
+        BadInput: There is no such enumeration here, or it has no such member.
+    """
+    kind = find_enum(name, path)
+    found = kind.__members__.get(member)
+    if found is None:
+        msg = f"{path or 'the state itself'}: {name} has no member {member}"
+        raise BadInput(msg, hint="load it with the version of its library that saved it")
+    return found
+
+
+def fields_of(value: Any, path: str) -> dict[str, Any] | None:
+    """Return the fields of an object whose class is allowed; None if it is of another kind, or not allowed.
+
+    Raises:
+        CannotStore: It has a field without a value.
+    """
+    kind = type(value)
+    if not (_is_dataclass(kind) or is_named_tuple(value)) or not is_allowed(kind):
+        return None
+    if is_named_tuple(value):
+        return dict(zip(kind._fields, value, strict=True))
+    names = [field.name for field in dataclasses.fields(kind)]
+    if lacking := [name for name in names if not hasattr(value, name)]:
+        raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
+    # Beside the fields, as pickle keeps them: what __post_init__ computed.
+    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+
+
+def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
+    """Return the object of that class with these fields; its ``__init__`` is not called.
+
+    Raises:
+        BadInput: The class is not allowed, or has other fields.
+    """
+    kind: Any = find(name, path)
+    if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
+        return tuple.__new__(kind, fields.values())
+    if not _is_dataclass(kind) or {field.name for field in dataclasses.fields(kind)} - set(fields):
+        msg = f"{path or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
+        raise BadInput(msg, hint="load it with the version of its library that saved it")
+    made = object.__new__(kind)
+    for field, value in fields.items():
+        object.__setattr__(made, field, value)  # also of a frozen dataclass
+    return made
+
+
+def _is_dataclass(kind: Any) -> bool:
+    """Whether objects of that class are what is set on them and no more: none of dict, list or Tensor as well."""
+    made_by: Any = getattr(kind, "__new__", None)
+    return isinstance(kind, type) and hasattr(kind, "__dataclass_fields__") and made_by is object.__new__
