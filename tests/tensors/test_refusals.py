@@ -110,6 +110,7 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("module", lambda: dt, "module cannot be stored", "leave it out"),
     ("torch generator", torch.Generator, "Generator cannot be stored", "get_state()"),
     ("numpy generator", np.random.default_rng, "Generator cannot be stored", "bit_generator.state"),
+    ("loader", lambda: torch.utils.data.DataLoader([1]), "DataLoader cannot be stored", "StatefulDataLoader"),
     ("foreign object", Plain, "Plain cannot be stored", "state_dict and load_state_dict"),
     ("half a Stateful", OnlySaves, "OnlySaves cannot be stored", "not load_state_dict"),
     ("masked array", lambda: np.ma.array([1], mask=[False]), "MaskedArray cannot be stored", "value.mask"),
