@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.follow import Follower
     from ckstore.saver.client.pending import PendingSave
     from ckstore.store import RefLike, Store, open_checkpoint
-    from ckstore.tensors.safe_classes import add_safe_globals, get_safe_globals
+    from ckstore.tensors.named.safe_classes import add_safe_globals, get_safe_globals
 
 __all__ = [
     "AmbiguousRef",
@@ -204,7 +204,7 @@ _HOMES = {
     "ckstore.saver.client.pending": "PendingSave",
     "ckstore.store": "RefLike Store open_checkpoint",
     "ckstore.ops.config": "StoreConfig",
-    "ckstore.tensors.safe_classes": "add_safe_globals get_safe_globals",
+    "ckstore.tensors.named.safe_classes": "add_safe_globals get_safe_globals",
 }
 """Module -> the public names that it defines."""
 

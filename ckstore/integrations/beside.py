@@ -23,7 +23,7 @@ _DEPTH_MOST = 20
 
 
 def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
-    """Return a value that a store can hold: plain containers in place of others, text in place of anything else.
+    """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest.
 
     Args:
         value: Any value.

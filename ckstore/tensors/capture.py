@@ -19,11 +19,11 @@ from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_fl
 from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
+from ckstore.tensors.named.objects import fields_of, named_value
+from ckstore.tensors.named.safe_classes import name_of
 from ckstore.tensors.numbers import pack_numbers
-from ckstore.tensors.objects import fields_of, named_value
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
 from ckstore.tensors.refusals import refuse_key, refuse_value
-from ckstore.tensors.safe_classes import name_of
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:

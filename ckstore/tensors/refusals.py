@@ -43,7 +43,7 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
 _HINTS_BY_NAME = {
-    "torch.utils.data.dataloader.DataLoader": "use torchdata.stateful_dataloader.StatefulDataLoader: it keeps its place",
+    "torch.utils.data.dataloader.DataLoader": "use StatefulDataLoader of torchdata, which keeps its place",
     "argparse.Namespace": "store vars(value)",
     "torch._C.Generator": "store value.get_state()",
     "torch.Generator": "store value.get_state()",

@@ -15,12 +15,12 @@ from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
-from ckstore.tensors import objects
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.named import objects
+from ckstore.tensors.named.safe_classes import find
 from ckstore.tensors.numbers import unpack_numbers
 from ckstore.tensors.plain_values import value_of
-from ckstore.tensors.safe_classes import find
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ckstore.errors import BadInput
-from ckstore.tensors.safe_classes import find, is_allowed, name_of
+from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.torch_refusals import is_named_refused
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
         context, shape, strides = extra
         found = find(kind, path)
         if not _has_protocol(found):
-            raise TypeError("that is no tensor by torch's protocol")  # noqa: TRY301
+            raise TypeError("it is not a tensor by torch's protocol")  # noqa: TRY301
         return found.__tensor_unflatten__(parts, context, torch.Size(shape), tuple(strides))
     except BadInput:
         raise

@@ -23,6 +23,13 @@ from ckstore.errors import CannotStore
 from ckstore.tensors.capture import capture
 
 
+def hidden() -> Any:
+    class Elsewhere(enum.IntEnum):
+        RED = 1
+
+    return Elsewhere.RED
+
+
 class Access(enum.Flag):
     READ = 1
     WRITE = 2
@@ -84,7 +91,7 @@ for _ in range(9):
 PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("struct sequence", lambda: torch.zeros(2).max(0), "return_types.max cannot be stored", "tuple(value)"),
     ("list subclass", type("Items", (list,), {}), "Items cannot be stored", "list(value)"),
-    ("local enum", lambda: enum.IntEnum("Hidden", "RED").RED, "Hidden cannot be stored", "value.value"),
+    ("local enum", hidden, "Elsewhere cannot be stored", "value.value"),
     ("joined flags", lambda: Access.READ | Access.WRITE, "Access cannot be stored", "value.value"),
     ("int subclass", lambda: Steps(1), "Steps cannot be stored", "int(value)"),
     ("float subclass", lambda: Rate(1), "Rate cannot be stored", "float(value)"),

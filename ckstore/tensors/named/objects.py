@@ -11,9 +11,9 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
+from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -87,7 +87,7 @@ def is_findable_enum(kind: type[enum.Enum]) -> bool:
 def find_enum(name: str, path: str) -> type[enum.Enum]:
     """Return the enumeration of that name, which is allowed, or in a module that this program has imported.
 
-    Its members exist already, so one that nobody allowed does no harm.
+    Its members exist already: one that was not allowed does no harm.
 
     Raises:
         BadInput: There is none.
