@@ -231,7 +231,9 @@ class _Building:
             return _ABSENT
         from ckstore.tensors import torch_parts
 
-        extra = _Building(self._leaf, self._leaves, None, path).value(node[3], "")
+        devices = {getattr(part, "device", None) for part in parts.values()}
+        context = torch_parts.without_devices(node[3], devices.pop()) if len(devices) == 1 else node[3]
+        extra = _Building(self._leaf, self._leaves, None, path).value(context, "")
         return torch_parts.put_together(node[2], parts, extra, path)
 
     def _object(self, node: Node, path: str) -> Any:

@@ -12,9 +12,12 @@ import torch
 from ckstore.errors import BadInput
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.torch_refusals import is_named_refused
+from ckstore.tensors.walks import with_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ckstore.model.manifest.manifest import Node
 
 
 class Parts(NamedTuple):
@@ -52,6 +55,14 @@ def take_apart(tensor: Any) -> Parts | None:
     names, context = tensor.__tensor_flatten__()
     outer = tuple(tensor.shape), tuple(tensor.stride())
     return Parts(name_of(kind), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
+
+
+def without_devices(extra: Node, device: object = None) -> Node:
+    """Return what says how parts are put together with its devices left out, or replaced by `device`.
+
+    A context may repeat where the tensor was when it was saved; now it is where its parts are.
+    """
+    return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
 
 
 def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str) -> object:

@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
+from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
 from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
@@ -47,6 +48,30 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
         msg = f"{path or 'the state itself'}: {name} has no member {member}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     return found
+
+
+def check_names(node: Node, path: str) -> None:
+    """Look for what is named at and below a node, so that a load that lacks it begins nothing.
+
+    Raises:
+        BadInput: Something is not allowed, or not there.
+    """
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "enum":
+        member_of(node[1], node[2], path)
+    elif tag == "global":
+        find(node[1], path)
+    elif tag in SEQUENCES:
+        for item in node[1]:
+            check_names(item, path)
+    elif tag in PAIRS:
+        if tag == "object" or (tag == "parts" and node[2] not in SPARSE_KINDS):
+            find(node[2], path)
+        for _, item in node[1]:
+            check_names(item, path)
+        attributes = {"odict": 2, "parts": 3}.get(tag)
+        if attributes is not None:
+            check_names(node[attributes], path)
 
 
 def fields_of(value: Any, path: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
-from ckstore.tensors.walks import DICTS, leaf_numbers, name_below
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Node
@@ -119,10 +119,13 @@ class _Optimizer:
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         indexes = list(leaf_numbers(node))
+        inside = set(
+            chain.from_iterable(map(leaf_numbers, parts_in(node)))
+        )  # with shapes of their own
         parameter = self._parameters.get(key)
         found = self.comparison.differences
         before = len(found.mismatched), len(found.dtypes)
-        fitting = [index for index in indexes if self._fits(index, parameter)]
+        fitting = [index for index in indexes if index in inside or self._fits(index, parameter)]
         if before != (len(found.mismatched), len(found.dtypes)):
             return False
         self.comparison.bind_shown(self._live, fitting)
