@@ -16,6 +16,7 @@ from typing import NoReturn
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.manifest.manifest import MAX_ELEMENTS
+from ckstore.tensors.named.safe_classes import how_to_allow, is_made_of_fields
 
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (enum.Enum, "store value.value or value.name"),
@@ -44,7 +45,8 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 _HINTS_BY_NAME = {
     "torch.utils.data.dataloader.DataLoader": "use StatefulDataLoader of torchdata, which keeps its place",
-    "argparse.Namespace": "store vars(value)",
+    "omegaconf.dictconfig.DictConfig": "store omegaconf.OmegaConf.to_container(value)",
+    "omegaconf.listconfig.ListConfig": "store omegaconf.OmegaConf.to_container(value)",
     "torch._C.Generator": "store value.get_state()",
     "torch.Generator": "store value.get_state()",
     "torch.UntypedStorage": "store a tensor over it",
@@ -54,6 +56,12 @@ _HINTS_BY_NAME = {
     "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
 }
+_HINTS_BY_ATTRIBUTE = (
+    ("__dataclass_fields__", "store dataclasses.asdict(value)"),
+    ("model_dump", "store value.model_dump()"),
+    ("__attrs_attrs__", "store attrs.asdict(value)"),
+)
+"""What classes have that a decorator or a base of a library made."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
@@ -100,11 +108,14 @@ def _hint(value: object) -> str:
     for kinds, hint in _HINTS:
         if isinstance(value, kinds):
             return hint
-    if hasattr(type(value), "__dataclass_fields__"):
-        own = type(value).__name__
-        return f"store dataclasses.asdict(value), or allow its class: ckstore.add_safe_globals([{own}])"
+    kind = type(value)
+    for attribute, instead in _HINTS_BY_ATTRIBUTE:
+        if hasattr(kind, attribute):
+            return f"{instead}, or allow its class: {how_to_allow(kind)}" if is_made_of_fields(kind) else instead
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):
         return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"
+    if is_made_of_fields(kind):
+        return f"allow its class: {how_to_allow(kind)}"
     return "store what it consists of, or give its class state_dict and load_state_dict"

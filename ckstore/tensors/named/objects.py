@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from types import BuiltinFunctionType, FunctionType
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
-from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
+from ckstore.tensors.named.safe_classes import (
+    find,
+    find_enum,
+    is_allowed,
+    is_findable_enum,
+    is_made_of_fields,
+    name_of,
+)
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckstore.model.manifest.manifest import Node
 
@@ -81,15 +89,19 @@ def fields_of(value: Any, path: str) -> dict[str, Any] | None:
         CannotStore: It has a field without a value.
     """
     kind = type(value)
-    if not (_is_dataclass(kind) or is_named_tuple(value)) or not is_allowed(kind):
+    if not (is_made_of_fields(kind) or is_named_tuple(value)) or not is_allowed(kind):
         return None
     if is_named_tuple(value):
         return dict(zip(kind._fields, value, strict=True))
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
         raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
+    found = {name: getattr(value, name) for name in names}
+    for name, slot in _slots(kind).items():
+        with suppress(AttributeError):  # nothing was set on it
+            found[name] = slot.__get__(value)
     # Beside the fields, as pickle keeps them: what __post_init__ computed.
-    return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+    return found | getattr(value, "__dict__", {})
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
@@ -101,16 +113,29 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     kind: Any = find(name, path)
     if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
         return tuple.__new__(kind, fields.values())
-    if not _is_dataclass(kind) or {field.name for field in dataclasses.fields(kind)} - set(fields):
+    wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    if not is_made_of_fields(kind) or wanted - set(fields) or not _has_room(kind, fields):
         msg = f"{path or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
-    made = object.__new__(kind)
+    made: Any = kind.__new__(kind)
+    slots = _slots(kind)
     for field, value in fields.items():
-        object.__setattr__(made, field, value)  # also of a frozen dataclass
+        if field in slots:
+            slots[field].__set__(made, value)
+        else:
+            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run
     return made
 
 
-def _is_dataclass(kind: Any) -> bool:
-    """Whether objects of that class are what is set on them and no more: none of dict, list or Tensor as well."""
-    made_by: Any = getattr(kind, "__new__", None)
-    return isinstance(kind, type) and hasattr(kind, "__dataclass_fields__") and made_by is object.__new__
+def _has_room(kind: type, fields: Iterable[str]) -> bool:
+    return kind.__dictoffset__ != 0 or _slots(kind).keys() >= set(fields)
+
+
+def _slots(kind: type) -> dict[str, MemberDescriptorType]:
+    """Return where an object of the class keeps what is in `__slots__`, by name; of bases first."""
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, MemberDescriptorType) and name != "__dict__"  # which SimpleNamespace has there
+    }
