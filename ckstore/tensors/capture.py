@@ -19,8 +19,7 @@ from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_fl
 from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
-from ckstore.tensors.named.objects import fields_of, named_value
-from ckstore.tensors.named.safe_classes import name_of
+from ckstore.tensors.named.objects import named_value, taken_apart
 from ckstore.tensors.numbers import pack_numbers
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
 from ckstore.tensors.refusals import refuse_key, refuse_value
@@ -278,11 +277,12 @@ class Walk:
         return ["leaf", index]
 
     def _object(self, value: object, path: str, depth: int) -> Node | None:
-        fields = None if is_stateful(value) else fields_of(value, path)
-        if fields is None:
+        found = taken_apart(value, path)
+        if found is None:
             return None
+        name, fields = found
         with self._inside(value, path, "store a flatter state"):
-            return ["object", self._named(fields, path, depth), name_of(type(value))]
+            return ["object", self._named(fields, path, depth), name]
 
     def _named(self, parts: Mapping[str, Any], path: str, depth: int) -> list[Node]:
         """Return the pairs of a node whose parts have names."""

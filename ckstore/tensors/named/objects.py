@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
+from ckstore.tensors.named import tensordicts
 from ckstore.tensors.named.safe_classes import (
     find,
     find_enum,
@@ -82,17 +83,19 @@ def check_names(node: Node, path: str) -> None:
             check_names(node[attributes], path)
 
 
-def fields_of(value: Any, path: str) -> dict[str, Any] | None:
-    """Return the fields of an object whose class is allowed; None if it is of another kind, or not allowed.
+def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind.
 
     Raises:
         CannotStore: It has a field without a value.
     """
+    if tensordicts.is_tensor_dict(value):
+        return tensordicts.KIND, tensordicts.fields_of(value, path)
     kind = type(value)
     if not (is_made_of_fields(kind) or is_named_tuple(value)) or not is_allowed(kind):
         return None
     if is_named_tuple(value):
-        return dict(zip(kind._fields, value, strict=True))
+        return name_of(kind), dict(zip(kind._fields, value, strict=True))
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
         raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
@@ -101,7 +104,7 @@ def fields_of(value: Any, path: str) -> dict[str, Any] | None:
         with suppress(AttributeError):  # nothing was set on it
             found[name] = slot.__get__(value)
     # Beside the fields, as pickle keeps them: what __post_init__ computed.
-    return found | getattr(value, "__dict__", {})
+    return name_of(kind), found | getattr(value, "__dict__", {})
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
@@ -111,6 +114,8 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
         BadInput: The class is not allowed, or has other fields.
     """
     kind: Any = find(name, path)
+    if name == tensordicts.KIND:
+        return tensordicts.put_together(fields, path)
     if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
         return tuple.__new__(kind, fields.values())
     wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()

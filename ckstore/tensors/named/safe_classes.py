@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.tensors.named import tensordicts
 
 _NAMED = "__module__", "__qualname__"
 _BUILT_IN = {
@@ -147,6 +148,8 @@ def _found(name: str) -> Any:
         return found
     if name in _BUILT_IN:
         return getattr(importlib.import_module(_BUILT_IN[name]), name.rpartition(".")[2])
+    if name == tensordicts.KIND:
+        return getattr(sys.modules.get("tensordict"), "TensorDict", None)
     serialization: Any = sys.modules.get("torch.serialization")
     if serialization is None:
         return None
