@@ -103,7 +103,7 @@ def _hint(value: object) -> str:
             return hint
     if hasattr(type(value), "__dataclass_fields__"):
         own = type(value).__name__
-        return f"store dataclasses.asdict(value), or allow its class: ckstore.add_safe_globals([{own}])"
+        return f"allow its class: ckstore.add_safe_globals([{own}]); or store dataclasses.asdict(value)"
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):

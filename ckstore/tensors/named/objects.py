@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
+from ckstore.model.names import plain
 from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import type_name
@@ -45,7 +46,7 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
     kind = find_enum(name, path)
     found = kind.__members__.get(member)
     if found is None:
-        msg = f"{path or 'the state itself'}: {name} has no member {member}"
+        msg = f"{plain(path) or 'the state itself'}: {name} has no member {member}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     return found
 
@@ -102,7 +103,7 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
         return tuple.__new__(kind, fields.values())
     if not _is_dataclass(kind) or {field.name for field in dataclasses.fields(kind)} - set(fields):
-        msg = f"{path or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
+        msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     made = object.__new__(kind)
     for field, value in fields.items():

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.names import plain
 
 _NAMED = "__module__", "__qualname__"
 
@@ -99,7 +100,7 @@ def find_enum(name: str, path: str) -> type[enum.Enum]:
 
 
 def _not_allowed(name: str, path: str) -> BadInput:
-    msg = f"{path or 'the state itself'} needs {name}, which this program has not allowed"
+    msg = f"{plain(path) or 'the state itself'} needs {name}, which this program has not allowed"
     module, _, own = name.rpartition(".")
     hint = f"if you trust it: from {module} import {own}; ckstore.add_safe_globals([{own}])"
     return BadInput(msg, hint=hint)

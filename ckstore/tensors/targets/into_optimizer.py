@@ -119,9 +119,7 @@ class _Optimizer:
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         indexes = list(leaf_numbers(node))
-        inside = set(
-            chain.from_iterable(map(leaf_numbers, parts_in(node)))
-        )  # with shapes of their own
+        inside = set(chain.from_iterable(map(leaf_numbers, parts_in(node))))  # with shapes of their own
         parameter = self._parameters.get(key)
         found = self.comparison.differences
         before = len(found.mismatched), len(found.dtypes)
