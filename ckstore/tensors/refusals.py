@@ -111,7 +111,7 @@ def _hint(value: object) -> str:
     kind = type(value)
     for attribute, instead in _HINTS_BY_ATTRIBUTE:
         if hasattr(kind, attribute):
-            return f"{instead}, or allow its class: {how_to_allow(kind)}" if is_made_of_fields(kind) else instead
+            return f"allow its class: {how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.names import plain
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.torch_refusals import is_named_refused
 from ckstore.tensors.walks import with_others
@@ -71,7 +72,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     Raises:
         BadInput: They do not fit, or its class is not allowed.
     """
-    name = path or "the state itself"
+    name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
         msg = f"{name}: a tensor of kind {kind} has parts that are no tensors"
         raise BadInput(msg, hint="select other names")

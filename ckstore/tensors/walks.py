@@ -46,18 +46,18 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
     return node
 
 
-def parts_in(node: Node) -> Iterator[Node]:
-    """Give the nodes of tensors that are made of other tensors, at and below a node; not those that are parts."""
+def parts_in(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts."""
     if not isinstance(node, list):
         return
     if node[0] == "parts":
-        yield node
+        yield path, node
     elif node[0] in SEQUENCES:
-        for item in node[1]:
-            yield from parts_in(item)
+        for i, item in enumerate(node[1]):
+            yield from parts_in(item, join_index(path, i))
     elif node[0] in PAIRS:
-        for _, item in node[1]:
-            yield from parts_in(item)
+        for own, item in node[1]:
+            yield from parts_in(item, join(path, decode_key(own)))
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:

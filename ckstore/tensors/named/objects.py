@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
+from ckstore.model.names import plain
 from ckstore.tensors.named import tensordicts
 from ckstore.tensors.named.safe_classes import (
     find,
@@ -54,7 +55,7 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
     kind = find_enum(name, path)
     found = kind.__members__.get(member)
     if found is None:
-        msg = f"{path or 'the state itself'}: {name} has no member {member}"
+        msg = f"{plain(path) or 'the state itself'}: {name} has no member {member}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     return found
 
@@ -120,7 +121,7 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
         return tuple.__new__(kind, fields.values())
     wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     if not is_made_of_fields(kind) or wanted - set(fields) or not _has_room(kind, fields):
-        msg = f"{path or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
+        msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     made: Any = kind.__new__(kind)
     slots = _slots(kind)

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.names import plain
 from ckstore.tensors.named import tensordicts
 
 _NAMED = "__module__", "__qualname__"
@@ -129,7 +130,7 @@ def how_to_allow(kind: type) -> str:
 
 
 def _not_allowed(name: str, path: str) -> BadInput:
-    msg = f"{path or 'the state itself'} needs {name}, which this program has not allowed"
+    msg = f"{plain(path) or 'the state itself'} needs {name}, which this program has not allowed"
     module, _, own = name.rpartition(".")
     hint = f"if you trust it: from {module} import {own}; ckstore.add_safe_globals([{own}])"
     return BadInput(msg, hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Found, Leaf, Make
 from ckstore.tensors.targets.module_trial import adapts, try_names
 from ckstore.tensors.targets.renames import renamed
-from ckstore.tensors.walks import DICTS
+from ckstore.tensors.walks import DICTS, leaf_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ class _Module:
         self.loaded: dict[str, Node] = {}
         self.filled: dict[str, torch.Tensor] = {}
         self.assigned: dict[str, tuple[Any, Make]] = {}
-        self._memories: dict[object, tuple[str, int]] = {}
+        self._memories: dict[object, tuple[str, Node]] = {}
         self._fresh: dict[int, torch.Tensor] = {}
 
     def take(self, key: str, value: Any, name: str, item: Node) -> None:
@@ -92,7 +93,7 @@ class _Module:
         elif torch_targets.can_be_filled(value):
             if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
                 self.loaded[key] = item
-                self._memories.setdefault(_memory(value), (name, item[1]))
+                self._memories.setdefault(_memory(value), (name, item))
         elif not torch_targets.can_copy(value):
             found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
@@ -174,13 +175,17 @@ class _Module:
             self.comparison.differences.meta.append(name)
         elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
             self.assigned[key] = value, lambda leaf: leaf(item[1])
-            self._memories.setdefault(_memory(value), (name, item[1]))
+            self._memories.setdefault(_memory(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1])
 
     def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         from ckstore.tensors.targets.into_parts import How, plan_parts
 
+        if self._contradicts(value, item, name):
+            return
         how = plan_parts(self.comparison, value, item, name)
+        if how is not None:
+            self._memories.setdefault(_memory(value), (name, item))
         if how is How.FILLED:
             self.filled[key] = value
         elif how is How.COPIED:
@@ -199,10 +204,11 @@ class _Module:
     def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
         """Say if two names are one tensor in the module and have different values in the checkpoint."""
         known = self._memories.get(_memory(value))
-        if known is None or not self.comparison.is_tensor_leaf(item):
+        if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False
-        first, index = known
-        if self.comparison.have_same_values(index, item[1]):
+        first, node = known
+        pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
+        if all(None not in pair and self.comparison.have_same_values(*pair) for pair in pairs):
             return False
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True

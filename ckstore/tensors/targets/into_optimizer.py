@@ -119,7 +119,7 @@ class _Optimizer:
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         indexes = list(leaf_numbers(node))
-        inside = set(chain.from_iterable(map(leaf_numbers, parts_in(node))))  # with shapes of their own
+        inside = {index for _, part in parts_in(node) for index in leaf_numbers(part)}  # with shapes of their own
         parameter = self._parameters.get(key)
         found = self.comparison.differences
         before = len(found.mismatched), len(found.dtypes)
