@@ -11,12 +11,11 @@ import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.manifest.manifest import MAX_ELEMENTS
-from ckstore.tensors.named.safe_classes import how_to_allow, is_made_of_fields
 
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (enum.Enum, "store value.value or value.name"),
@@ -64,6 +63,10 @@ _HINTS_BY_ATTRIBUTE = (
 """What classes have that a decorator or a base of a library made."""
 
 
+_HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
+"""Flags of a type (Include/object.h): a class statement made it; it cannot be called."""
+
+
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
     """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones.
 
@@ -101,6 +104,19 @@ def type_name(kind: type) -> str:
     return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
 
 
+def is_made_of_fields(kind: Any) -> bool:
+    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well.
+
+    One with a `state_dict` is that instead.
+    """
+    if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
+        return kind is types.SimpleNamespace
+    made_by: Any = kind.__new__
+    has_fields = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__)
+    is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return made_by is object.__new__ and has_fields and not is_stateful
+
+
 def _hint(value: object) -> str:
     name = type_name(type(value))
     if name in _HINTS_BY_NAME:
@@ -111,11 +127,18 @@ def _hint(value: object) -> str:
     kind = type(value)
     for attribute, instead in _HINTS_BY_ATTRIBUTE:
         if hasattr(kind, attribute):
-            return f"allow its class: {how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
+            return f"allow its class: {_how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):
         return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"
     if is_made_of_fields(kind):
-        return f"allow its class: {how_to_allow(kind)}"
+        return f"allow its class: {_how_to_allow(kind)}"
     return "store what it consists of, or give its class state_dict and load_state_dict"
+
+
+def _how_to_allow(kind: type) -> str:
+    """Return the line by which a program allows a class."""
+    line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
+    is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__
+    return line if is_own else f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}; {line}"

@@ -78,6 +78,10 @@ def unnamed_zone() -> dt.datetime:
     return dt.datetime(2026, 1, 1, tzinfo=ZoneInfo.from_file(io.BytesIO(rules)))
 
 
+def loader() -> Any:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset())
+
+
 def closed_file() -> io.BytesIO:
     file = io.BytesIO(b"a")
     file.close()
@@ -117,7 +121,12 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("module", lambda: dt, "module cannot be stored", "leave it out"),
     ("torch generator", torch.Generator, "Generator cannot be stored", "get_state()"),
     ("numpy generator", np.random.default_rng, "Generator cannot be stored", "bit_generator.state"),
-    ("loader", lambda: torch.utils.data.DataLoader([1]), "DataLoader cannot be stored", "StatefulDataLoader"),
+    (
+        "loader",
+        loader,
+        "DataLoader cannot be stored",
+        "StatefulDataLoader",
+    ),
     ("foreign object", Plain, "Plain cannot be stored", "import Plain; ckstore.add_safe_globals([Plain])"),
     ("bare object", object, "object cannot be stored", "state_dict and load_state_dict"),
     ("half a Stateful", OnlySaves, "OnlySaves cannot be stored", "not load_state_dict"),

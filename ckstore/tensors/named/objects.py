@@ -20,11 +20,10 @@ from ckstore.tensors.named.safe_classes import (
     find_enum,
     is_allowed,
     is_findable_enum,
-    is_made_of_fields,
     name_of,
 )
 from ckstore.tensors.plain_values import is_named_tuple
-from ckstore.tensors.refusals import type_name
+from ckstore.tensors.refusals import is_made_of_fields, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

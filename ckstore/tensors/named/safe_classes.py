@@ -11,7 +11,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from ckstore.errors import BadInput
@@ -25,8 +25,6 @@ _BUILT_IN = {
     "types.SimpleNamespace": "types",
 }
 """Containers of Python itself, which are what is set on them: name -> the module that has it."""
-_HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
-"""Flags of a type (Include/object.h): a class statement made it; it cannot be called."""
 
 _lock = threading.Lock()
 _allowed: dict[str, Any] = {}
@@ -107,26 +105,6 @@ def find_enum(name: str, path: str) -> type[enum.Enum]:
     if isinstance(found, type) and issubclass(found, enum.Enum):
         return found
     raise _not_allowed(name, path)
-
-
-def is_made_of_fields(kind: Any) -> bool:
-    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well.
-
-    One with a `state_dict` is that instead.
-    """
-    if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
-        return kind is SimpleNamespace
-    made_by: Any = kind.__new__
-    has_fields = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__)
-    is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    return made_by is object.__new__ and has_fields and not is_stateful
-
-
-def how_to_allow(kind: type) -> str:
-    """Return the line by which a program allows a class."""
-    line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
-    is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__
-    return line if is_own else f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}; {line}"
 
 
 def _not_allowed(name: str, path: str) -> BadInput:
