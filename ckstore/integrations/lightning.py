@@ -30,7 +30,7 @@ _PREFIX = "ckstore:"
 _MARKER_MOST_BYTES = 4096
 _HAS_STEP = re.compile(r"step=\d+")
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
-_ADVICE = "Weights and optimizers are; a resume makes the model, its hyperparameters and schedulers from your program"
+_ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
 _NOT_IN_RUN = re.compile(r"[^A-Za-z0-9._-]+")
 
 

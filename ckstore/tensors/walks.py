@@ -46,18 +46,21 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
     return node
 
 
-def parts_in(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts."""
+def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
+    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts.
+
+    With another `tag` give the nodes that have it.
+    """
     if not isinstance(node, list):
         return
-    if node[0] == "parts":
+    if node[0] == tag:
         yield path, node
     elif node[0] in SEQUENCES:
         for i, item in enumerate(node[1]):
-            yield from parts_in(item, join_index(path, i))
+            yield from parts_in(item, join_index(path, i), tag)
     elif node[0] in PAIRS:
         for own, item in node[1]:
-            yield from parts_in(item, join(path, decode_key(own)))
+            yield from parts_in(item, join(path, decode_key(own)), tag)
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:

@@ -17,6 +17,7 @@ from ckstore import BadInput, CannotStore, Store
 from ckstore.tensors.capture import capture
 from ckstore.tensors.named import safe_classes
 from ckstore.tensors.named.objects import put_together
+from ckstore.tensors.targets import into_optimizer
 from tests.support.captures import Saved
 from tests.support.states import assert_same
 
@@ -108,6 +109,54 @@ def test_an_object_is_refused_with_the_line_that_works(tmp_path: Path) -> None:
     back: Any = store.load(1)
     assert type(back["p"]) is Projector
     assert torch.equal(back["p"].project(torch.ones(3)), torch.full((3,), 2.0))
+
+
+class Galore(torch.optim.SGD):
+    """Keeps an object in its state."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if "projector" not in state:
+                    state["projector"] = Projector(parameter.numel())
+                state["projector"].matrix += 1
+                parameter.sub_(state["projector"].project(parameter.grad))
+
+
+def stepped(count: int, store: Store | None = None) -> torch.nn.Parameter:
+    """Train for some steps, from a checkpoint if there is a store."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = Galore([weight], lr=1.0)
+    if store is not None:
+        store.load_into({"w": {"w": weight.data}, "o": optimizer}, 2)
+    for _ in range(count):
+        weight.grad = torch.full((3,), 0.5)
+        optimizer.step()
+    if store is None and count == 2:
+        saved = Store.open("store")
+        saved.save({"w": {"w": weight.data}, "o": optimizer}, step=2)
+    return weight
+
+
+def test_an_optimizer_with_objects_in_its_state_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    ckstore.add_safe_globals([Projector])
+    store = Store.init(tmp_path / "store")
+    stepped(2)
+
+    assert torch.equal(stepped(3, store), stepped(5))
+
+
+def test_tensors_inside_objects_go_where_the_parameter_is() -> None:
+    ckstore.add_safe_globals([Projector])
+    node = Saved({"projector": Projector(3), "step": torch.ones(1)}).manifest.state
+    work = object.__new__(into_optimizer._Optimizer)
+    work._parameters = {0: torch.empty(3, device="meta"), 1: torch.empty(3)}
+
+    assert work.placed(0, node, lambda _: torch.ones(3))(0).device.type == "meta"  # type: ignore[attr-defined]
+    assert work.placed(0, node, lambda _: torch.ones(3))(1).device.type == "cpu"  # type: ignore[attr-defined]
+    assert work.placed(1, node, lambda _: torch.ones(3))(0).device.type == "cpu"  # type: ignore[attr-defined]
 
 
 def test_where_its_class_is_not_allowed_the_load_says_so_and_the_rest_can_be_selected(
