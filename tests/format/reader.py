@@ -113,7 +113,7 @@ class Parts:
 
 
 PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.device", "numpy.str_"}
-PLAIN |= {"torch.dtype", "torch.layout", "torch.memory_format", "torch.qscheme"}
+PLAIN |= {"enum", "global", "torch.dtype", "torch.layout", "torch.memory_format", "torch.qscheme"}
 
 
 @dataclass
@@ -338,13 +338,13 @@ class Checkpoint:
             if tag == "deque":
                 return deque(values, node[2])
             return values if tag == "list" else tuple(values)
-        check(tag in ("dict", "odict", "counter", "defaultdict", "parts"), f"no node: {tag}")
+        check(tag in ("dict", "odict", "counter", "defaultdict", "parts", "object"), f"no node: {tag}")
         items = []
         for k, child in node[1]:
             items.append((key_of(k), self._value(child, join(name, key_of(k)), depth + 1, named)))
         if tag == "parts":
             return Parts(node[2], dict(items), self._value(node[3], name, depth + 1, []))
-        if tag == "defaultdict":
+        if tag in ("defaultdict", "object"):
             return Plain(tag, [dict(items), node[2]])
         if tag == "dict":
             return dict(items)

@@ -121,6 +121,6 @@ def test_the_nodes_of_the_page_are_those_that_the_reader_knows() -> None:
     tags = re.findall(r"`\[\"([\w.]+)\"", section("Nodes").partition("| node |")[2])
 
     wanted = "int float complex bytes numpy list tuple deque dict defaultdict counter odict set frozenset parts leaf"
-    plain = "bytearray io.BytesIO decimal date datetime timedelta path numpy.str_"
+    plain = "bytearray io.BytesIO decimal date datetime timedelta path numpy.str_ object enum global"
     of_torch = "torch.Size torch.device torch.dtype torch.layout torch.memory_format torch.qscheme"
     assert set(tags) == {*wanted.split(), *plain.split(), *of_torch.split()}

@@ -3,9 +3,11 @@
 The reader knows nothing of ckstore, so here its values are compared with the states that were saved.
 """
 
+import argparse
 import collections
 import datetime as dt
 import decimal
+import http
 import io
 import itertools
 import json
@@ -234,6 +236,8 @@ def test_values_that_the_reader_leaves_are_as_the_page_has_them(store: ckstore.S
         torch.device("cuda:0"),
         np.str_("a"),
         collections.defaultdict[Any, Any](list, {1: 2}),
+        argparse.Namespace(lr=0.5, w=[1]),
+        http.HTTPStatus.OK,
     ]
     store.save([*state, torch.eye(2).to_sparse()], step=1)
 
@@ -253,6 +257,8 @@ def test_values_that_the_reader_leaves_are_as_the_page_has_them(store: ckstore.S
         ("torch.device", ["cuda:0"]),
         ("numpy.str_", ["a"]),
         ("defaultdict", [{1: 2}, "list"]),
+        ("object", [{"lr": 0.5, "w": [1]}, "argparse.Namespace"]),
+        ("enum", ["http.HTTPStatus", "OK"]),
     ]
     assert (sparse.kind, sorted(sparse.tensors)) == ("sparse_coo", ["indices", "values"])
     assert sparse.extra == (reader.Plain("torch.Size", [[2, 2]]), True)
