@@ -25,11 +25,13 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.sharing import SHARING
 from tests.mutants.unchanged import UNCHANGED
+from tests.mutants.values import VALUES
 from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX, *UNCHANGED, *MACHINES)}
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, UNCHANGED, MACHINES, VALUES)
+MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")
