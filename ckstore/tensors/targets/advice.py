@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
@@ -163,5 +163,7 @@ def _own_keys(manifest: Manifest) -> set[object]:
 def _names_of(value: object) -> set[object]:
     """Return the names of a module, or the keys of a dict; empty for anything else."""
     if is_module(value):
-        return set(cast("Any", value).state_dict())
+        from ckstore.tensors.targets.module_parts import parts_of
+
+        return set(parts_of(value).places)
     return set(value) if isinstance(value, dict) else set()

@@ -17,6 +17,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
+    from ckstore.tensors.targets.module_attempt import Attempt
 
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
@@ -33,7 +34,13 @@ _CONTAINERS = {
 
 
 class Comparison:
-    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
+    """Collects what fits and what does not, and the steps to be taken once all tensors are filled.
+
+    Attributes:
+        attempts: What is loaded before anything else is touched, and says then what does not fit.
+        guessed: Keys that one side alone has, where it is for an attempt to say what that means.
+        steps: What is done once all tensors are filled.
+    """
 
     def __init__(
         self,
@@ -48,6 +55,8 @@ class Comparison:
         self._read = read
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []
+        self.attempts: list[Attempt] = []
+        self.guessed: list[str] = []
         self.differences = Differences()
 
     def early(self, index: int) -> object:
@@ -117,13 +126,19 @@ class Comparison:
         on_meta = live.device.type == "meta"
         if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
             return True
+        return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast=True))
+
+    def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
+        """Whether a leaf may be converted to the dtype of a tensor of its shape; say so, or why not."""
+        from ckstore.tensors.targets import torch_targets
+
         wanted = torch_targets.dtype_name(live)
         if not self.terms.cast or not torch_targets.casts(live, leaf):
             cannot = ", which cannot be converted" if self.terms.cast else ""
             self.differences.dtypes[name] = f"{wanted} wanted, found {leaf.dtype}{cannot}"
             return False
         self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
-        return on_meta or self.filling.bind(live, item[1], cast=True)
+        return True
 
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
@@ -167,16 +182,6 @@ class Comparison:
         """Say that the target lacks what the checkpoint has, if it was asked for."""
         if self.wants_some(node, name):
             self.differences.unexpected.append(name)
-
-    def bind_shown(self, own: dict[str, Any], indexes: Iterable[int]) -> None:
-        """Let leaves fill the tensors that an object shows under their names; make the others new."""
-        for index in indexes:
-            leaf = self.leaves[index]
-            live = own.get(leaf.name)
-            if live is None or leaf.kind != "torch":
-                self.filling.make_new(index)
-            elif not self.bind(live, ["leaf", index], leaf.name):
-                self.filling.leave(live, index)
 
     def is_tensor_leaf(self, node: Node) -> bool:
         """Whether a node is a tensor or an array."""

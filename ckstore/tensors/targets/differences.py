@@ -18,12 +18,14 @@ class Terms:
         rename: See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
         cast: Convert to the dtype of the target.
         assign: Give memory to tensors of the target on the meta device.
+        strict: Whether all has to fit.
     """
 
     keep: Callable[[str], bool] | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False
     assign: bool = False
+    strict: bool = True
 
 
 @dataclass(slots=True)
