@@ -39,6 +39,7 @@ class Differences:
         dtypes: Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
         cast: Name -> ``float32 to bfloat16``, of tensors that will be converted.
         meta: Tensors of the target without memory, which are not assigned.
+        partial: Tensor of a module -> its class, where the checkpoint has parts of it that the module does not take.
         strangers: Modules of which the checkpoint has names, and not one that fits.
         rename: A renaming with which more would fit.
         renaming: The keys of the caller's renaming that a name begins with, or has.
@@ -50,6 +51,7 @@ class Differences:
     dtypes: dict[str, str] = field(default_factory=dict)
     cast: dict[str, str] = field(default_factory=dict)
     meta: list[str] = field(default_factory=list)
+    partial: dict[str, str] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
     renaming: set[str] = field(default_factory=set)

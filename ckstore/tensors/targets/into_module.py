@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.model.names import join_key, plain
+from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Found, Leaf
@@ -16,7 +17,7 @@ from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from ckstore.model.manifest.manifest import Node
 
@@ -52,8 +53,9 @@ class _Module:
 
     def compare(self) -> None:
         """Plan to load each value that fits, and say what does not."""
+        lost = self._lost_parts()
         for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
-            if key in self.found:
+            if key in self.found and key not in lost:
                 self.take(key, *self.found[key])
         missing = [key for key in self.parts.places if key not in self.found]
         unexpected = [key for key in self.found if key not in self.parts.places]
@@ -79,6 +81,21 @@ class _Module:
             self._take_meta(key, place.value, name, item)
         elif place is not None:
             self._take_values(key, place.value, name, item)
+
+    def _lost_parts(self) -> set[str]:
+        """Say which tensors have parts in the checkpoint that the module does not take: alone, values are wrong."""
+        lost = set()
+        for key, (name, item) in self.found.items():
+            if key in self.parts.places or self.parts.loader_of(key) is not None:
+                continue
+            owner = next((own for own in _above(key) if own in self.parts.places and own in self.found), None)
+            if owner is not None and self.comparison.wants_some(item, name):
+                kind = type_name(type(self.parts.places[owner].value))
+                self.comparison.differences.partial.setdefault(join_key(self.path, owner), kind)
+                lost.add(owner)
+        for owner in lost:
+            self.comparison.mismatch(join_key(self.path, owner), "a tensor alone", "one that has parts")
+        return lost
 
     def plan(self) -> None:
         """Add what is to be done."""
@@ -202,12 +219,19 @@ class _Module:
 
 def _memory(value: torch.Tensor) -> object:
     """Return what is equal for tensors that are one: the same elements of the same memory."""
-    if value.device.type == "meta" or not value.numel():
+    if torch.nn.parameter.is_lazy(value) or value.is_meta or not value.numel():
         return id(value)
     try:
         return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own
         return id(value)
+
+
+def _above(key: str) -> Iterator[str]:
+    """Give the names that a key lies below, the longest first."""
+    while "." in key:
+        key = key[: key.rfind(".")]
+        yield key
 
 
 def _no_leaf(index: int) -> object:

@@ -23,6 +23,7 @@ from ckstore.tensors.walks import leaf_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from ckstore.model.manifest.manifest import Node
     from ckstore.tensors.memory import StorageMemory
@@ -101,7 +102,7 @@ class Attempt:
     def _try(self, loader: Loader, given: Mapping[str, Node], read: Read) -> tuple[Iterable[str], Iterable[str]]:
         leaves = self._comparison.leaves
         leaf = LeafMaker(leaves, read(self._storages(given.values())).__getitem__).leaf
-        with naming_refusals(loader.part, join_key(self._path, loader.prefix.removesuffix(".")), _NOTHING_LOADED):
+        with self._naming(loader):
             snapshot = Snapshot(loader.part, whole=loader.whole)
         self._snapshots.append(snapshot)
         values = {key: build_with(item, leaf, leaves) for key, item in given.items()}
@@ -132,7 +133,7 @@ class Attempt:
         metadata = self._metadata()
         if metadata is not None:
             vars(state)["_metadata"] = metadata
-        with naming_refusals(loader.part, join_key(self._path, loader.prefix.removesuffix(".")), _NOTHING_LOADED):
+        with self._naming(loader):
             if not loader.whole:
                 return _load_its_own(loader, state, metadata, **how)
             if not loader.prefix and overrides_load(self._module):
@@ -141,6 +142,10 @@ class Attempt:
                     how["strict"] = False
                 return reported(load(state, **how))
             return reported(_below(loader).load_state_dict(state, strict=False, **how))
+
+    def _naming(self, loader: Loader) -> AbstractContextManager[None]:
+        name = join_key(self._path, loader.prefix[:-1]) if loader.prefix else self._path
+        return naming_refusals(loader.part, name, _NOTHING_LOADED)
 
     def _assign(self, values: dict[str, Any]) -> bool:
         """Make parameters of what goes to places without memory, as torch does, tied ones where they are tied."""
@@ -195,6 +200,6 @@ def _below(loader: Loader) -> Any:
     part = loader.part
     for name in reversed(loader.prefix.split(".")[:-1]):
         outer = torch.nn.Module()
-        outer._modules[name] = part  # noqa: SLF001 - add_module refuses some of the names that an assignment takes
+        outer.add_module(name, part)
         part = outer
     return part

@@ -33,13 +33,19 @@ class Snapshot:
 
     def put_back(self) -> None:
         """Make the part what it was."""
-        for attributes in self._attributes:
-            attributes.put_back()
+        self._put_back_attributes()
+        for part, state in self._extra:
+            try:
+                part.set_extra_state(state)  # in objects that the attributes hold it may have been changed in place
+            except Exception:  # noqa: BLE001 - some refuse what they gave, as when they were new: attributes have to do
+                self._put_back_attributes()
         with torch.no_grad():
             for value in self._values:
                 value.put_back()
-        for part, state in self._extra:
-            part.set_extra_state(state)
+
+    def _put_back_attributes(self) -> None:
+        for attributes in self._attributes:
+            attributes.put_back()
 
 
 def kept_bytes(part: Any, *, whole: bool) -> int:
