@@ -111,10 +111,11 @@ class _Optimizer:
         self.comparison = comparison
         self.path = name_below(path, "state")
         self._is_torchs = _is_torchs(optimizer)
-        self._held = optimizer.state  # not its state_dict(), which some build anew and at a cost
+        self._held = optimizer.state  # not its state_dict(), which is foreign code, and need not show what it holds
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self._parameters = dict(zip(numbers, parameters, strict=True))
+        self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
@@ -130,11 +131,14 @@ class _Optimizer:
         return True
 
     def _bind(self, index: int, live: dict[str, Any]) -> None:
-        """Fill the tensor that the optimizer holds under a name, if it is of one kind with that of the checkpoint."""
+        """Fill the tensor that the optimizer holds under a name, if only this one of the checkpoint goes there."""
         leaf = self.comparison.leaves[index]
         own = live.get(leaf.name)
-        if own is None or leaf.kind != "torch" or not self.comparison.filling.bind(own, index):
+        place = None if own is None else own.data_ptr()
+        if own is None or place in self._places or not self.comparison.filling.bind(own, index):
             self.comparison.filling.make_new(index)
+        else:
+            self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
         """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if it is converted.
