@@ -64,7 +64,8 @@ class _Module:
             [key for key in unexpected if self.parts.loader_of(key) is None],
         )
         if self.parts.loaders:
-            self.comparison.guessed += [key for key in missing + unexpected if self.parts.loader_of(key) is not None]
+            differing = [key for key in missing + unexpected if not key.endswith("_extra_state")]
+            self.comparison.guessed += [key for key in differing if self.parts.loader_of(key) is not None]
         else:
             self._judge(unexpected)
 

@@ -15,7 +15,7 @@ from ckstore import Store
 from ckstore.errors import CkstoreError, DoesNotFit
 from tests.ops.read.test_load_differences import bits
 from tests.support.examples import examples
-from tests.support.own_loaders import KINDS, History, Scales
+from tests.support.own_loaders import KINDS, Average, History, Scales
 
 Spec = list[str]
 
@@ -133,4 +133,89 @@ def test_what_a_module_itself_would_not_load_is_named(
         store.load_into({"model": target}, 1)
 
     assert (caught.value.missing, caught.value.unexpected) == (missing, unexpected)
+    assert held(target) == before
+
+
+def test_what_parts_report_is_a_difference_and_all_parts_are_as_they_were(store: Store) -> None:
+    def make(seed: int) -> nn.Module:
+        return nn.ModuleDict({"a": made(["scales"], seed), "b": made(["history"], seed), "c": made(["fused"], seed)})
+
+    state, target = make(SAVED).state_dict(), make(TARGET)
+    del state["b.weight"]
+    state["c.w"] = torch.ones(1)
+    store.save({"model": state}, step=1)
+    before = held(target)
+
+    with pytest.raises(DoesNotFit) as caught:
+        store.load_into({"model": target}, 1)
+
+    assert (caught.value.missing, caught.value.unexpected) == (("model.b.weight",), ("model.c.w",))
+    assert held(target) == before
+
+    report = store.load_into({"model": target}, 1, strict=False)
+
+    assert (report.missing, report.unexpected) == (("model.b.weight",), ("model.c.w",))
+    after = target.state_dict()
+    assert bits({**state, "b.weight": after["b.weight"]}) == bits({**after, "c.w": state["c.w"]})
+
+
+def test_a_parameter_of_another_shape_is_named_also_where_its_part_loads_in_its_own_way(store: Store) -> None:
+    class Wide(Average):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(2))
+
+    saved, target = Average(), Wide()
+    saved.bias = nn.Parameter(torch.zeros(2))
+    store.save({"model": saved}, step=1)
+    weight = target.weight.detach().clone()
+
+    with pytest.raises(DoesNotFit) as caught:
+        store.load_into({"model": target}, 1)
+    report = store.load_into({"model": target}, 1, strict=False)
+
+    why = {"model.weight": "shape [3] float32 wanted, found shape [2] float32"}
+    assert (caught.value.mismatched, report.not_loaded) == (why, why)
+    assert torch.equal(target.weight, weight)
+    assert target.bias.tolist() == [0, 0]
+
+
+def test_names_of_a_wrapper_are_suggested_also_where_the_model_has_hooks(store: Store) -> None:
+    saved, target = nn.Sequential(made(["derived"], SAVED)), made(["derived"], TARGET)
+    store.save({"model": saved}, step=1)
+    before = held(target)
+
+    with pytest.raises(DoesNotFit) as caught:
+        store.load_into({"model": target}, 1, strict=False)
+    assert held(target) == before
+    store.load_into({"model": target}, 1, rename={"0.": ""})
+
+    assert "rename={'0.': ''} makes all names fit" in str(caught.value.hint)
+    assert bits(target.state_dict()["inner.weight"]) == bits(saved.state_dict()["0.inner.weight"])
+
+
+def test_only_the_selected_parts_are_given_values(store: Store) -> None:
+    saved = nn.ModuleDict({"a": made(["scales"], SAVED), "b": made(["wary"], SAVED)})
+    target = nn.ModuleDict({"a": made(["scales"], TARGET), "b": made(["wary"], TARGET)})
+    store.save({"model": saved}, step=1)
+    before = held(target["b"])
+
+    report = store.load_into({"model": target}, 1, select="model.a")
+
+    assert (report.missing, report.unexpected) == ((), ())
+    assert held(target["a"]) == held(saved["a"])
+    assert held(target["b"]) == before
+
+
+def test_a_weight_of_four_bits_is_never_loaded_without_its_quantization(store: Store) -> None:
+    saved, target = made(["quantized"], SAVED), made(["quantized"], TARGET)
+    store.save({"model": saved}, step=1)
+    before = held(target)
+
+    with pytest.raises(DoesNotFit, match=r"load.. returns them, make it of them") as caught:
+        store.load_into({"model": target}, 1)
+    with pytest.raises(DoesNotFit):
+        store.load_into({"model": target}, 1, strict=False)
+
+    assert "strict=False" not in str(caught.value.hint)
     assert held(target) == before
