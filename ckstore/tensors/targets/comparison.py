@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
@@ -17,7 +17,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, value_names
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.targets.module_attempt import Attempt
+    from ckstore.tensors.memory import StorageMemory
 
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
@@ -31,6 +31,25 @@ _CONTAINERS = {
     "deque": "a deque",
     "parts": "a tensor of several parts",
 }
+
+
+class Trial(Protocol):
+    """Loads first of all into what alone knows whether its values fit; see `module_attempt`."""
+
+    handed: dict[str, dict[str, Node]]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that `run` takes for what `undo` puts back."""
+
+    def storages(self) -> list[list[int]]:
+        """Return the storages that `run` asks for, as it does."""
+
+    def run(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
+        """Load, and say what does not fit."""
+
+    def undo(self) -> None:
+        """Put back what there was before `run`, also if that did not end."""
 
 
 class Comparison:
@@ -55,7 +74,7 @@ class Comparison:
         self._read = read
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []
-        self.attempts: list[Attempt] = []
+        self.attempts: list[Trial] = []
         self.guessed: list[str] = []
         self.differences = Differences()
 

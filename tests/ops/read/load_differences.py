@@ -187,7 +187,7 @@ def beside(make: Callable[[], nn.Module]) -> Callable[[], State]:
 
     def made() -> State:
         module = Net()
-        module.part = make()  # type: ignore[assignment]
+        module.part = make()
         return {"model": module}
 
     return made
