@@ -49,7 +49,7 @@ class Attempt:
         handed: Prefix of a loader -> key -> node.
     """
 
-    def __init__(  # noqa: PLR0917 - what a module is, and what asks for and hears of the attempt
+    def __init__(
         self,
         comparison: Comparison,
         path: str,
