@@ -20,6 +20,7 @@ from tests.faults.tracing import Request, trace
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.index import INDEX
+from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
@@ -30,7 +31,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, UNCHANGED, MACHINES, VALUES)
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES)
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0
