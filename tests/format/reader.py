@@ -111,7 +111,8 @@ class Parts:
     extra: Any
 
 
-PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.dtype", "torch.device", "numpy.str_"}
+PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.device", "numpy.str_", "enum", "global"}
+PLAIN |= {"torch.dtype", "torch.layout", "torch.memory_format"}
 
 
 @dataclass
@@ -332,12 +333,14 @@ class Checkpoint:
             if tag == "deque":
                 return deque(values, node[2])
             return values if tag == "list" else tuple(values)
-        check(tag in ("dict", "odict", "counter", "defaultdict", "parts"), f"no node: {tag}")
+        check(tag in ("dict", "odict", "counter", "defaultdict", "parts", "object"), f"no node: {tag}")
         items = []
         for k, child in node[1]:
             items.append((key_of(k), self._value(child, join(name, key_of(k)), depth + 1, named)))
         if tag == "parts":
             return Parts(node[2], dict(items), self._value(node[3], name, depth + 1, []))
+        if tag == "object":
+            return Parts(node[2], dict(items), None)
         if tag == "defaultdict":
             return Plain(tag, [dict(items), node[2]])
         if tag == "dict":
