@@ -82,7 +82,10 @@ def test_assigned_weights_take_the_place_of_others(make: Any) -> None:
 @pytest.mark.parametrize(
     "make, why",
     [
-        (lambda: model(1), r"shape \[3, 4\] float32 wanted, found .*Rounded of shape \[3, 4\] "),
+        (
+            lambda: model(1),
+            r"shape \[3, 4\] float32 wanted, found .*Rounded of shape \[3, 4\], which is of another class$",
+        ),
         (lambda: quantized(1, Mode.DOWN), r"found .*Rounded of shape \[3, 4\], with another rounding$"),
         (lambda: rounded(model(1).double()), r"found .*, with another dtype$"),
         (lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(3, 3)), r"\[5, 4\] float32 wanted"),
