@@ -67,7 +67,7 @@ def test_what_a_load_gives_is_what_torch_loads_too() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: model(0, device="meta"), lambda: model(1), lambda: quantized(1, Mode.DOWN)])
-def test_assigned_weights_take_the_place_of_others(make: Any) -> None:
+def test_assigned_weights_take_the_place_of_what_was_there(make: Any) -> None:
     source, target = quantized(0), make()
     target.requires_grad_(False)
 
