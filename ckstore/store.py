@@ -687,6 +687,7 @@ class Store:
         progress: Progress | None = None,
         rank: int | None = None,
         file: str | None = None,
+        max_bytes: int | None = None,
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
@@ -710,11 +711,14 @@ class Store:
                 tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
                 values are left out, such as ``param_groups`` of an optimizer, and so are files without tensors. To
                 resume, give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
+            max_bytes: Refuse a state of more bytes before any memory is taken. For checkpoints of people whom you do
+                not trust: a small one can name one blob many times.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
         """
         from ckstore.ops.read.load import load
 
@@ -728,6 +732,7 @@ class Store:
             progress=progress,
             rank=rank,
             file=file,
+            max_bytes=max_bytes,
         )
 
     @act

@@ -78,6 +78,16 @@ PLACES = [
         "assert not True",
     ),
     Mutant(
+        "a state larger than the caller allows is refused before memory is taken",
+        "bound-ignored",
+        "load.load_open",
+        "if max_bytes is not None and nbytes > max_bytes:",
+        "if max_bytes == -1:",
+        "tests/ops/read/test_claims.py::"
+        "test_a_small_checkpoint_that_names_one_blob_many_times_is_refused_beyond_what_the_caller_allows",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a new directory gets its mode by a descriptor",
         "mode-given-by-path",
         "_give_mode",

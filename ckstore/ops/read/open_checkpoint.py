@@ -140,14 +140,23 @@ class OpenCheckpoint:
         return io.BufferedReader(CommittedFile(self._here, file_record(self._directory.manifest, path)), BUFFER_BYTES)
 
     @act
-    def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
+    def load(
+        self,
+        *,
+        device: object = "cpu",
+        select: Select = None,
+        mmap: bool = False,
+        verify: bool = True,
+        max_bytes: int | None = None,
+    ) -> Any:
         """Return the state, or the part of it that `select` names; see `ckstore.Store.load`.
 
         Raises:
             NoSuchRef: `select` fits nothing.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify)
+        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""
