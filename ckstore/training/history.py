@@ -20,6 +20,7 @@ from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, links, peek
 from ckstore.fs.inside import Inside, at
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
+from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
 from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
@@ -57,6 +58,7 @@ class Source:
     incomplete: str = ""
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ImportReport:
     """What `import_history` did.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.words import printable
 from ckstore.tensors.stateful import is_stateful
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ckstore.store import RefLike, Store
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
     """What `restore` did. Printed, it says what will not continue exactly.

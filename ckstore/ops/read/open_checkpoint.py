@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside
+from ckstore.model.brief import brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.find import AnyRef
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class LeafSummary:
     """One tensor, array or other value kept as bytes.
