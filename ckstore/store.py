@@ -11,6 +11,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
+from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +74,7 @@ class Store:
     _savers: Client | None = None
     """The saves of this handle in the background; `_client` makes it, at the first of them."""
 
+    @short_tracebacks
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -95,6 +97,7 @@ class Store:
         self._stop = False
 
     @classmethod
+    @short_tracebacks
     def init(
         cls,
         path: str | os.PathLike[str],
@@ -122,6 +125,7 @@ class Store:
         return cls(root, run=run, catalog_path=catalog_path)
 
     @classmethod
+    @short_tracebacks
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -157,6 +161,7 @@ class Store:
         return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
     @classmethod
+    @short_tracebacks
     def open_or_init(
         cls,
         path: str | os.PathLike[str],
@@ -1281,6 +1286,7 @@ class Store:
 
         return StoreConfig(self._context)
 
+    @short_tracebacks
     def set_retention(self, policy: RetentionPolicy | None) -> None:
         """Set ``config.retention``: the policy that is applied after each save; None: everything stays.
 
@@ -1499,6 +1505,7 @@ def _create(
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")
 
 
+@short_tracebacks
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
 

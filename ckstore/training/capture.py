@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckstore.tensors.stateful import is_stateful
+from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description, place
 from ckstore.training.processes import of_all_ranks, rank_and_world
@@ -19,6 +20,7 @@ RECORD = "training"
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 
 
+@short_tracebacks
 def capture(
     *,
     model: Any = None,

@@ -26,6 +26,7 @@ from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
 from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, check_names, signs_of_incompleteness, step_in_name
+from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -208,6 +209,7 @@ def _reading(path: Inside) -> Iterator[None]:
         raise BadInput(msg, hint="import again when it can be read; what was imported before stays") from error
 
 
+@short_tracebacks
 def import_history(
     store: Store,
     folder: str | os.PathLike[str],

@@ -11,6 +11,7 @@ from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.words import printable
 from ckstore.tensors.stateful import is_stateful
+from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.loader import description, set_place
@@ -65,6 +66,7 @@ class _Receiver:
         self.state = state
 
 
+@short_tracebacks
 def restore(
     store: Store,
     ref: RefLike = "latest-valid",
