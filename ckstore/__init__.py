@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RankError,
         RankFailed,
         RankMismatch,
+        ReadOnlyStore,
         SaveAbandoned,
         SaveFailed,
         StateChanged,
@@ -132,6 +133,7 @@ __all__ = [
     "RankError",
     "RankFailed",
     "RankMismatch",
+    "ReadOnlyStore",
     "RefLike",
     "ReindexReport",
     "RelinkReport",
@@ -168,7 +170,7 @@ __all__ = [
 _HOMES = {
     "ckstore.errors": "AmbiguousRef BadInput CannotLoad CannotStore CatalogUnavailable CkstoreError CkstoreWarning "
     "DamagedBlob DoesNotFit InUse InsufficientSpace MissingRanks NewerFormat NoSuchFile NoSuchRef "
-    "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch SaveAbandoned SaveFailed "
+    "NotUnchanged OtherHash Protected RankError RankFailed RankMismatch ReadOnlyStore SaveAbandoned SaveFailed "
     "StateChanged StepExists StoreNotFound UnknownOutcome UnsafePlace",
     "ckstore.model.checkpoint.pins": "Pin",
     "ckstore.model.checkpoint.runs": "RunSummary",

@@ -1,4 +1,4 @@
-"""The traceback of an error that ckstore raises on purpose has at most two of its frames; of others all are there."""
+"""The traceback of an error that ckstore raises on purpose has at most two of its frames; any other error keeps all."""
 
 from __future__ import annotations
 
