@@ -211,7 +211,8 @@ def test_the_metadata_has_the_ids_of_the_checkpoint_the_save_and_the_load(kept: 
     reader.reset()
     assert reader.load_id != before
     assert reader.read_metadata().storage_meta.load_id == reader.load_id
-    assert kept.reader().read_metadata().storage_meta.save_id == saved
+    fresh: Any = kept.reader().read_metadata().storage_meta
+    assert fresh.save_id == saved
 
 
 def test_a_store_is_found_by_no_checkpoint_id_alone(tmp_path: Path) -> None:

@@ -47,11 +47,9 @@ class Storage:
 
     def reader(self) -> StorageReader:
         """Return what reads the last one."""
-        return (
-            FileSystemReader(self.place / str(self.step))
-            if self.kind == "torch"
-            else CkstoreReader(self.place, self.step)
-        )  # type: ignore[arg-type]
+        if self.kind == "torch":
+            return FileSystemReader(self.place / str(self.step))
+        return CkstoreReader(self.place, self.step)
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -155,7 +153,9 @@ def reshard(kind: str, place: str) -> list[str]:
 def reshard_uneven(kind: str, place: str) -> list[str]:
     """The same for `ShardedTensor`, whose shards are of any sizes and lie on any rank."""
     from torch.distributed._shard import sharded_tensor
-    from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardMetadata
+    from torch.distributed._shard.metadata import ShardMetadata
+    from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+    from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
 
     def rows(*sizes_and_ranks: tuple[int, int]) -> EnumerableShardingSpec:
         starts = itertools.accumulate((size for size, _ in sizes_and_ranks), initial=0)
