@@ -136,14 +136,14 @@ def test_the_frames_of_a_callback_and_of_an_error_that_was_being_handled_are_the
         store.save({"broken": Broken()}, step=5)
     assert "in state_dict" in "".join(traceback.format_exception(excinfo.value))
 
-    def handled() -> None:
+    def handled(own: dict[str, int]) -> None:
         try:
-            {}["mine"]
+            own["mine"]
         except KeyError:
             store.load(77)
 
     with pytest.raises(CkstoreError) as excinfo:
-        handled()
+        handled({})
     shown = "".join(traceback.format_exception(excinfo.value))
-    assert '{}["mine"]' in shown
+    assert 'own["mine"]' in shown
     assert shown.count(OWN) <= 2
