@@ -60,8 +60,8 @@ PLACES = [
         "AssertionError",
     ),
     Mutant(
-        "a foreign folder is walked by descriptors",
-        "folder-walked-by-path",
+        "in a folder of another program mounted filesystems are walked into",
+        "foreign-mount-refused",
         "tree.foreign",
         "return Inside(os.path.abspath(path), is_foreign=True)",
         "return Inside(os.path.abspath(path))",
