@@ -23,6 +23,7 @@ from ckstore.errors import Protected as Protected
 from ckstore.errors import RankError as RankError
 from ckstore.errors import RankFailed as RankFailed
 from ckstore.errors import RankMismatch as RankMismatch
+from ckstore.errors import ReadOnlyStore as ReadOnlyStore
 from ckstore.errors import SaveAbandoned as SaveAbandoned
 from ckstore.errors import SaveFailed as SaveFailed
 from ckstore.errors import StateChanged as StateChanged

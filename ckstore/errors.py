@@ -16,6 +16,7 @@
     │   ├── InsufficientSpace    6   not enough bytes or inodes
     │   ├── SaveAbandoned        1   a background save was given up, and will not appear
     │   ├── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
+    │   ├── ReadOnlyStore        1   the store was opened read-only, and something was to be written
     │   └── RankError            1   several ranks could not save one checkpoint together
     │       ├── MissingRanks     1   some did not come in time
     │       ├── RankMismatch     1   they do not mean the same checkpoint, or two say that they are one rank
@@ -238,6 +239,10 @@ class SaveAbandoned(SaveFailed):
 
 class UnknownOutcome(SaveFailed):
     """The checkpoint was published, but may not survive a power cut; open the store again before the next save."""
+
+
+class ReadOnlyStore(SaveFailed):
+    """The store was opened read-only, or this user may not write to it; nothing was saved, named or deleted."""
 
 
 class RankError(SaveFailed):

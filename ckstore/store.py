@@ -11,6 +11,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
+from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +74,7 @@ class Store:
     _savers: Client | None = None
     """The saves of this handle in the background; `_client` makes it, at the first of them."""
 
+    @short_tracebacks
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -95,6 +97,7 @@ class Store:
         self._stop = False
 
     @classmethod
+    @short_tracebacks
     def init(
         cls,
         path: str | os.PathLike[str],
@@ -122,6 +125,7 @@ class Store:
         return cls(root, run=run, catalog_path=catalog_path)
 
     @classmethod
+    @short_tracebacks
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -157,6 +161,7 @@ class Store:
         return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
 
     @classmethod
+    @short_tracebacks
     def open_or_init(
         cls,
         path: str | os.PathLike[str],
@@ -687,6 +692,7 @@ class Store:
         progress: Progress | None = None,
         rank: int | None = None,
         file: str | None = None,
+        max_bytes: int | None = None,
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
@@ -710,11 +716,14 @@ class Store:
                 tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
                 values are left out, such as ``param_groups`` of an optimizer, and so are files without tensors. To
                 resume, give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
+            max_bytes: Refuse a state of more bytes before any memory is taken. For checkpoints of people whom you do
+                not trust: a small one can name one blob many times.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
         """
         from ckstore.ops.read.load import load
 
@@ -728,6 +737,7 @@ class Store:
             progress=progress,
             rank=rank,
             file=file,
+            max_bytes=max_bytes,
         )
 
     @act
@@ -1276,6 +1286,7 @@ class Store:
 
         return StoreConfig(self._context)
 
+    @short_tracebacks
     def set_retention(self, policy: RetentionPolicy | None) -> None:
         """Set ``config.retention``: the policy that is applied after each save; None: everything stays.
 
@@ -1494,6 +1505,7 @@ def _create(
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")
 
 
+@short_tracebacks
 def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
 

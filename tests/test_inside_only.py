@@ -1,5 +1,7 @@
 """In objects/ and ops/ no call gives the system a path in a store: only `ckstore.fs` does, one directory at a time.
 
+Nor does training/ give it one in a folder that is imported, and no room but fs/ opens a file by a path to read it.
+
 A look at the sources. What the acts really give the kernel is looked at in tests/faults/test_paths.py.
 """
 
@@ -9,7 +11,8 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "ckstore"
-ROOMS = ("objects", "ops")
+ROOMS = ("objects", "ops", "training")
+READERS = ("catalog", "containers", "integrations", "objects", "ops", "ranks", "tensors", "training")
 
 BY_PATH = frozenset(
     {"access", "chdir", "chmod", "chown", "lchown", "link", "listdir", "lstat", "makedirs", "mkdir", "mkfifo", "mknod"}
@@ -61,6 +64,7 @@ EXCEPTIONS = {
     "ops/report/metrics.py: os.unlink(temporary)": "the same",
     'ops/free/gc.py: os.stat(f"{context.catalog.path}{suffix}")': "the files of the catalog",
     "ops/open/reindex.py: os.stat(path, follow_symlinks=False)": "the file of the catalog",
+    "training/provenance.py: Path(file).resolve()": "the script that runs",
     # Places outside a store.
     "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
     "ops/verify/copies.py: path.resolve()": "a source of a repair",
@@ -72,6 +76,18 @@ EXCEPTIONS = {
     "ops/save/gather.py: roots[0].is_dir()": "files that are committed",
     "ops/save/gather.py: store.resolve()": "the root",
 }
+
+
+OPENED = {
+    "integrations/trainer_state.py: path.read_bytes()": "a file that the Trainer has just written, in a new directory",
+    "integrations/fsspec/transaction.py: local.open(mode)": "a file of this process's own transaction",
+    'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
+    'ranks/meeting.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
+}
+"""Calls outside fs/ that open a file by its path and read it."""
+_OPENERS = frozenset({"open", "read_text", "read_bytes"})
+_NOT_OF_PATHS = ("Store", "self", "staging", "blobs", "store", "DirectoryLock")
+"""What has a method ``open`` that is not that of a path."""
 
 
 def _is_by_descriptor(call: ast.Call) -> bool:
@@ -114,6 +130,32 @@ def test_only_the_room_of_system_calls_goes_by_paths_and_the_exceptions_are_name
 
     assert found - EXCEPTIONS.keys() == set(), "go by ckstore.fs.inside, or say why not"
     assert EXCEPTIONS.keys() - found == set(), "these exceptions are no more"
+
+
+def opened_by_path(source: str) -> set[str]:
+    """Return the calls in a module that open a file by its path."""
+    found = set()
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        function = call.func
+        name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+        of = ast.unparse(function.value).split(".")[0] if isinstance(function, ast.Attribute) else ""
+        if name in _OPENERS and of not in _NOT_OF_PATHS:
+            found.add(ast.unparse(call).replace("'", '"'))
+    return found
+
+
+def test_no_room_but_that_of_system_calls_opens_a_file_by_its_path_to_read_it() -> None:
+    found = set()
+    for room in READERS:
+        for path in sorted((ROOT / room).glob("**/*.py")):
+            calls = opened_by_path(path.read_text(encoding="utf-8"))
+            found |= {f"{path.relative_to(ROOT)}: {call}" for call in calls}
+
+    assert found - OPENED.keys() == set(), "read by ckstore.fs.files or ckstore.fs.tree, or say why not"
+    assert OPENED.keys() - found == set(), "these exceptions are no more"
+    assert opened_by_path("Path(x).open(); open(x); os.open(x); x.read_text()") >= {"Path(x).open()", "open(x)"}
 
 
 def test_a_call_by_path_is_found() -> None:

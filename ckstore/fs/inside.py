@@ -57,14 +57,18 @@ class Inside:
         top: Path of the directory: the root of the store, or one that `holder` has open.
         parts: The names, without slashes.
         holder: Has the directory open; None: `top` is opened for each use.
+        is_foreign: The directory is no store, but a folder of another program: filesystems may be mounted in it.
     """
 
-    __slots__ = ("holder", "parts", "top")
+    __slots__ = ("holder", "is_foreign", "parts", "top")
 
-    def __init__(self, top: str, parts: tuple[str, ...] = (), holder: Holder | None = None) -> None:
+    def __init__(
+        self, top: str, parts: tuple[str, ...] = (), holder: Holder | None = None, *, is_foreign: bool = False
+    ) -> None:
         self.top = top
         self.parts = parts
         self.holder = holder
+        self.is_foreign = is_foreign
 
     def __truediv__(self, name: str) -> Inside:
         """Return the place `name` in this directory.
@@ -75,7 +79,7 @@ class Inside:
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             msg = f"{name!r} is not a valid name in {self}"
             raise BadInput(msg, hint="give one file name, without a slash, and not . or ..")
-        return Inside(self.top, (*self.parts, name), self.holder)
+        return Inside(self.top, (*self.parts, name), self.holder, is_foreign=self.is_foreign)
 
     @property
     def name(self) -> str:
@@ -92,7 +96,7 @@ class Inside:
         if not self.parts:
             msg = f"{self} is the root of a store or a directory held open, so its parent is not in the store"
             raise BadInput(msg)
-        return Inside(self.top, self.parts[:-1], self.holder)
+        return Inside(self.top, self.parts[:-1], self.holder, is_foreign=self.is_foreign)
 
     @property
     def path(self) -> Path:
@@ -235,7 +239,7 @@ def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -
     try:
         with at(where) as (parent, _):
             if parent is not None:
-                fd = _step(parent, where, len(where.parts), os.fstat(parent).st_dev, how=os.O_RDONLY)
+                fd = _step(parent, where, len(where.parts), _device_of(where, parent), how=os.O_RDONLY)
     except BaseException:
         if fd >= 0:
             close_quietly(fd)
@@ -261,7 +265,7 @@ def _reach(where: Inside) -> int:
     else:
         fd, owned = _held(where), False
     try:
-        device = os.fstat(fd).st_dev
+        device = _device_of(where, fd)
         for level in range(1, len(where.parts)):
             above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
             if owned:
@@ -274,7 +278,12 @@ def _reach(where: Inside) -> int:
     return fd
 
 
-def _step(fd: int, where: Inside, level: int, device: int, *, how: int) -> int:
+def _device_of(where: Inside, fd: int) -> int | None:
+    """Return the filesystem that the way to a place stays on; None: any, as in a folder of another program."""
+    return None if where.is_foreign else os.fstat(fd).st_dev
+
+
+def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -> int:
     """Open the directory of that level on the way to a place, in the one above it, which is open.
 
     Raises:
@@ -288,8 +297,8 @@ def _step(fd: int, where: Inside, level: int, device: int, *, how: int) -> int:
         raise
 
 
-def open_below(fd: int, name: str, how: int, device: int) -> int:
-    """Return a descriptor of a directory in the open one `fd`, if it is on this device.
+def open_below(fd: int, name: str, how: int, device: int | None) -> int:
+    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any.
 
     Raises:
         NotInStore: It is none, or on another filesystem.
@@ -302,7 +311,7 @@ def open_below(fd: int, name: str, how: int, device: int) -> int:
             raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
         raise
     try:
-        if os.fstat(below).st_dev == device:
+        if device is None or os.fstat(below).st_dev == device:
             return below
     except BaseException:
         close_quietly(below)

@@ -1,4 +1,8 @@
-"""Look at files outside the store: what a directory holds, following no symlink, and whether it is still the same."""
+"""Look at files outside the store: what a directory holds, and whether it is still the same.
+
+This is the one way into a folder of another program, which may be hostile: every step below the path that the user
+named goes by a descriptor and follows no symlink (`ckstore.fs.inside`), and only regular files are read.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,15 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
+from ckstore.fs.inside import Inside, at
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
 
-_SPECIAL = {
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symlink",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -39,7 +47,7 @@ class Entry:
     """
 
     path: str
-    where: Path
+    where: Inside
     kind: Kind
     mode: int
     nbytes: int
@@ -71,6 +79,16 @@ class Entry:
                 raise changed(self.path) from error
             raise
 
+    def content(self) -> bytes:
+        """Return the bytes of the file, whose size the caller has looked at.
+
+        Raises:
+            StateChanged, OSError: As `read_into`.
+        """
+        data = bytearray(self.nbytes)
+        self.read_into(0, memoryview(data))
+        return bytes(data)
+
 
 def changed(path: str) -> StateChanged:
     """Return the error for a file that a program writes while it is read."""
@@ -78,14 +96,24 @@ def changed(path: str) -> StateChanged:
     return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 
 
-def look_at(where: Path, path: str) -> Entry:
+def foreign(path: str | os.PathLike[str]) -> Inside:
+    """Return the place of a folder of another program, which a user named."""
+    return Inside(os.path.abspath(path), is_foreign=True)
+
+
+def look_at(where: Inside, path: str) -> Entry:
     """Return what is at `where`, to be kept as `path`.
 
     Raises:
         CannotStore: It is neither a file, nor a directory, nor a symlink.
         FileNotFoundError: There is nothing.
     """
-    status = os.stat(where, follow_symlinks=False)
+    with at(where) as (parent, name):
+        return _entry(where, path, name, parent)
+
+
+def _entry(where: Inside, path: str, name: str | Path, dir_fd: int | None) -> Entry:
+    status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     kind: Kind
     target = ""
     if stat.S_ISREG(status.st_mode):
@@ -93,10 +121,11 @@ def look_at(where: Path, path: str) -> Entry:
     elif stat.S_ISDIR(status.st_mode):
         kind = "directory"
     elif stat.S_ISLNK(status.st_mode):
-        kind, target = "symlink", os.readlink(where)
+        kind, target = "symlink", os.readlink(name, dir_fd=dir_fd)
     else:
-        what = _SPECIAL.get(stat.S_IFMT(status.st_mode), "neither a file nor a directory")
-        raise CannotStore(path, f"it is {what}", hint="remove it, or commit the other files by their names")
+        raise CannotStore(
+            path, f"it is {kind_of(status.st_mode)}", hint="remove it, or commit the other files by their names"
+        )
     return Entry(
         path=path,
         where=where,
@@ -111,7 +140,12 @@ def look_at(where: Path, path: str) -> Entry:
     )
 
 
-def walk(where: Path, path: str = "") -> Iterator[Entry]:
+def kind_of(mode: int) -> str:
+    """Return in words what has this mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "neither a file nor a directory")
+
+
+def walk(where: Inside, path: str = "") -> Iterator[Entry]:
     """Return everything below the directory `where`, each directory before what is in it, in the order of names.
 
     Raises:
@@ -130,10 +164,11 @@ def walk(where: Path, path: str = "") -> Iterator[Entry]:
             waiting += _entries_of(entry.where, entry.path)
 
 
-def _entries_of(where: Path, path: str) -> list[Entry]:
+def _entries_of(where: Inside, path: str) -> list[Entry]:
     """Return what is in a directory, the last name first."""
-    names = sorted(os.listdir(where), reverse=True)
-    return [look_at(where / name, f"{path}/{name}" if path else name) for name in names]
+    with files.opened_directory(where) as fd:
+        names = sorted(os.listdir(fd), reverse=True)
+        return [_entry(where / name, f"{path}/{name}" if path else name, name, fd) for name in names]
 
 
 def files_below(top: Path) -> Iterator[Path]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins import CheckpointIO
 
-from ckstore.errors import BadInput, CkstoreWarning, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of, unless_protected
+from ckstore.model.document import parse_foreign
 from ckstore.objects.documents import atomic_file
 from ckstore.training.history import run_of
 
@@ -222,14 +223,18 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         BadInput: It is no marker.
         OSError: It is not there, or cannot be read.
     """
-    with Path(path).open("rb") as file:
-        content = file.read(_MARKER_MOST_BYTES)
     try:
-        document: Any = json.loads(content)
+        # The path may be a symlink, as Lightning's last.ckpt is; of what it leads to only a regular file is read.
+        with files.opened_regular(os.path.realpath(path)) as fd:
+            content = os.read(fd, _MARKER_MOST_BYTES)
+    except DamagedBlob as error:
+        raise _no_marker(path, error) from error
+    try:
+        document: Any = parse_foreign(content)
         if document["ckstore"] == 1:
             marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
             return marker
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_marker(path, error) from error
     msg = f"{os.fspath(path)} is a marker of a newer ckstore"
     raise BadInput(msg, hint="install that version")

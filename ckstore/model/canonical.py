@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 SAFE_INT = 2**53
 PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
+MAX_INT_BITS = 100_000
+"""Of an integer that is saved. To make digits into an integer takes time by the square of their number."""
+MAX_NUMBER_DIGITS = 30_103
+"""Characters of any number that a document may hold, but for the sign: those of `MAX_INT_BITS`."""
+TOO_LONG_INT = f"an integer of more than {MAX_INT_BITS:,} bits ({MAX_NUMBER_DIGITS:,} digits)"
+LONG_INT_HINT = (
+    'store value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True); '
+    'int.from_bytes(data, "little", signed=True) gives it back'
+)
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -48,6 +57,11 @@ def fits_json(text: str) -> bool:
     Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
     """
     return text.isascii() or _PAIR.search(text) is None
+
+
+def is_storable_int(value: int) -> bool:
+    """Whether an integer is short enough for a document."""
+    return value.bit_length() <= MAX_INT_BITS
 
 
 def decimal_of_int(value: int) -> str:

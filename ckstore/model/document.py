@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
-from ckstore.model.canonical import PART_DIGITS, SAFE_INT
+from ckstore.model.canonical import MAX_NUMBER_DIGITS, PART_DIGITS, SAFE_INT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,13 +79,13 @@ def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = F
 
 def is_big_decimal(text: object) -> bool:
     """Whether `text` is an integer outside ±2^53 in decimal, as `decimal_of_int` writes it."""
-    if not isinstance(text, str) or _BIG_PATTERN.match(text) is None:
+    if not isinstance(text, str) or len(text) > MAX_NUMBER_DIGITS + 1 or _BIG_PATTERN.match(text) is None:
         return False
     return len(text) > _MAX_DIGITS + 1 or abs(int(text)) > SAFE_INT
 
 
 def int_of_decimal(text: str) -> int:
-    """Return the integer of any size that `decimal_of_int` or `is_big_decimal` approved."""
+    """Return the integer that `decimal_of_int` wrote or `is_big_decimal` approved, which bounds its length."""
     digits = text.removeprefix("-")
     value = 0
     for i in range(0, len(digits), PART_DIGITS):
@@ -177,6 +177,23 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     return value
 
 
+def parse_foreign(data: bytes) -> Any:
+    """Return the JSON that another program wrote, with Python's own rules but for the length of its numbers.
+
+    Raises:
+        ValueError: It is no JSON, or a number in it is longer than `MAX_NUMBER_DIGITS`.
+        RecursionError: It is nested too deep.
+    """
+    # Only a document with long digits takes the slower hook. Python's own limit can be switched off.
+    return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
+
+
+def _foreign_integer(digits: str) -> int:
+    if len(digits) > MAX_NUMBER_DIGITS:
+        raise _Refused(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
 def _has_long_numbers(data: bytes) -> bool:
     """Whether JSON may hold an integer that `_integer` has to look at; text in a string may look like one."""
     return _LONG in (b"," + data).translate(_KINDS)
@@ -233,6 +250,8 @@ def _integer(digits: str) -> int:
 
 
 def _float(digits: str) -> float:
+    if len(digits) > MAX_NUMBER_DIGITS:
+        raise _Refused(f"a number of more than {MAX_NUMBER_DIGITS} digits: {shown(digits)}")
     value = float(digits)
     if not math.isfinite(value):
         raise _Refused(f"a number that no float holds: {shown(digits)}")

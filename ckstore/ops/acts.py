@@ -19,6 +19,7 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import DEFAULT_RUN
 from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
+from ckstore.tracebacks import shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,8 +90,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             return method(*args, **kwargs)
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
-        except CkstoreError:  # first: one of them is an OSError, too
-            raise
+        except CkstoreError as error:  # first: one of them is an OSError, too
+            raise shortened(error)  # noqa: B904 - the same error, with its own cause
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             hint = "the operating system reported the cause above; nothing in the store is lost"

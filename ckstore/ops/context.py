@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, SaveFailed
+from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, ReadOnlyStore, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo
@@ -156,11 +156,12 @@ class Context:
         """Raise if this process must not write to the store.
 
         Raises:
-            SaveFailed: The store was opened for reading, or an earlier error left its state unknown.
+            ReadOnlyStore: The store was opened for reading only.
+            SaveFailed: An earlier error left its state unknown.
         """
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
-            raise SaveFailed(
+            raise ReadOnlyStore(
                 msg,
                 hint="open it with readonly=False, as a user who may write there",
                 command_hint="run the command as a user who may write there",
@@ -266,10 +267,15 @@ def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
 
 
 def tell_not_durable(context: Context) -> None:
-    """Warn, once in a process for each store, if a power cut may lose what is saved in it."""
+    """Warn, once for each store, user and machine, if a power cut may lose what is saved in it."""
     why = context.not_durable_because
-    if why and why not in _told_not_durable:
-        _told_not_durable.add(why)
+    if not why or why in _told_not_durable:
+        return
+    _told_not_durable.add(why)
+    from ckstore.fs.host.own_folders import note_once
+
+    # The reason names the path: a copy of the store elsewhere, with the same uuid, is warned of by itself.
+    if note_once(context.settings.uuid, f"told-{context.settings.algorithm.digest(why.encode())}"):
         warn(f"a power cut may lose what is saved here: {why}")
 
 

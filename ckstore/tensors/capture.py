@@ -15,8 +15,16 @@ from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
-from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int, encode_key, join
-from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_held_bytes
+from ckstore.model.manifest.nodes import (
+    NotStored,
+    encode_bytes,
+    encode_complex,
+    encode_float,
+    encode_int,
+    encode_key,
+    join,
+)
+from ckstore.model.manifest.python_values import FACTORY_NAMES, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
 from ckstore.tensors.named.objects import named_value, taken_apart
@@ -125,13 +133,13 @@ class Walk:
         """Return the node of a value with this path."""
         kind = type(value)
         scalar = _SCALARS.get(kind)
-        if scalar is not None:
-            return scalar(value)
         if kind is str:
             return self._str(value, path)
         if kind is bytes:
             return self._bytes(value, path)
         try:
+            if scalar is not None:
+                return scalar(value)
             if kind is list or kind in _CONTAINERS:
                 return self._container(value, path, depth)
             encode = PLAIN.get(kind)
@@ -183,14 +191,11 @@ class Walk:
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
         for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
-            if type(key) is int:
-                own: Node = encode_int(key)
-            else:
-                try:
-                    own = encode_key(key)
-                except ValueError as error:
-                    self.refused.append(self.refused_key(key, path, str(error)))
-                    continue
+            try:
+                own = encode_key(key)
+            except ValueError as error:
+                self.refused.append(self.refused_key(key, path, str(error)))
+                continue
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
         if kind is OrderedDict:

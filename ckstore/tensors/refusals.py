@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ckstore.errors import CannotStore
-from ckstore.model.canonical import SAFE_INT
+from ckstore.model.canonical import SAFE_INT, is_storable_int
 from ckstore.model.manifest.manifest import MAX_ELEMENTS
 
 _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -93,9 +93,14 @@ def refuse_value(value: object, path: str) -> NoReturn:
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
     """Return the error for a key that the format does not hold."""
-    why = f"a key of type {type_name(type(key))}, {key!a:.60}, which {reason}, cannot be stored"
+    why = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"
     hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
     return CannotStore(path, why, hint=hint)
+
+
+def _text(key: object) -> str:
+    """Return a key as a message shows it; an integer of more digits than str() takes is told by its size."""
+    return f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
 
 
 def type_name(kind: type) -> str:

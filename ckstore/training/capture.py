@@ -12,6 +12,7 @@ from ckstore.errors import BadInput, CkstoreWarning
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.stateful import is_stateful
+from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description, place
 from ckstore.training.processes import of_all_ranks, rank_and_world
@@ -26,6 +27,7 @@ _warned: set[str] = set()
 """The classes of data loaders of which this process was told that they keep no place."""
 
 
+@short_tracebacks
 def capture(
     model: Any = None,
     optimizer: Any = None,

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.brief import brief
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What a run depended on when it was saved.

@@ -1,11 +1,14 @@
-"""Import the checkpoints that another trainer left in a folder, with their steps, times and metrics."""
+"""Import the checkpoints that another trainer left in a folder, with their steps, times and metrics.
+
+The folder may be hostile: it is looked into by descriptors, without following a symlink, as `ckstore.fs.tree` does.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs.tree import Entry
+from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
+from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside, at
+from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
+from ckstore.model.brief import brief
+from ckstore.model.document import parse_foreign
 from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
-from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, gather, signs_of_incompleteness, step_in_name
+from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, check_names, signs_of_incompleteness, step_in_name
+from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 _DELETING = ".ckstore-deleting-"
+_LATEST_MOST_BYTES = 4096
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
 """The name in the metadata of what says where a checkpoint came from."""
@@ -50,6 +59,7 @@ class Source:
     incomplete: str = ""
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ImportReport:
     """What `import_history` did.
@@ -94,24 +104,19 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     Raises:
         BadInput: It is not a directory, or a file in it cannot be read.
     """
-    base = expanded(folder)
-    try:
-        names = sorted(path.name for path in base.iterdir())
-    except OSError as error:
-        raise BadInput(f"{base} cannot be listed: {error.strerror}") from error
+    base = foreign(expanded(folder))
     found: dict[int, Source] = {}
     skipped: dict[str, str] = {}
-    for name in names:
-        path = base / name
+    for name, mode in _listed(base):
         if name in _LATEST or name.startswith("."):
             continue
-        step = step_in_name([path])
-        if path.is_symlink():
-            skipped[name] = "a symlink"
-        elif step is None or not (path.is_dir() or name.endswith(CHECKPOINT_SUFFIXES)):
+        step = step_in_name([(base / name).path])
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            skipped[name] = kind_of(mode)
+        elif step is None or not (stat.S_ISDIR(mode) or name.endswith(CHECKPOINT_SUFFIXES)):
             skipped[name] = "no step in its name"
         else:
-            source = _look(path, step)
+            source = _look(base / name, step)
             other = found.get(step)
             if other is not None and _preference(other) > _preference(source):
                 source, other = other, source
@@ -119,7 +124,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
                 better = "newer" if bool(other.incomplete) == bool(source.incomplete) else "complete"
                 skipped[other.path.name] = f"{source.path.name} has the same step and is {better}"
             found[step] = source
-    latest = _named_latest(base)
+    latest = _named_latest(base, skipped)
     return sorted(found.values(), key=lambda source: (source.path.name in latest, source.step)), skipped
 
 
@@ -127,14 +132,42 @@ def _preference(source: Source) -> tuple[bool, str, str]:
     return not source.incomplete, source.time, source.path.name
 
 
-def _look(path: Path, step: int) -> Source:
-    entries = gather([path])
-    newest_ns = max([entry.mtime_ns for entry in entries if entry.kind == "file"], default=path.stat().st_mtime_ns)
-    signs = signs_of_incompleteness(entries, [path.name])
+def _listed(base: Inside) -> list[tuple[str, int]]:
+    """Return the names in a folder, in order, with what they are."""
+    try:
+        with peek.entries(base) as entries:
+            return sorted((entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries)
+    except OSError as error:
+        raise BadInput(f"{base} cannot be listed: {error.strerror}") from error
+
+
+def _gather(where: Inside) -> list[Entry]:
+    """Return what `commit` would take of a checkpoint in a folder; no symlink is followed, the checkpoint itself too.
+
+    Raises:
+        CannotStore: It has a pipe or the like, or a name that cannot be kept.
+        BadInput: It cannot be read.
+    """
+    with _reading(where):
+        top = look_at(where, where.name)
+        entries = list(walk(where)) if top.kind == "directory" else [top]
+    check_names(entries)
+    return entries
+
+
+def _look(where: Inside, step: int) -> Source:
+    try:
+        entries = _gather(where)
+    except CannotStore as error:
+        return Source(where.path, step, "", 0, error.message)
+    with _reading(where):
+        own_ns = peek.status(where).st_mtime_ns
+    newest_ns = max([entry.mtime_ns for entry in entries if entry.kind == "file"], default=own_ns)
+    signs = signs_of_incompleteness(entries, [where.name])
     if not any(entry.kind == "file" for entry in entries):
         signs = ["it is empty"]
     return Source(
-        path,
+        where.path,
         step,
         text_of_time(datetime.fromtimestamp(newest_ns / 1e9, UTC)),
         sum(entry.nbytes for entry in entries if entry.kind == "file"),
@@ -142,31 +175,41 @@ def _look(path: Path, step: int) -> Source:
     )
 
 
-def _named_latest(base: Path) -> set[str]:
+def _named_latest(base: Inside, skipped: dict[str, str]) -> set[str]:
+    """Return what the files name that trainers keep the name of their newest checkpoint in; others are skipped."""
     named = set()
     for name in _LATEST:
+        about = peek.find(base / name)
+        if about is None:
+            continue
+        if not stat.S_ISREG(about.st_mode):
+            skipped[name] = f"{kind_of(about.st_mode)} instead of a file"
+            continue
         with _reading(base / name):
-            text = (base / name).read_bytes().decode(errors="replace")[:200].strip()
-            named |= {text, f"iter_{text.zfill(7)}"}
+            try:
+                text = files.read_file(base / name, most_bytes=_LATEST_MOST_BYTES).decode(errors="replace").strip()
+            except DamagedBlob:  # its size, or no file any more
+                skipped[name] = f"larger than {_LATEST_MOST_BYTES} bytes: it names no checkpoint"
+                continue
+        named |= {text, f"iter_{text.zfill(7)}"}
     return named
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Read a file in the block, which ends where there is none.
+def _reading(path: Inside) -> Iterator[None]:
+    """Read a file or a directory in the block.
 
     Raises:
-        BadInput: The file is there, and cannot be read.
+        BadInput: It cannot be read.
     """
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror or error}"
         raise BadInput(msg, hint="import again when it can be read; what was imported before stays") from error
 
 
+@short_tracebacks
 def import_history(
     store: Store,
     folder: str | os.PathLike[str],
@@ -197,19 +240,21 @@ def import_history(
     skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
     if delete_sources:
         _check_deletable(store, sources)
-        for half in expanded(folder).glob(f"{_DELETING}*"):
-            shutil.rmtree(half) if half.is_dir() else half.unlink()
+        base = foreign(expanded(folder))
+        for name, mode in _listed(base):
+            if name.startswith(_DELETING) and not _delete(base / name, mode):
+                skipped[name] = f"{kind_of(mode)}: no import left it"
     wanted = [source for source in sources if not source.incomplete]
     imported: list[CheckpointInfo] = []
     present: list[CheckpointInfo] = []
     deleted: list[Path] = []
     all_bytes, done_bytes = sum(source.nbytes for source in wanted), 0
     for source in wanted:
-        entries = gather([source.path])
+        entries = _gather(_where(source))
         listing = _listing(entries)
         info = _present(store, run, source, listing)
         if info is None:
-            info = _commit(store, run, source, listing)
+            info = _commit(store, run, source, entries)
             imported.append(info)
         else:
             present.append(info)
@@ -221,6 +266,10 @@ def import_history(
             progress(done_bytes, all_bytes)
     new_bytes = sum(info.new_bytes for info in imported)
     return ImportReport(tuple(imported), tuple(present), skipped, tuple(deleted), all_bytes, new_bytes)
+
+
+def _where(source: Source) -> Inside:
+    return foreign(source.path.parent) / source.path.name
 
 
 def _check_deletable(store: Store, sources: list[Source]) -> None:
@@ -257,20 +306,22 @@ def _present(store: Store, run: str | None, source: Source, listing: str) -> Che
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None
 
 
-def _commit(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo:
-    about = {"name": source.path.name, "time": source.time, "listing": listing}
-    return store.commit(source.path, source.step, run, metrics=_metrics(source), metadata={IMPORTED: about}, times=True)
+def _commit(store: Store, run: str | None, source: Source, entries: list[Entry]) -> CheckpointInfo:
+    about = {"name": source.path.name, "time": source.time, "listing": _listing(entries)}
+    metrics = _metrics(entries, source.step)
+    return store.commit(source.path, source.step, run, metrics=metrics, metadata={IMPORTED: about}, times=True)
 
 
-def _metrics(source: Source) -> dict[str, float]:
+def _metrics(entries: Iterable[Entry], step: int) -> dict[str, float]:
     """Return what the Trainer of transformers logged at the step of a checkpoint."""
-    path = source.path / "trainer_state.json"
-    content = b""
-    with _reading(path):
-        if path.stat().st_size <= _STATE_MOST_BYTES:
-            content = path.read_bytes()
+    states = (entry for entry in entries if entry.path == "trainer_state.json" and entry.kind == "file")
+    state = next(states, None)
+    if state is None or state.nbytes > _STATE_MOST_BYTES:
+        return {}
+    with _reading(state.where):
+        content = state.content()
     try:
-        return numbers_at(json.loads(content)["log_history"], source.step)
+        return numbers_at(parse_foreign(content)["log_history"], step)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
         return {}
 
@@ -291,13 +342,23 @@ def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing
     if not report.ok:
         msg = f"the copy of {source.path} in the store is damaged: {report.damage[0].what}"
         raise DamagedBlob(msg, hint="the source is still there; ckstore verify says more")
-    if _listing(gather([source.path])) != listing:
+    where = _where(source)
+    if _listing(_gather(where)) != listing:
         msg = f"{source.path} was written to since it was imported, and was not deleted"
         raise BadInput(msg, hint="import it again under another run")
     # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
-    going = source.path.with_name(f"{_DELETING}{source.path.name}")
-    source.path.rename(going)
-    if going.is_dir():
-        shutil.rmtree(going)
-    else:
-        going.unlink()
+    going = where.parent / f"{_DELETING}{where.name}"
+    links.rename(where, going)
+    _delete(going, peek.status(going).st_mode)
+
+
+def _delete(where: Inside, mode: int) -> bool:
+    """Delete a directory or a file in a folder; return whether it was one."""
+    with at(where) as (parent, name):
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(name, dir_fd=parent)  # by descriptors, following nothing
+        elif stat.S_ISREG(mode):
+            os.unlink(name, dir_fd=parent)
+        else:
+            return False
+    return True

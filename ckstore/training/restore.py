@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
+from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.words import printable
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.stateful import is_stateful
+from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.loader import description, set_place
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.store import RefLike, Store
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
     """What `restore` did. Printed, it says what will not continue exactly.
@@ -64,6 +67,7 @@ class _Receiver:
         self.state = state
 
 
+@short_tracebacks
 def restore(
     store: Store,
     ref: RefLike = "latest-valid",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ckstore.model.canonical import decimal_of_int
 from ckstore.model.manifest.info import CheckpointInfo
 
 SAFE_INT = 2**53
@@ -50,5 +51,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > SAFE_INT:
-        return str(value)
+        return decimal_of_int(value)
     return value

@@ -20,6 +20,7 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.objects.shared import two_renames
 from ckstore.ops.free import reclaim
+from ckstore.training import import_history
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
 from tests.faults.states import CHUNK_BYTES, state
@@ -260,6 +261,36 @@ def _writing_links(store: Store, journal: Journal) -> None:
     if report.hardlinked != ("one.bin",):
         raise RuntimeError(f"it was copied: {report}")
 
+
+def _with_a_foreign_folder(path: Path, journal: Journal) -> None:
+    Store.init(path, chunk_bytes=CHUNK_BYTES).close()
+    deep = path.parent / "out" / "checkpoint-1" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "one.bin").write_bytes(b"1" * 5000)
+    (deep.parent / "model.safetensors.index.json").write_text('{"weight_map": {"w": "b/one.bin"}}')
+    (deep / "link").symlink_to("one.bin")
+    (deep.parents[1] / "trainer_state.json").write_text('{"log_history": [{"step": 1, "loss": 0.5}]}')
+    (path.parent / "out" / "latest").write_text("checkpoint-1")
+
+
+def _importing(store: Store, journal: Journal) -> None:
+    import_history(store, store.path.parent / "out", RUN)
+
+
+FOREIGN = {
+    act.name: act
+    for act in (
+        Scenario("import_folder", _with_a_foreign_folder, _open, _importing, hit=lambda store: store.parent / "out"),
+        Scenario(
+            "import_checkpoint",
+            _with_a_foreign_folder,
+            _open,
+            _importing,
+            hit=lambda store: store.parent / "out" / "checkpoint-1",
+        ),
+    )
+}
+"""Acts that read a folder of another program: below which the calls are looked at, and not below the store."""
 
 ACTS = SCENARIOS | {
     act.name: act

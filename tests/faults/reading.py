@@ -26,6 +26,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
 from tests.faults.shim import Family, Fault, Preloaded
 from tests.support.descriptors import open_below
+from tests.support.in_full import in_full
 
 STATE = {"w": np.arange(600_000, dtype=np.float32), "small": np.arange(9), "text": "x" * 5000, "n": 3}
 WAYS = {
@@ -132,14 +133,14 @@ MAY_SAY_LESS = {
 def try_act(shim: Preloaded, store: Path, log: Path, name: str, one_in: int) -> dict[str, Any]:
     """Make every call of an act fail in every way; return how often, and what was wrong."""
     act, hits, wrong = ACTS[name], 0, []
-    right = repr(act(Store(store, readonly=True)))
+    right = in_full(act(Store(store, readonly=True)))
     for way, (families, error) in WAYS.items():
         at = 1
         while True:
             handle = Store(store, readonly=True)
             shim.arm(Fault("error", at, error, families=families), store, log)
             try:
-                answer = repr(act(handle))
+                answer = in_full(act(handle))
                 may_differ = name in MAY_SAY_LESS or (name == "load latest-valid" and error == errno.EIO)  # damage
                 if answer != right and not may_differ:
                     wrong.append(f"{way}, call {at}: another answer: {answer[:500]}")

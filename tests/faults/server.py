@@ -24,7 +24,7 @@ from typing import Any
 from ckstore.errors import CkstoreError
 from ckstore.fs import holders
 from tests.faults import signals
-from tests.faults.acts import ACTS
+from tests.faults.acts import ACTS, FOREIGN
 from tests.faults.alike import hold_still, picture
 from tests.faults.checker import check_contents, check_store
 from tests.faults.journal import Journal, read_journal
@@ -134,14 +134,15 @@ class Server:
 
     def paths(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one act without a fault; return every call below the store, with what the kernel was given."""
-        files, scenario = self._files(), replace(ACTS[request["paths"]], hit=lambda store: store)
+        files, act = self._files(), {**ACTS, **FOREIGN}[request["paths"]]
+        scenario = act if act.name in FOREIGN else replace(act, hit=lambda store: store)
         if wrong := self._begin(files, scenario):
             return {"violations": [wrong]}
         every = Family.MUTATING | Family.OPEN | Family.LOOK
         self._shim.log_raw(wanted=True)
         acted = self._child(files, lambda: self._act(files, scenario, Fault("count", 0, families=every)), still="act")
         self._shim.log_raw(wanted=False)
-        answer = {**acted, "store": str(files.store), "calls": files.log.read_text().splitlines()}
+        answer = {**acted, "store": str(scenario.hit(files.store)), "calls": files.log.read_text().splitlines()}
         shutil.rmtree(files.folder)
         return answer
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.acts import ACTS
+from tests.faults.acts import ACTS, FOREIGN
 from tests.faults.harness import Faults
 from tests.support.coverage import covered
 
@@ -98,6 +98,19 @@ def test_no_act_gives_the_kernel_a_path_below_the_root(
         print(f"\n{covered('paths', act, violations=len(found), **counts)}", file=sys.stderr, flush=True)
     assert found == []
     assert sum(given.dir_fd != _CWD for given in calls) > 50
+
+
+@pytest.mark.parametrize("act", FOREIGN)
+def test_a_foreign_folder_is_read_by_descriptors_and_no_symlink_in_it_is_followed(faults: Faults, act: str) -> None:
+    answer = faults.paths(act)
+    assert (answer["violations"], answer["error"]) == ([], "")
+
+    calls = [given for line in answer["calls"] for given in parse(line)]
+    found = {problem for given in calls if (problem := wrong(given, answer["store"]))}
+
+    # `commit` is given the path of the checkpoint, and a path that was named may be a symlink.
+    assert {problem for problem in found if " of checkpoint-1: by a path" not in problem} == set()
+    assert sum(given.dir_fd != _CWD for given in calls) > 10
 
 
 def test_what_is_wrong_is_seen() -> None:

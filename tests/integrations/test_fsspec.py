@@ -232,6 +232,39 @@ def test_what_a_transaction_wrote_is_one_checkpoint_when_it_ends(store: Store, f
     assert os.listdir(store.path.parent) == ["store"]
 
 
+@pytest.mark.parametrize("names", [["a"], ["sub/a", "sub/deep/b"], []])
+def test_a_transaction_in_which_all_was_removed_again_makes_no_checkpoint(
+    store: Store, fs: Any, names: list[str]
+) -> None:
+    with fs.transaction:
+        fs.makedirs(url(store, "main", 1, "empty"))
+        for name in names:
+            fs.pipe_file(url(store, "main", 1, name), b"x")
+        for name in names:
+            fs.rm(url(store, "main", 1, name))
+
+    assert store.checkpoints() == []
+    assert fs.last is None
+    assert os.listdir(store.path.parent) == ["store"]
+
+
+def test_outside_a_transaction_the_error_has_the_two_lines_that_write_it(store: Store) -> None:
+    with pytest.raises(BadInput, match="outside a transaction") as excinfo:
+        fsspec.open(url(store, "gpt", 500, "model.pt"), "wb").open()
+    hint = excinfo.value.hint.splitlines()
+    assert hint[0] == "these two lines write it:"
+
+    exec("\n".join(hint[1:]), {"fsspec": fsspec, "data": b"weights"})  # noqa: S102
+
+    assert [info.name for info in store.checkpoints()] == ["gpt@500"]
+    assert fsspec.open(url(store, "gpt", 500, "model.pt")).open().read() == b"weights"
+
+
+def test_a_checkpoint_is_not_a_file_and_the_error_names_one_that_would_be(store: Store, fs: Any) -> None:
+    with pytest.raises(BadInput, match=f"ckstore://{store.path}/gpt/checkpoint-500.pt/FILE"):
+        fs.open(url(store, "gpt", "checkpoint-500.pt"), "wb")
+
+
 class GivenUpError(Exception):
     """What a writer raises."""
 

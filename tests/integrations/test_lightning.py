@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
+from ckstore.fs import files, inside
+from ckstore.fs.inside import Where
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
@@ -228,6 +230,7 @@ def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
     shutil.copy(one, two)
     (tmp_path / "ckpt" / "of another plugin.ckpt").mkdir()
     (tmp_path / "ckpt" / "dangling.ckpt").symlink_to("nothing")
+    os.mkfifo(tmp_path / "ckpt" / "pipe.ckpt")  # opened as a file, it would be waited for
 
     with monkeypatch.context() as patch:
         _refuse(patch, two if refused == "marker" else two.parent, code)
@@ -242,19 +245,19 @@ def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
 
 def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
     """Let the system refuse to open a file, or to list a directory."""
-    opened, listed = Path.open, os.listdir
+    opened, listed = inside.open_at, os.listdir
 
-    def opening(path: Path, *rest: Any) -> Any:
-        if path == place:
+    def opening(path: Where, *rest: Any, **options: Any) -> Any:
+        if str(path) == str(place):
             raise OSError(code, os.strerror(code), str(path))
-        return opened(path, *rest)
+        return opened(path, *rest, **options)
 
     def listing(path: Any = ".") -> Any:
         if path == place:
             raise OSError(code, os.strerror(code), str(path))
         return listed(path)
 
-    patch.setattr(Path, "open", opening)
+    patch.setattr(files, "open_at", opening)
     patch.setattr(os, "listdir", listing)
 
 

@@ -31,6 +31,7 @@ _TREE = {
     "SaveAbandoned": ("SaveFailed", 1),
     "UnknownOutcome": ("SaveFailed", 1),
     "RankError": ("SaveFailed", 1),
+    "ReadOnlyStore": ("SaveFailed", 1),
     "MissingRanks": ("RankError", 1),
     "RankMismatch": ("RankError", 1),
     "RankFailed": ("RankError", 1),

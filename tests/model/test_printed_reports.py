@@ -18,18 +18,23 @@ import ckstore
 from ckstore import (
     Best,
     CheckpointInfo,
+    Diff,
+    DiffLeaf,
     DoctorFinding,
     DoctorReport,
     GcPlan,
     GcReport,
     HeldBlob,
     Holder,
+    LeafChange,
     LinkedBlob,
     NextToFree,
+    PlainChange,
     PlannedBlob,
     RetentionPolicy,
     Store,
     StoreSettings,
+    training,
 )
 from ckstore.model.sizes import size_text
 from ckstore.training.history import ImportReport
@@ -94,6 +99,51 @@ def test_a_report_is_printed_as_whole_lines_without_a_dump_or_control_characters
     assert len(shown.split("\n")) <= LONGEST
     assert not any(f"{name}(" in shown for name in EXPORTED)
     assert repr(report).startswith(f"{kind.__name__}(")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        found
+        for module in (ckstore, training)
+        for name in module.__all__
+        if is_dataclass(found := getattr(module, name)) and found not in {*GIVEN, Best}
+    ],
+    ids=lambda kind: kind.__name__,
+)
+@pytest.mark.parametrize("held", ["text", "lines", "tuple", "dict", "integer", "nested"])
+def test_the_repr_of_a_result_is_at_most_a_screen_whatever_it_holds(kind: Any, held: str) -> None:
+    leaf = DiffLeaf("x" * 300, "torch", "float32", (1,) * 64, 8)
+    values: dict[str, object] = {
+        "text": "very " * 2000,
+        "lines": "line\n" * 2000,
+        "tuple": tuple(f"layer{i}.weight" for i in range(2000)),
+        "dict": {f"layer{i}.weight": [i] * 50 for i in range(2000)},
+        "integer": 10**5000,
+        "nested": (LeafChange(leaf, leaf, 1),) * 204,
+    }
+    report = kind.__new__(kind)
+    for one in fields(kind):
+        object.__setattr__(report, one.name, values[held])
+
+    lines = repr(report).split("\n")
+
+    assert lines[0].startswith(f"{kind.__name__}(")
+    assert lines[-1].endswith(")")
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 120
+    assert len(repr(report)) <= 1500
+
+
+def test_a_repr_is_one_line_where_that_is_enough_and_says_how_many_there_are() -> None:
+    one = PlainChange("lr", "changed", 0.1, 0.2)
+    assert repr(one) == "PlainChange(name='lr', kind='changed', before=0.1, after=0.2)"
+
+    shown = repr(Diff("main@1000", "main@2000", plain=(one,) * 204)).split("\n")
+
+    assert shown[0] == "Diff("
+    assert shown[6].startswith("    plain=(PlainChange(")
+    assert shown[6].endswith("... <204 in all>,")
 
 
 def info(new_bytes: int, reused_bytes: int = 0, *, damaged: bool = False) -> CheckpointInfo:

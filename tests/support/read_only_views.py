@@ -22,6 +22,7 @@ from typing import Any
 
 from ckstore import Store
 from ckstore.errors import CkstoreWarning, DamagedBlob, NoSuchRef
+from tests.support.in_full import in_full
 
 READING = (
     "load",
@@ -105,7 +106,7 @@ def _doubled(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                     msg = f"{name} raised {type(raised).__name__}, from a read-only mount {error} (value {value!r})"
                     raise AssertionError(msg) from raised
                 raise
-            if error is not None or (name in COMPARED and repr(value) != repr(expected)):  # NaN is not NaN
+            if error is not None or (name in COMPARED and in_full(value) != in_full(expected)):  # NaN is not NaN
                 msg = f"{name} gave {expected!r}, from a read-only mount {error or value!r}"
                 raise AssertionError(msg)
             return expected

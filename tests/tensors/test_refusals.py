@@ -344,3 +344,14 @@ def test_a_subclass_that_can_be_taken_apart_is_refused_until_torch_is_told_of_it
 
     with pytest.raises(CannotStore, match=r"add_safe_globals\(\[Halves\]\)"):
         capture({"a": torch.zeros(2).as_subclass(Halves)})
+
+
+def test_integers_that_would_not_be_read_again_are_refused_by_their_paths_with_the_line_that_works() -> None:
+    value = 10**31_000
+    with pytest.raises(CannotStore) as excinfo:
+        capture({"seen": value, "list": [1, {"x": value}], "keys": {value: 1}, "set": {value}, "rng": (1, value)})
+
+    assert list(excinfo.value.refused) == ["seen", "list[1].x", "keys", "set", "rng"]
+    assert "more than 100,000 bits" in excinfo.value.refused["seen"]
+    data = eval(str(excinfo.value.refused["seen"]).split("(store ")[1].split("; ")[0], {"value": value})  # noqa: S307
+    assert int.from_bytes(data, "little", signed=True) == value

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckstore import BadInput, CannotLoad, RetentionPolicy, StepExists, Store
+from ckstore.fs import files, inside
+from ckstore.fs.inside import Where
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
 from tests.support.requirements import CRASH_FULL
@@ -75,15 +79,15 @@ def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_alon
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     (folder / "latest").write_text("checkpoint-500")
-    opened = Path.open
+    opened = inside.open_at
 
-    def refused(path: Path, *rest: Any, **options: Any) -> Any:
-        if path == folder / name:
+    def refused(path: Where, *rest: Any, **options: Any) -> int:
+        if str(path) == str(folder / name):
             raise OSError(code, os.strerror(code), str(path))
         return opened(path, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", refused)
+        patch.setattr(files, "open_at", refused)
         with pytest.raises(BadInput, match=f"{name} cannot be read: {os.strerror(code)}"):
             import_history(store, folder)
     assert store.checkpoints() == []
@@ -91,6 +95,84 @@ def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_alon
 
     assert [info.step for info in store.checkpoints()] == [1000, 1500, 500]
     assert all("loss" in info.metrics for info in store.checkpoints())
+
+
+@pytest.mark.parametrize(
+    "make, kind",
+    [
+        (os.mkfifo, "a named pipe instead of a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "a symlink instead of a file"),
+        (lambda path: path.symlink_to("checkpoint-500"), "a symlink instead of a file"),
+        (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 100 * 2**30), "larger than 4096 bytes"),
+    ],
+    ids=["pipe", "zeros", "symlink", "sparse"],
+)
+@pytest.mark.usefixtures("descriptors_may_leak")
+def test_a_latest_that_is_no_small_file_is_left_alone_and_named(
+    folder: Path, store: Store, make: Callable[[Path], object], kind: str
+) -> None:
+    make(folder / "latest")
+
+    report = import_history(store, folder)
+
+    assert [info.step for info in report.imported] == [500, 1000, 1500]
+    assert report.skipped["latest"].startswith(kind)
+
+
+def test_a_log_that_is_a_symlink_gives_no_metrics_and_is_kept_as_a_symlink(folder: Path, store: Store) -> None:
+    secret = folder.parent / "secret.json"
+    secret.write_text('{"log_history": [{"step": 500, "secret": 42.0}]}')
+    state = folder / "checkpoint-500" / "trainer_state.json"
+    state.unlink()
+    state.symlink_to(secret)
+
+    import_history(store, folder)
+
+    assert store.info(500).metrics == {}
+    assert {file.path: file.kind for file in store.files(500)}["trainer_state.json"] == "symlink"
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "a/pipe"])
+def test_a_checkpoint_with_a_pipe_is_left_alone_and_the_others_come_in(folder: Path, store: Store, name: str) -> None:
+    (folder / "checkpoint-500" / "a").mkdir()
+    (folder / "checkpoint-500" / name).unlink(missing_ok=True)
+    os.mkfifo(folder / "checkpoint-500" / name)
+
+    report = import_history(store, folder)
+
+    assert [info.step for info in report.imported] == [1000, 1500]
+    assert report.skipped["checkpoint-500"] == f"incomplete: {name}: it is a named pipe"
+
+
+def test_only_what_a_stopped_deletion_left_is_deleted(folder: Path, store: Store) -> None:
+    kept = folder.parent / "kept"
+    kept.mkdir()
+    (kept / "data").write_text("mine")
+    (folder / ".ckstore-deleting-x").symlink_to(kept)
+    (folder / ".ckstore-deleting-checkpoint-1").mkdir()
+    (folder / ".ckstore-deleting-checkpoint-1" / "half").write_text("")
+
+    report = import_history(store, folder, delete_sources=True)
+
+    assert len(report.deleted) == 3
+    assert (kept / "data").read_text() == "mine"
+    assert sorted(os.listdir(folder)) == [".ckstore-deleting-x", "runs"]
+    assert report.skipped[".ckstore-deleting-x"] == "a symlink: no import left it"
+
+
+def test_a_number_of_a_million_digits_in_a_log_costs_nothing(folder: Path, store: Store) -> None:
+    digits_by_python = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        state = folder / "checkpoint-500" / "trainer_state.json"
+        state.write_text('{"log_history": [{"step": 500, "loss": %s}]}' % ("7" * 3_000_000))
+        begin_s = time.process_time()
+        import_history(store, folder)
+    finally:
+        sys.set_int_max_str_digits(digits_by_python)
+
+    assert store.info(500).metrics == {}
+    assert time.process_time() - begin_s < 5
 
 
 def test_what_is_no_log_of_a_trainer_gives_no_metrics(folder: Path, store: Store) -> None:
@@ -236,6 +318,6 @@ def test_an_import_that_was_killed_goes_on_and_loses_nothing(
     import_history(store, folder, delete_sources=True)
 
     assert os.listdir(folder) == ["runs"]
-    for step, files in wanted.items():
+    for step, tree in wanted.items():
         store.checkout(step, tmp_path / str(step))
-        assert look(tmp_path / str(step)) == files
+        assert look(tmp_path / str(step)) == tree

@@ -29,6 +29,24 @@ def cache_folder() -> Path | None:
     return None
 
 
+def note_once(folder: str, name: str) -> bool:
+    """Make an empty file `name` in a folder of the user's cache; return False if it is there already.
+
+    Where there is no cache, or it cannot be written, nothing is noted and this returns True: it is a convenience.
+    """
+    cache = cache_folder()
+    if cache is None:
+        return True
+    try:
+        make_private(cache / folder)
+        os.close(os.open(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk, a home that cannot be written
+        return True
+    return True
+
+
 def _candidates() -> Iterator[Path]:
     named = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(named):  # others are to be ignored, says the XDG Base Directory Specification

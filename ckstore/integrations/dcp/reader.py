@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -60,6 +62,7 @@ class CkstoreReader(StorageReader):
         info: The checkpoint, once `read_metadata` was called.
         tried: Ids of checkpoints that turned out to be damaged; ``latest-valid`` is the newest before them.
         read_bytes: How many bytes this rank has read from blobs.
+        load_id: Tells this load from others; `reset` begins another one.
     """
 
     def __init__(self, store: Store | str | os.PathLike[str], ref: RefLike = "latest") -> None:
@@ -68,6 +71,7 @@ class CkstoreReader(StorageReader):
         self.info: CheckpointInfo | None = None
         self.tried: Collection[str] = ()
         self.read_bytes = 0
+        self.load_id = str(uuid.uuid4())
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
 
@@ -91,16 +95,20 @@ class CkstoreReader(StorageReader):
         if checkpoint_id is not None:
             self.ref = os.fspath(checkpoint_id)
         self.info = None
+        self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what the checkpoint has, without reading data.
+
+        Its `storage_meta` has ``RUN@STEP`` as `checkpoint_id`, the id of the checkpoint as `save_id`, and `load_id`.
 
         Raises:
             NoSuchRef: There is no such checkpoint, or it has no tensors that are known by name.
         """
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
-        return _metadata(self.store, self.info)
+        ids = StorageMeta(checkpoint_id=self.info.name, save_id=self.info.id, load_id=self.load_id)
+        return replace(_metadata(self.store, self.info), storage_meta=ids)
 
     def set_up_storage_reader(
         self,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
 
 _TRANSACTION = "with fs.transaction: its files become visible together when it ends"
+_TWO_LINES = """fs, path = fsspec.url_to_fs({url!r})
+with fs.transaction, fs.open(path, "wb") as file: file.write(data)"""
 
 
 class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -244,7 +246,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             msg = (
                 f"{place} is to be written outside a transaction: others would see a checkpoint with some of its files"
             )
-            raise BadInput(msg, hint=_TRANSACTION)
+            raise BadInput(msg, hint=f"these two lines write it:\n{_TWO_LINES.format(url=str(place))}\n")
         staging: Staging = self.transaction.staging_for(target, self.staging)
         if staging.target != target:
             _, run, step = staging.target

@@ -48,7 +48,8 @@ class Place:
         """
         if not self.path:
             msg = f"{self} is no file in a checkpoint"
-            raise BadInput(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE is one")
+            example = f"{PREFIX}{self.written}/{self.run or 'RUN'}/{self.name or 'STEP'}/FILE"
+            raise BadInput(msg, hint=f"name a file in it, also if it is the only one: {example}")
         if self.step is None:
             msg = f"{self.name!r} in {self} is no step, and what is written needs one"
             raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")

@@ -60,6 +60,10 @@ class Staging:
                 found[path] = entry(f"{top}/{path}", nbytes)
         return found
 
+    def has_files(self) -> bool:
+        """Whether there is anything besides directories."""
+        return any(names for _, _, names in os.walk(self.tree.path))
+
     def end(self) -> None:
         """Remove what waits. What cannot be removed now is left to the next one who writes: it decides nothing."""
         with suppress(OSError), self.tree:
@@ -68,6 +72,8 @@ class Staging:
 
 class CheckpointTransaction(Transaction):  # type: ignore[misc]
     """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is.
+
+    Without a file, as when all were removed again, there is no checkpoint.
 
     Of one in another the outermost counts, and if one failed, all of it did. Several threads may write in one.
 
@@ -126,6 +132,8 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         try:
             if commit:
                 self._check(files, staging)
+                if not staging.has_files():  # all that was written was removed again
+                    return
                 store, run, step = staging.target
                 fs.last = fs.store_at(store, to_write=True).commit(staging.tree.path, step, run, if_exists=fs.if_exists)
         finally:

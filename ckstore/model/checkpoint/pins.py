@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.brief import brief
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
@@ -20,6 +21,7 @@ _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Pin:
     """A checkpoint that retention and `Store.delete` leave alone until it is unpinned or the pin expires.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.model.brief import brief
 from ckstore.model.words import counted, printable
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """A run of a store.

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ckstore.model.brief import brief
 from ckstore.model.names import is_run, step_of
 from ckstore.model.words import printable
 
@@ -40,6 +41,7 @@ def parse_tag(text: str) -> TagTarget | None:
     return TagTarget(found[1], step, twice is not None)
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Tag:
     """A name for a checkpoint.

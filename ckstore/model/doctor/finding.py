@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ckstore.model.brief import brief
 from ckstore.model.words import printable
 
 Level = Literal["ok", "note", "warning", "error"]
@@ -15,6 +16,7 @@ MARGIN = max(map(len, LEVELS)) + 2
 """Columns before what a finding says: its level stands there."""
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
     """One thing that was looked at.
@@ -42,6 +44,7 @@ class DoctorFinding:
         return f"{self.level:{MARGIN}}{printable(f'{self.what}: {self.found}')}{do}"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
     """What `ckstore.Store.doctor` found.

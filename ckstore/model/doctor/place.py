@@ -174,8 +174,9 @@ def _journal(facts: PlaceFacts) -> DoctorFinding:
     if facts.journal is None:
         do = "check as root: dumpe2fs -h DEVICE must list has_journal"
         return DoctorFinding("note", "journal", f"whether {facts.source} has a journal is not visible from here", do)
-    found = f"{facts.source} has one" if facts.journal else f"{facts.source} has none"
-    return ok("journal", found)
+    if not facts.journal:
+        return DoctorFinding("note", "journal", f"{facts.source} has no journal", "see durability, below")
+    return ok("journal", f"{facts.source} has one")
 
 
 def _options(facts: PlaceFacts) -> DoctorFinding:
@@ -207,7 +208,13 @@ def durability(facts: PlaceFacts) -> DoctorFinding:
 
 def _mended(facts: PlaceFacts) -> str:
     if facts.kind in JOURNALED and facts.journal is False:
-        return f"unmount it, then as root: tune2fs -O has_journal {facts.source} and e2fsck -f {facts.source}"
+        give = f"as root: tune2fs -O has_journal {facts.source} and e2fsck -f {facts.source}"
+        if facts.mount != "/":
+            return f"unmount it, then {give}"
+        return (
+            "put the store on another filesystem, which has a journal; or give this one a journal: a running system "
+            f"cannot unmount /, so start a rescue system, and there {give}"
+        )
     if facts.options & _NO_BARRIER:
         return f"as root: mount -o remount,barrier {facts.mount}, and correct /etc/fstab"
     if facts.kind == "overlay":

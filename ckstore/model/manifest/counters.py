@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
     """What one save did. Its parts come one after another; hashing and writing go on side by side.

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import SAFE_INT, decimal_of_int, fits_json
+from ckstore.model.canonical import (
+    SAFE_INT,
+    TOO_LONG_INT,
+    decimal_of_int,
+    fits_json,
+    is_storable_int,
+)
 from ckstore.model.digest import is_digest
 from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 
@@ -186,6 +192,8 @@ def _encoded(value: Any, path: str, depth: int) -> Any:
         return _text(value, path)
     if isinstance(value, int):
         plain = int(value)
+        if not is_storable_int(plain):
+            raise BadInput(f"{path}: {TOO_LONG_INT} cannot be stored", hint="store its digits or hex(value) as a str")
         return plain if -SAFE_INT <= plain <= SAFE_INT else {"$int": decimal_of_int(plain)}
     if isinstance(value, float):
         number = float(value)

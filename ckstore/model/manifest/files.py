@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ckstore.model.brief import brief
 from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
@@ -20,6 +21,7 @@ _LINKS_MOST = 41
 """One more than Linux follows."""
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class FileSummary:
     """One committed file, directory or symlink.
@@ -43,6 +45,7 @@ class FileSummary:
         return printable(f"{self.path}: {self.kind}{more}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class FileChange:
     """A committed file that only one checkpoint has, or that differs.

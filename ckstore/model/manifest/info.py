@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckstore.model.brief import brief
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.words import new_text, printable, time_text
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Note:
     """A note on a checkpoint: when it was written (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and what it says."""
@@ -27,6 +29,7 @@ class Note:
         return f"{time_text(self.created)}  {printable(self.text.strip())}"
 
 
+@brief("run", "step", "id", "metrics", "tags")
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """One published checkpoint.

@@ -18,7 +18,15 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import DamagedBlob
-from ckstore.model.canonical import SAFE_INT, decimal_of_int, fits_json
+from ckstore.model.canonical import (
+    LONG_INT_HINT,
+    MAX_NUMBER_DIGITS,
+    SAFE_INT,
+    TOO_LONG_INT,
+    decimal_of_int,
+    fits_json,
+    is_storable_int,
+)
 from ckstore.model.document import int_of_decimal, is_big_decimal
 from ckstore.model.names import join_index, join_key
 
@@ -40,10 +48,24 @@ _BITS_PATTERN = re.compile(r"[0-9a-fA-F]{16}\Z")
 _EXPONENT = 0x7FF
 
 
+class NotStored(ValueError):
+    """A value of a type that is stored, which the format does not hold; the message says why, the hint what to do."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
 def encode_int(value: int) -> Node:
-    """Return the node of an integer of any size."""
+    """Return the node of an integer.
+
+    Raises:
+        NotStored: It is too long to be read again in bounded time.
+    """
     if -SAFE_INT <= value <= SAFE_INT:
         return value
+    if not is_storable_int(value):
+        raise NotStored(TOO_LONG_INT, LONG_INT_HINT)
     return ["int", decimal_of_int(value)]
 
 
@@ -156,6 +178,8 @@ def encode_key(key: object, depth: int = 1) -> Any:
             raise ValueError("has two surrogates that JSON would join")
         return key
     if kind is int:
+        if not is_storable_int(key):  # type: ignore[arg-type]
+            raise ValueError(f"has more than {MAX_NUMBER_DIGITS:,} digits")
         return encode_int(key)  # type: ignore[arg-type]
     if key is None or kind is bool:
         return key

@@ -16,8 +16,10 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import SAFE_INT, canonical_text, fits_json
+from ckstore.model.canonical import MAX_NUMBER_DIGITS, SAFE_INT, canonical_text, fits_json
+from ckstore.model.document import shown
 from ckstore.model.manifest.nodes import (
+    NotStored,
     bytes_in,
     bytes_of_text,
     decode_key,
@@ -48,17 +50,16 @@ TORCH_NAMED = tuple(_TORCH_NAMES)
 """Classes of torch whose values are known by their names in it, such as ``torch.qint8``."""
 
 
-class NotStored(ValueError):
-    """A value of a type that is stored, which the format does not hold; the message says why, the hint what to do."""
-
-    def __init__(self, why: str, hint: str) -> None:
-        super().__init__(why)
-        self.hint = hint
-
-
 def encode_decimal(value: decimal.Decimal) -> Any:
-    """Return the node of a Decimal, with all its digits and its exponent."""
-    return ["decimal", str(value)]
+    """Return the node of a Decimal, with all its digits and its exponent.
+
+    Raises:
+        NotStored: It has more digits than a number in a document may have.
+    """
+    text = str(value)
+    if len(text) > MAX_NUMBER_DIGITS:
+        raise NotStored(f"a Decimal of more than {MAX_NUMBER_DIGITS:,} digits", "store str(value)")
+    return ["decimal", text]
 
 
 def encode_date(value: dt.date) -> Any:
@@ -115,7 +116,7 @@ def encode_set(value: set[Any] | frozenset[Any]) -> Any:
         try:
             nodes.append(encode_key(item))
         except ValueError as error:
-            why = f"a {type(value).__name__} with the element {item!a:.60}, which {error},"
+            why = f"a {type(value).__name__} with the element {shown(item):.60}, which {error},"
             hint = "elements are str, int, float, bool, None, or tuples of these; store a list"
             raise NotStored(why, hint) from error
     alike = {type(node) for node in nodes}
@@ -163,10 +164,10 @@ def _zone_of(text: str) -> dt.tzinfo | None:
 
 
 def _is_decimal(held: list[Any]) -> bool:
-    if len(held) != 1 or type(held[0]) is not str or _DECIMAL.match(held[0]) is None:
+    if len(held) != 1 or type(held[0]) is not str or len(held[0]) > MAX_NUMBER_DIGITS:
         return False
     try:
-        return str(decimal.Decimal(held[0])) == held[0]
+        return _DECIMAL.match(held[0]) is not None and str(decimal.Decimal(held[0])) == held[0]
     except decimal.InvalidOperation:
         return False
 

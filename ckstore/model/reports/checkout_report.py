@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import LINES_SHOWN, counted, printable, some_of
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class CheckoutReport:
     """What `ckstore.Store.checkout` wrote.

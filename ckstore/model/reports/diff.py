@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from ckstore.model.brief import brief
 from ckstore.model.manifest.files import FileChange
 from ckstore.model.sizes import size_text
 from ckstore.model.words import in_lines, named, number_text, printable
@@ -13,6 +14,7 @@ from ckstore.model.words import in_lines, named, number_text, printable
 PlainKind = Literal["added", "removed", "changed"]
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class DiffLeaf:
     """One tensor, array, long string or bytes.
@@ -34,6 +36,7 @@ class DiffLeaf:
         return f"{named(self.name)}: {type_text(self)}, {size_text(self.nbytes)}"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How far the values of a tensor are apart.
@@ -51,6 +54,7 @@ class Difference:
         return f"at most {absolute} apart ({relative} relative)"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class LeafChange:
     """One tensor that differs.
@@ -78,6 +82,7 @@ class LeafChange:
         return f"{named(self.name)}: {size}, {size_text(self.changed_bytes)} changed{apart}"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class PlainChange:
     """A value that is not a tensor, such as a learning rate, or the type of a container.
@@ -98,6 +103,7 @@ class PlainChange:
         return printable(f"{named(self.name)} = {' -> '.join(map(repr, values))}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Diff:
     """What differs from checkpoint `before` to checkpoint `after`.

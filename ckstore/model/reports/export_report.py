@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckstore.model.brief import brief
 from ckstore.model.names import spelled
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, named, printable, some_of
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
     """One file.
@@ -30,6 +32,7 @@ class ExportedFile:
         return printable(f"{self.name}: {tensors}{size_text(self.nbytes)}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ExportReport:
     """What `ckstore.Store.export` or `ckstore.Store.export_safetensors` wrote.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckstore.model.brief import brief
 from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class NextToFree:
     """What deleting the oldest checkpoint that may go would free.
@@ -28,6 +30,7 @@ class NextToFree:
         return printable(f"deleting the oldest checkpoint {self.name} would free {size}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class GcPlan:
     """What gc would do at this moment; nothing was changed to find it out.
@@ -69,6 +72,7 @@ class GcPlan:
         return str(GcReport.of_plan(self))
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class GcReport:
     """What gc did.

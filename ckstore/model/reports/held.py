@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, some_of
 
@@ -12,6 +13,7 @@ _NAMED_HOLDERS = 3
 _UNSEEN = "a process that is not visible from here"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A process that has a file open or mapped, as ``/proc`` shows it.
@@ -32,6 +34,7 @@ class Holder:
         return printable(f"PID {self.pid} ({self.command})")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class DeletedFile:
     """A file without a name whose space is kept by processes that have it open or mapped.
@@ -50,6 +53,7 @@ class DeletedFile:
         return f"deleted file {self.inode}: {size_text(self.nbytes)}, open in {named([self])}"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class HeldBlob:
     """A blob that nothing in the store needs and that was not freed, since a process has it open or mapped.
@@ -72,6 +76,7 @@ class HeldBlob:
         return printable(f"{self.digest}: {size_text(self.nbytes)}, kept: {why}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class LinkedBlob:
     """A blob that nothing in the store needs and that has further names outside it.
@@ -91,6 +96,7 @@ class LinkedBlob:
         return printable(f"{size_text(self.nbytes)} stay: {self.digest} has {names}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class PlannedBlob:
     """A blob that gc is about to free: its digest and size."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import starmap
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, headed, in_lines, printable
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Incomplete:
     """A directory that is a checkpoint by its name and not by what it holds; it is left alone.
@@ -32,6 +34,7 @@ class Incomplete:
         return printable(f"{self.checkpoint}  {self.problem}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class RelinkReport:
     """What became of files that hold the same blob.
@@ -52,6 +55,7 @@ class RelinkReport:
         return in_lines(_damaged(self), [_relinked(self)])
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class ReindexReport:
     """What the directories hold, as the new catalog says it.

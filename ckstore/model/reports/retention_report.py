@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.words import counted, in_lines, printable
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """A checkpoint that the plan drops and that is still there, and why."""
@@ -20,6 +22,7 @@ class Skipped:
         return printable(f"{self.info.name} stays, since {self.reason}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
     """What applying a plan did.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import in_lines, named, printable, some_of
 
@@ -17,6 +18,7 @@ DEAD_PART = "(no tensor: nothing uses this part any more)"
 """Said in the place of names that use a blob."""
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class CheckpointUsage:
     """What one checkpoint takes.
@@ -48,6 +50,7 @@ class CheckpointUsage:
         return printable(f"{self.name} holds {holds}, frees {frees}, shares {shares}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What the checkpoints of a store take.
@@ -113,6 +116,7 @@ def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
     return uses
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Use:
     """A checkpoint that uses a blob or a piece.

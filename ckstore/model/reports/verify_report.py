@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Literal
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, headed, in_lines, named, printable, some_of
 
@@ -30,6 +31,7 @@ FindingKind = Literal[
 _NAMES_SHOWN = 5
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Damage:
     """One thing that is wrong with one checkpoint.
@@ -65,6 +67,7 @@ class Damage:
         return printable(f"{self.checkpoint}  {listed}{self.what}{aside}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
     """Something about the store that is not the content of one checkpoint.
@@ -98,6 +101,7 @@ class StoreFinding:
         return printable(f"{self.word}  {self.what}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Repair:
     """A blob, or a manifest, that was damaged and is right again.
@@ -118,6 +122,7 @@ class Repair:
         return printable(f"{self.digest}  from {self.source}, for {counted(self.checkpoint_count, 'checkpoint')}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Unrepaired:
     """A blob, or a manifest (empty digest), of which no right copy was found, and why that is."""
@@ -130,6 +135,7 @@ class Unrepaired:
         return printable(f"{self.digest or 'manifest'}  {self.why}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What `ckstore.Store.verify` found.

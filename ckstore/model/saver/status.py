@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable, time_text
 
@@ -12,6 +13,7 @@ STATUS_NAME = "ckstore-saver-status"
 STATUS_BYTES = 32 * 1024
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class SaverStatus:
     """A saver process.
@@ -51,6 +53,7 @@ class SaverStatus:
         return printable(f"saver {self.pid} of process {self.trainer}: {self.state}{save}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class SaveEvent:
     """A background save came to a state; `name` as in `SaverStatus.state`, ``staged``, ``durable``, ``failed``.

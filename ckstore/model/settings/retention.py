@@ -11,6 +11,7 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse, shown
 from ckstore.model.times import duration_s
 from ckstore.model.words import printable
+from ckstore.tracebacks import short_tracebacks
 
 _RULES = ("keep_last", "keep_every", "keep_best", "keep_within")
 _BEST_MEMBERS = ("metric", "mode", "n")
@@ -33,6 +34,7 @@ class Best:
     mode: Literal["min", "max"] = "min"
     n: int = 1
 
+    @short_tracebacks
     def __post_init__(self) -> None:
         _check_metric(self.metric)
         if self.mode not in ("min", "max"):
@@ -62,6 +64,7 @@ class RetentionPolicy:
     keep_best: Best | Sequence[Best] | None = None
     keep_within: str | float | None = None
 
+    @short_tracebacks
     def __post_init__(self) -> None:
         if self.keep_last is not None:
             _count(self.keep_last, "keep_last")

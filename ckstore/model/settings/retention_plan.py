@@ -19,6 +19,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from ckstore.model.brief import brief
 from ckstore.model.settings.retention import Best, RetentionPolicy
 from ckstore.model.times import duration_s, time_of_text
 from ckstore.model.words import counted, first_of, in_lines, printable
@@ -53,6 +54,7 @@ class Candidate:
         return not self.damage
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
     """What becomes of one checkpoint.
@@ -83,6 +85,7 @@ class PlanEntry:
         return printable(f"{self.info.name} {'kept' if self.keep else 'dropped'} because {'; '.join(self.reasons)}")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
     """What a policy says about a history, before anything is done.

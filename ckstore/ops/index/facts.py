@@ -6,7 +6,6 @@ manifest anyway, once a process, since a row can also be written by another prog
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -108,11 +107,16 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
 
 def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
     """Whether two say the same of a manifest."""
-    return all(_told(getattr(one, name)) == _told(getattr(other, name)) for name in _OF_MANIFEST)
+    return all(_is_same(getattr(one, name), getattr(other, name)) for name in _OF_MANIFEST)
 
 
-def _told(value: object) -> str:
-    """Return a value as text: in it a metric that is not a number equals itself, and the order of names is nothing."""
-    if not isinstance(value, dict):
-        return repr(value)
-    return json.dumps(value, sort_keys=True, default=repr)
+def _is_same(one: object, other: object) -> bool:
+    """Whether two values of metadata are the same; a metric that is not a number equals itself.
+
+    No text is made of them: Python refuses that for an integer of more than 4,300 digits.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 - nan

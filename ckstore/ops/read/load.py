@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.ops.read.mapped_read import map_memories
 from ckstore.ops.read.storage_read import Tally, read_memories
@@ -62,6 +62,7 @@ def load(
     progress: Progress | None = None,
     rank: int | None = None,
     file: str | None = None,
+    max_bytes: int | None = None,
 ) -> object:
     """Return the state of the checkpoint that `ref` names; see `ckstore.Store.load`."""
     chunk_bytes = context.settings.chunk_bytes
@@ -69,7 +70,15 @@ def load(
     def read(directory: CheckpointDirectory) -> object:
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
-            state = load_open(source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
+            state = load_open(
+                source,
+                device=device,
+                select=wanted,
+                mmap=mmap,
+                verify=verify,
+                progress=progress,
+                max_bytes=max_bytes,
+            )
         manifest = directory.manifest
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(
@@ -147,8 +156,9 @@ def load_open(
     mmap: bool,
     verify: bool,
     progress: Progress | None = None,
+    max_bytes: int | None = None,
 ) -> object:
-    """Return the state of an open checkpoint."""
+    """Return the state of an open checkpoint; `max_bytes` as for `ckstore.Store.load`."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
         msg = f"{manifest.run}@{manifest.step} holds files, but no tensors that are known by name"
@@ -160,7 +170,13 @@ def load_open(
     if not needed:
         check_selection(directory, select)
     check_device(manifest.leaves, device)
-    tally = Tally(sum(manifest.storages[storage].nbytes for storage in needed), progress)
+    nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
+    if max_bytes is not None and type(max_bytes) is not int:
+        raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
+    if max_bytes is not None and nbytes > max_bytes:
+        msg = f"{manifest.run}@{manifest.step} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
+        raise InsufficientSpace(msg, hint="load a part with select=, or raise max_bytes if you trust its maker")
+    tally = Tally(nbytes, progress)
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:

@@ -7,6 +7,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DoesNotFit
+from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import spellings
 from ckstore.model.words import printable
@@ -53,6 +54,7 @@ class Loaded:
     names: frozenset[str] | None = None
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """What `load_into` did. Printed, it is a list of everything that was not loaded as it is in the checkpoint.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside
+from ckstore.model.brief import brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.find import AnyRef
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class LeafSummary:
     """One tensor, array or other value kept as bytes.
@@ -155,14 +157,23 @@ class OpenCheckpoint:
         return io.BufferedReader(CommittedFile(self._here, file_record(self._directory.manifest, path)), BUFFER_BYTES)
 
     @act
-    def load(self, *, device: object = "cpu", select: Select = None, mmap: bool = False, verify: bool = True) -> Any:
+    def load(
+        self,
+        *,
+        device: object = "cpu",
+        select: Select = None,
+        mmap: bool = False,
+        verify: bool = True,
+        max_bytes: int | None = None,
+    ) -> Any:
         """Return the state, or the part of it that `select` names; see `ckstore.Store.load`.
 
         Raises:
             NoSuchRef: `select` fits nothing.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify)
+        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""

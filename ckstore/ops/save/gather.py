@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -10,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckstore.errors import BadInput, CannotStore
-from ckstore.fs.tree import Entry, look_at, walk
+from ckstore.fs.tree import Entry, foreign, look_at, walk
+from ckstore.model.document import parse_foreign
 from ckstore.model.names import MAX_STEP, check_path, parent_of
 
 _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([0-9]{1,16})(?:-v[0-9]+)?\Z")
@@ -36,13 +36,13 @@ def gather(paths: Sequence[Path]) -> list[Entry]:
         raise BadInput("commit takes at least one path, got none")
     roots = [_resolved(path) for path in paths]
     if len(roots) == 1 and roots[0].is_dir():
-        entries = list(walk(roots[0]))
+        entries = list(walk(foreign(roots[0])))
     else:
         entries = []
         for path, root in zip(paths, roots, strict=True):
-            top = look_at(root, Path(os.path.abspath(path)).name)
-            entries += [top, *(walk(root, top.path) if top.kind == "directory" else ())]
-    _check_names(entries)
+            top = look_at(foreign(root), Path(os.path.abspath(path)).name)
+            entries += [top, *(walk(top.where, top.path) if top.kind == "directory" else ())]
+    check_names(entries)
     return entries
 
 
@@ -55,7 +55,13 @@ def _resolved(path: Path) -> Path:
         raise BadInput(f"{path} cannot be reached: {error}") from error
 
 
-def _check_names(entries: Sequence[Entry]) -> None:
+def check_names(entries: Sequence[Entry]) -> None:
+    """Refuse files whose names cannot be kept, or of which two have one name.
+
+    Raises:
+        CannotStore: A name cannot be kept.
+        BadInput: Two have one name.
+    """
     seen: set[str] = set()
     for entry in entries:
         try:
@@ -129,7 +135,7 @@ def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) ->
     for path in paths:
         here = path.resolve()
         if here == root or root in here.parents or here in root.parents:
-            inside = [entry for entry in entries if entry.where == root]
+            inside = [entry for entry in entries if str(entry.where) == str(root)]
             if here == root or root in here.parents or inside:
                 msg = f"{path} and the store {store} overlap: a store cannot be committed into itself"
                 raise BadInput(msg, hint="commit the directories of the checkpoints by their names")
@@ -167,11 +173,8 @@ def _missing_shards(entry: Entry, there: set[str]) -> list[str]:
     """Return what an index of shards, ``model.safetensors.index.json``, names and is not there."""
     if entry.nbytes > _INDEX_MOST_BYTES:
         return []
-    data = bytearray(entry.nbytes)
-    entry.read_into(0, memoryview(data))
     try:
-        document = json.loads(data)
-        files = set(document["weight_map"].values())
+        files = set(parse_foreign(entry.content())["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # some other document of that name
         return []
     folder = parent_of(entry.path)

@@ -47,7 +47,7 @@ def test_a_report_is_as_bad_as_its_worst_finding(levels: list[Level]) -> None:
         ({"kind": "btrfs", "journal": None}, {"filesystem": "note"}),
         ({"kind": ""}, {"filesystem": "note"}),
         ({"kind": ""}, {"durability": "warning"}),
-        ({"journal": False}, {"durability": "error"}),
+        ({"journal": False}, {"journal": "note", "durability": "error"}),
         ({"journal": None}, {"journal": "note", "durability": "warning"}),
         ({"kind": "tmpfs"}, {"durability": "error"}),
         ({"kind": "overlay"}, {"filesystem": "warning"}),
@@ -66,6 +66,24 @@ def test_a_place_is_judged_by_what_it_is(facts: dict[str, object], wanted: dict[
     found = levels_of_place(**facts)
 
     assert {what: found.get(what) for what in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    "mount,do",
+    [
+        ("/data", "unmount it, then as root: tune2fs -O has_journal /dev/x and e2fsck -f /dev/x"),
+        (
+            "/",
+            "put the store on another filesystem, which has a journal; or give this one a journal: a running system ",
+        ),
+    ],
+)
+def test_without_a_journal_doctor_says_what_can_be_done_there(mount: str, do: str) -> None:
+    found = {finding.what: finding for finding in check_place(PlaceFacts("/s", "ext4", mount, "/dev/x", journal=False))}
+
+    assert found["durability"].do.startswith(do)
+    assert "tune2fs -O has_journal /dev/x" in found["durability"].do
+    assert (found["journal"].level, found["journal"].found) == ("note", "/dev/x has no journal")
 
 
 @pytest.mark.parametrize(

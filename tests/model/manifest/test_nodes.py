@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckstore.errors import BadInput
 from ckstore.model.canonical import fits_json
+from ckstore.model.document import is_big_decimal, parse_foreign, parse_object
 from ckstore.model.manifest.nodes import (
+    NotStored,
     decode_key,
     decode_scalar,
     encode_bytes,
     encode_complex,
     encode_float,
     encode_int,
+    encode_key,
+    identity_of,
 )
+from ckstore.model.manifest.python_values import encode_decimal, is_python_value
 
 floats = st.floats() | st.binary(min_size=8, max_size=8).map(lambda data: struct.unpack(">d", data)[0])
 
@@ -50,6 +58,39 @@ def test_an_integer_beyond_what_python_prints_comes_back() -> None:
     value = -(10**20000) - 7
 
     assert decode_scalar(encode_int(value)) == value
+
+
+@pytest.mark.parametrize("value", [2**100_000 - 1, -(2**99_999)], ids=["above", "below"])
+def test_the_longest_integer_that_is_saved_is_read_again(value: int) -> None:
+    node = encode_int(value)
+
+    assert is_big_decimal(node[1])
+    assert decode_scalar(node) == value
+
+
+@pytest.mark.parametrize("value", [2**100_000, -(2**100_000)], ids=["above", "below"])
+def test_an_integer_that_would_not_be_read_again_is_not_saved(value: int) -> None:
+    with pytest.raises(NotStored, match=r"more than 100,000 bits \(30,103 digits\)"):
+        encode_int(value)
+    with pytest.raises(ValueError, match=r"has more than 30,103 digits"):
+        encode_key(value)
+
+
+def test_a_number_of_millions_of_digits_is_refused_at_once() -> None:
+    begin_s = time.process_time()
+    digits = "7" * 3_000_000
+
+    assert not is_big_decimal(digits)
+    assert identity_of(["int", digits]) is None
+    assert not is_python_value(["decimal", digits])
+    with pytest.raises(NotStored, match="a Decimal of more than 30,103 digits"):
+        encode_decimal(Decimal("7" * 30_104))
+    for number in (digits, f"{digits}.0", f"0.{digits}", f"1e{digits}"):
+        with pytest.raises(BadInput, match=r"digits|integer"):
+            parse_object(b'{"x": %s}' % number.encode(), where="x")
+        with pytest.raises(ValueError, match="digits"):
+            parse_foreign(b'{"x": %s}' % digits.encode())
+    assert time.process_time() - begin_s < 2
 
 
 @given(value=floats)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from ckstore.catalog import Catalog
 from ckstore.model.manifest.parse import parse_facts, parse_manifest
 from ckstore.ops.check import validity
 from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
+from ckstore_cli.app import app
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 from tests.support.examples import examples
 
@@ -241,3 +243,14 @@ def test_what_deleting_would_free_is_counted_by_links(store: Store) -> None:
     )
     assert advice.name == "main@0"
     assert advice.nbytes == sum(nbytes for _, nbytes in freed[0])
+
+
+def test_a_checkpoint_whose_metadata_has_more_digits_than_str_takes_is_found_listed_and_shown(store: Store) -> None:
+    store.save({"a": 1}, step=7, metadata={"n": [10**5000, -(10**5000)], "nan": float("nan")})
+
+    assert store.info("latest").step == 7
+    assert store.info("latest").metadata["n"] == [10**5000, -(10**5000)]
+    assert store.checkpoints()[0].step == 7
+    for command in (["show", "latest"], ["log"]):
+        done = CliRunner().invoke(app, ["--store", str(store.path), *command, "--json"])
+        assert (done.exit_code, done.stdout.count("0" * 5000)) == (0, 2)

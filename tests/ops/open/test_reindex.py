@@ -27,6 +27,7 @@ from ckstore.ops.open import reindex as reindexing
 from ckstore_migrations import VERSION
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
+from tests.support.in_full import in_full
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, references_of_catalog, references_of_manifests
@@ -119,7 +120,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
         "unused": sorted(store._context.catalog.unused()),
         "listed": store._context.catalog.outline().blobs_listed,
     }
-    return {name: repr(value) for name, value in everything.items()}
+    return {name: in_full(value) for name, value in everything.items()}
 
 
 @pytest.mark.property

@@ -13,7 +13,7 @@ import torch
 
 import ckstore
 from ckstore import Store
-from ckstore.errors import CannotStore, DamagedBlob, InsufficientSpace
+from ckstore.errors import BadInput, CannotStore, DamagedBlob, InsufficientSpace
 from ckstore.fs.host import memory
 from ckstore.model.manifest.manifest import BlobRecord, Manifest, StorageRecord
 from ckstore.objects.blob_check import Checked
@@ -201,3 +201,25 @@ def test_each_of_many_damaged_blobs_is_told_with_the_same_names(tmp_path: Path) 
     assert [damage.blob for damage in found] == [blob.digest for blob in blobs]
     assert {len(damage.names) for damage in found} == {count}
     assert len({id(damage.names) for damage in found}) == 1
+
+
+def test_a_small_checkpoint_that_names_one_blob_many_times_is_refused_beyond_what_the_caller_allows(
+    tmp_path: Path,
+) -> None:
+    with Store.init(tmp_path / "store") as store:
+        one = np.zeros(MIB, dtype=np.uint8)
+        info = store.save({f"w{i}": one.copy() for i in range(64)}, step=1)
+        assert info.new_bytes < 2 * MIB
+
+        for mmap in (False, True):
+            with pytest.raises(InsufficientSpace, match=f"loads as {64 * MIB} bytes, .* max_bytes={64 * MIB - 1}"):
+                store.load(1, max_bytes=64 * MIB - 1, mmap=mmap)
+        with (
+            store.open_checkpoint(1) as opened,
+            pytest.raises(InsufficientSpace, match="load a part with select=, or raise max_bytes"),
+        ):
+            opened.load(max_bytes=0)
+        with pytest.raises(BadInput, match="max_bytes must be a number of bytes, got '1GB'"):
+            store.load(1, max_bytes="1GB")  # type: ignore[arg-type]
+        assert len(store.load(1, max_bytes=64 * MIB)) == 64
+        assert list(store.load(1, select="w7", max_bytes=MIB)) == ["w7"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import CheckpointInfo, CkstoreWarning, RetentionPolicy, Store, open_checkpoint
+from ckstore.fs.host import own_folders
 from ckstore.model.doctor.place import PlaceFacts
 from ckstore.ops import context
 from ckstore.ops.index import catalog_place
@@ -98,10 +101,39 @@ for step in range(3):
 """
 
 
-def test_python_really_shows_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _shown(store: Path) -> int:
+    """Return how often a new process that saves into a store warns."""
+    command = [sys.executable, "-c", PROGRAM, str(store)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stderr.count("CkstoreWarning: a power cut may lose what is saved here")
+
+
+def test_python_really_shows_it_once_for_each_store_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONWARNINGS")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "s"], check=True, capture_output=True, text=True, timeout=120
-    )
-    assert done.stderr.count("a power cut may lose what is saved here") == 1
-    assert "CkstoreWarning" in done.stderr
+
+    assert [_shown(tmp_path / "s"), _shown(tmp_path / "s")] == [1, 0]
+    shutil.copytree(tmp_path / "s", tmp_path / "copy", symlinks=True)
+    assert [_shown(tmp_path / "copy"), _shown(tmp_path / "other"), _shown(tmp_path / "s")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["tmpfs"], indirect=True)
+@pytest.mark.parametrize("wrong", ["a file in its place", "no cache", "unreadable"])
+def test_a_cache_that_cannot_be_used_costs_only_another_warning(
+    kind: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if wrong == "no cache":
+        monkeypatch.setattr(own_folders, "cache_folder", lambda: None)
+    elif wrong == "unreadable":
+        monkeypatch.setattr(own_folders, "make_private", lambda _: os.stat(tmp_path / "no"))
+    else:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / "ckstore").write_text("")
+    store = Store.init(tmp_path / "s")
+
+    for _ in range(2):
+        context._told_not_durable.clear()
+        with pytest.warns(CkstoreWarning, match="a power cut may lose"):
+            store.save(state())

@@ -16,7 +16,7 @@ import pytest
 
 import ckstore
 from ckstore import CkstoreWarning, Store
-from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef, SaveFailed
+from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef, ReadOnlyStore
 from ckstore.fs import links, locks
 from ckstore.fs.locks import try_exclusive
 from ckstore.model.manifest.info import Note
@@ -402,7 +402,7 @@ def test_a_failing_disk_leaves_what_was_said_before_and_no_rest(
 def test_a_store_opened_for_reading_takes_no_words(store: Store, what: str) -> None:
     fill(store, 1)
 
-    with pytest.raises(SaveFailed, match="reading only"):
+    with pytest.raises(ReadOnlyStore, match=r"was opened for reading only \(open it with readonly=False"):
         SAY[what](Store.open(store.path, readonly=True), 0)
     assert not said(store)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CannotStore, NoSuchFile
-from ckstore.fs.tree import Entry, look_at
+from ckstore.fs.tree import Entry, foreign, look_at
 from ckstore.ops.read.committed_file import file_record
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _files_at(path: Path) -> Iterator[Added]:
 def _entry(path: Path) -> Entry | None:
     """Return what a path leads to; None if that is neither a file nor a directory."""
     try:
-        entry = look_at(Path(os.path.realpath(path)), str(path))
+        entry = look_at(foreign(os.path.realpath(path)), str(path))
     except CannotStore:
         return None
     return None if entry.kind == "symlink" else entry  # one that leads to itself

@@ -1,0 +1,69 @@
+"""The `repr` of results: at most a screen in a Python prompt, however much a result holds. `str` says what it means."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Collection
+from dataclasses import fields
+from typing import TypeVar
+
+T = TypeVar("T")
+
+COLUMNS = 120
+MOST_LINES = 24
+MOST_CHARS = 1500
+_ITEMS_SHOWN = 3
+_VALUE_CHARS = 60
+
+
+def _make_short() -> reprlib.Repr:
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    short.maxtuple = short.maxlist = short.maxset = short.maxfrozenset = short.maxdict = _ITEMS_SHOWN
+    short.maxstring = short.maxother = short.maxlong = _VALUE_CHARS
+    return short
+
+
+_SHORT = _make_short()
+
+
+def brief(*shown: str) -> Callable[[type[T]], type[T]]:
+    """Give a dataclass a short `repr`; it stands above ``@dataclass``.
+
+    Args:
+        shown: The fields in it; none given: all.
+    """
+
+    def with_brief_repr(cls: type[T]) -> type[T]:
+        def text(self: T) -> str:
+            names = shown or [one.name for one in fields(self) if one.repr]  # type: ignore[arg-type]
+            parts = [f"{name}={_value(getattr(self, name))}" for name in names]
+            return _laid_out(type(self).__qualname__, [*parts, "..."] if shown else parts)
+
+        cls.__repr__ = text  # type: ignore[method-assign,assignment]
+        return cls
+
+    return with_brief_repr
+
+
+def _value(value: object) -> str:
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # an integer of more digits than str() takes
+        text = f"<{type(value).__name__}>"
+    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # of a result in it, on one line
+    if len(text) > _VALUE_CHARS:
+        text = f"{text[: _VALUE_CHARS - 3]}..."
+    is_long = isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > _ITEMS_SHOWN
+    return f"{text} <{len(value)} in all>" if is_long else text  # type: ignore[arg-type]
+
+
+def _laid_out(name: str, parts: list[str]) -> str:
+    """Return the parts on one line, or each on its own where that is too long."""
+    line = f"{name}({', '.join(parts)})"
+    if len(line) <= COLUMNS:
+        return line
+    lines = [f"    {part}," for part in parts]
+    while len(lines) > MOST_LINES - 2 or len(name) + sum(map(len, lines)) + len(lines) > MOST_CHARS - 20:
+        lines[-2:] = ["    ..."]
+    return "\n".join([f"{name}(", *lines, ")"])
