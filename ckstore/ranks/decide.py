@@ -10,7 +10,8 @@ from ckstore.errors import CkstoreError, MissingRanks, RankFailed, RankMismatch,
 from ckstore.objects.checkpoints import look
 from ckstore.ops.free import reclaim
 from ckstore.ops.refs.find import find
-from ckstore.ranks.meeting import Meeting, Pace, elsewhere, is_gone
+from ckstore.ranks.meeting import Meeting, Pace, elsewhere
+from ckstore.ranks.processes import what_became_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -143,8 +144,7 @@ class Deciding:
                 said.append(f"rank {rank} did not come")
             else:
                 there = f"rank {rank} ({here[rank].get('host')}, process {here[rank].get('pid')})"
-                has_ended = is_gone(here[rank], who.host)
-                said.append(f"{there} began and has ended" if has_ended else f"{there} began and is not done")
+                said.append(f"{there} began and {what_became_of(here[rank], who.host) or 'is not done'}")
         others = elsewhere(self.context.layout, who)
         if others:
             return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}

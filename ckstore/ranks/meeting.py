@@ -13,12 +13,9 @@ Source: docs/protocol.md, "Ranks".
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankMismatch, SaveFailed
@@ -235,24 +232,3 @@ class Pace:
         """Wait a little."""
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)
-
-
-def is_gone(document: dict[str, Any], host: str) -> bool:
-    """Whether the process that wrote a document is of this host and has ended."""
-    pid = document.get("pid")
-    if document.get("host") != host or not isinstance(pid, int) or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.ESRCH
-    return _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether a process has ended and only its parent has not asked for that yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # it has just gone, or /proc does not show it
-        return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckstore.errors import BadInput, RankMismatch
+from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
@@ -30,6 +30,7 @@ from ckstore.ops.acts import act
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import failing_as_save, save_staged
+from ckstore.ranks.decide import why
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
 from ckstore.ranks.whole import Parts, stage_shards_of
 from ckstore.store import Store
@@ -175,7 +176,12 @@ class CkstoreWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stage the part of this rank."""
-        staging = _stage(self.store, self, plan, planner)
+        try:
+            staging = _stage(self.store, self, plan, planner)
+        except (CkstoreError, OSError):
+            raise
+        except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
+            raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
         data = (staging.path.name, self._meant())
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
@@ -193,6 +199,7 @@ class CkstoreWriter(StorageWriter):
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
         self.info = _publish(self.store, self, [name for name, _ in given], entries)
+        metadata.storage_data = self.info  # what all ranks are sent now: whoever learns that it was saved knows what
         self.close()
 
     @classmethod
@@ -226,6 +233,19 @@ class CkstoreWriter(StorageWriter):
         settings = self.store._context.settings  # noqa: SLF001
         who = Who.here(self.run, self.step, self._rank)
         return _Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
+
+
+class RefusedWriter(CkstoreWriter):
+    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("", 0)
+        self._error = error
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raise it."""
+        del is_coordinator, args, kwargs
+        raise self._error
 
 
 def check_agreement(meant: list[_Meant]) -> None:

@@ -1,0 +1,231 @@
+"""The ranks of a process group during one call: what one of them raises all of them raise, and a lost one is named.
+
+Before anything collective is begun each rank does by itself what can fail there (its arguments, the ``state_dict()`` of
+its objects), and one round tells all ranks how that went. So no rank waits for one that has given up already.
+Who does not come to that round, or is lost later, is found by the marks that each rank leaves in the store of the
+process group (the key-value store by which its processes found each other), and by what the kernel says of the
+processes of this host.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle  # to find out whether an error can go to the other ranks; none is read here
+import socket
+import threading
+import time
+import weakref
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.ranks.decide import why
+from ckstore.ranks.processes import what_became_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+R = TypeVar("R")
+
+_SEEN_TO_END_S = 10.0
+"""How long a process may take to end after it has closed its connections."""
+_MARKS_S = 5.0
+"""How long the store of the group is asked: the process that serves it may be the one that was lost."""
+_PREPARING, _READY = "preparing", "ready"
+
+
+@dataclass
+class _Group:
+    """What this process knows of a group: host and process of each rank, and how many calls there were."""
+
+    known: list[tuple[str, int]] = field(default_factory=list)
+    calls: int = 0
+
+
+_groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+
+
+def is_alone() -> bool:
+    """Whether this process is no rank of any group."""
+    return not (dist.is_available() and dist.is_initialized())
+
+
+class Ranks:
+    """The ranks of one call.
+
+    Args:
+        what: What they do, for messages.
+        group: The ranks; None: all.
+    """
+
+    def __init__(self, what: str, group: dist.ProcessGroup | None) -> None:
+        self.what = what
+        self.is_alone = is_alone()
+        self._group: Any = group
+        if self.is_alone:
+            return
+        self._key = dist.group.WORLD if group is None else group
+        self._mine = _groups.setdefault(self._key, _Group())
+        self._mine.calls += 1
+        self._marks = _Marks(self._key, self._mine.calls)
+
+    def agree(self, work: Callable[[], R]) -> R:
+        """Do `work`, and return what it returns if it succeeds on all ranks. It asks no other rank for anything.
+
+        Raises:
+            CkstoreError: It failed on some ranks, with what was raised there. A process that is alone raises that
+                itself.
+        """
+        if self.is_alone:
+            return work()
+        self._marks.leave(_PREPARING)
+        raised: Exception | None = None
+        result: R
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - all ranks raise it below
+            raised = error
+        self._marks.leave(_READY)
+        told: list[Any] = [None] * dist.get_world_size(self._group)
+        with self.failing_together():
+            mine = None if raised is None else sendable(raised)
+            dist.all_gather_object(told, (socket.gethostname(), os.getpid(), mine), group=self._group)
+        self._mine.known = [(host, pid) for host, pid, _ in told]
+        failed = {rank: error for rank, (_, _, error) in enumerate(told) if error is not None}
+        if failed:
+            raise _of_ranks(self.what, failed) from raised
+        return result
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours.
+
+        So also that of a backend which has lost a rank: whatever a rank raises by itself comes as the former.
+        """
+        try:
+            yield
+        except CheckpointException as error:
+            raise _of_ranks(self.what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
+        except RuntimeError as error:
+            if self.is_alone:
+                raise
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> RankFailed:
+        """Return the error for what a collective raised, which names the lost ranks as far as that is known."""
+        marks = self._marks.of_all(dist.get_world_size(self._group))
+        deadline_s = time.monotonic() + _SEEN_TO_END_S
+        # The connections of a process are closed a moment before the kernel says that it has ended.
+        while not (lost := self._named(marks)) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        unseen = "no rank of this host has ended or stands still; see what the others say"
+        said = ", ".join(lost.values()) or unseen
+        return RankFailed(
+            f"{self.what}: the ranks lost one another: {said}: {error}",
+            hint="start all ranks again; ckstore log says whether the checkpoint was published before",
+            causes={rank: CkstoreError(text) for rank, text in lost.items()},
+        )
+
+    def _named(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
+        """Return the ranks that were lost, and what is known of each."""
+        here = socket.gethostname()
+        known = {rank: (mark.host, mark.pid) for rank, mark in marks.items() if mark.pid}
+        known = {**known, **dict(enumerate(self._mine.known))}
+        lost = {}
+        for rank in range(dist.get_world_size(self._group)):
+            host, pid = known.get(rank, ("", 0))
+            name = f"rank {rank} ({host}, process {pid})" if pid else f"rank {rank}"
+            mark = marks.get(rank)
+            if became := what_became_of({"host": host, "pid": pid}, here):
+                lost[rank] = f"{name} {became}"
+            elif mark is not None and mark.calls < self._mine.calls:
+                lost[rank] = f"{name} did not come"
+            elif mark is not None and mark.calls == self._mine.calls and mark.phase == _PREPARING:
+                lost[rank] = f"{name} has not returned from its state_dict()"
+        return lost
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What a rank said last: in which of its calls it is, and how far."""
+
+    calls: int = 0
+    phase: str = ""
+    pid: int = 0
+    host: str = ""
+
+
+class _Marks:
+    """The marks of the ranks in the store of their group; nothing where torch does not give that store."""
+
+    def __init__(self, group: Any, calls: int) -> None:
+        self._rank = group.rank()
+        self._calls = calls
+        get_store = getattr(group, "get_group_store", None)  # since torch 2.8
+        self._store = None
+        with suppress(RuntimeError):  # a backend without one
+            self._store = None if get_store is None else get_store()
+
+    def leave(self, phase: str) -> None:
+        """Say how far this rank is."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the collective that follows says what is wrong
+                said = f"{self._calls} {phase} {os.getpid()} {socket.gethostname()}"
+                self._store.set(_key(self._rank), said)
+
+    def of_all(self, world_size: int) -> dict[int, _Mark]:
+        """Return the marks of all ranks, an empty one for a rank without; nothing if they cannot be had in time."""
+        found: dict[int, _Mark] = {}
+        if self._store is not None:
+            # In a thread, since a store whose server stands still does not answer, for as long as that.
+            reading = threading.Thread(target=self._read, args=(world_size, found), daemon=True)
+            reading.start()
+            reading.join(_MARKS_S)
+        return dict(found) if len(found) == world_size else {}
+
+    def _read(self, world_size: int, found: dict[int, _Mark]) -> None:
+        store: Any = self._store
+        with suppress(RuntimeError, ValueError):  # it is gone with the process that served it
+            for rank in range(world_size):
+                mark = _Mark()
+                if store.check([_key(rank)]):
+                    calls, phase, pid, host = store.get(_key(rank)).decode().split(" ", 3)
+                    mark = _Mark(int(calls), phase, int(pid), host)
+                found[rank] = mark
+
+
+def _key(rank: int) -> str:
+    return f"ckstore/{rank}"
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an error that can go to the other ranks: it survives pickling there, whatever class it is of."""
+    if isinstance(error, CkstoreError):
+        with suppress(Exception):  # one whose causes are of other classes
+            pickle.dumps(error)
+            return error
+    return CkstoreError(why(error))
+
+
+def _but(hint: str, cause: BaseException) -> str:
+    """Return what an error says, but for a hint that is given anyhow; of one of another class that class, too."""
+    said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
+    return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
+
+
+def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
+    ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
+    if (
+        len(ours) == len(causes)
+        and len({(type(one), str(one)) for one in ours}) == 1
+        and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
+        and type(ours[0]) is not CkstoreError
+    ):
+        return ours[0]  # all say the same, or it is about all of them
+    hint = ours[0].hint if ours else "the causes are in .causes"
+    said = "; ".join(f"rank {rank}: {_but(hint, cause)}" for rank, cause in sorted(causes.items()))
+    return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)
