@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Store
 from ckstore.ops.save.save import save_staged
-from ckstore.ranks import decide
+from ckstore.ranks import work
 from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Who
 
@@ -83,7 +83,7 @@ def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
 def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide, "_GRACE_LEAST_S", 0.1)
+    monkeypatch.setattr(work, "GRACE_LEAST_S", 0.1)
     monkeypatch.setattr(Meeting, "deciding", lambda _: None)
 
     with pytest.raises(RankFailed, match="still publishing"):
