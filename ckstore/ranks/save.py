@@ -13,7 +13,7 @@ from ckstore.model.manifest.manifest import Ranks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import SaveWatch, tell_not_durable
+from ckstore.ops.context import tell_not_durable
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.commit import capture_files
 from ckstore.ops.save.gather import step_in_name
@@ -23,7 +23,7 @@ from ckstore.ranks.join import Join
 from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Content, Who, stage_part
 from ckstore.ranks.whole import Joined, link_parts, staged_of
-from ckstore.ranks.work import RankWork
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.tensors.capture import capture
 
 if TYPE_CHECKING:
@@ -173,26 +173,18 @@ def _publish(
     return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage, watch)
 
 
-class _Publishing(SaveWatch):
-    """Tells the other ranks, and the caller of this one, how far a publish is."""
+class _Publishing(WorkWatch):
+    """Tells the other ranks, too, that it is done."""
 
     def __init__(self, work: RankWork, meeting: Meeting) -> None:
-        self._work = work
+        super().__init__(work)
         self._meeting = meeting
 
-    def syncing(self) -> None:
-        """Say so."""
-        self._work.doing("wrote the manifest")
-
-    def publishing(self, step: int) -> None:
-        """Go on unless the caller, or the other ranks, have given up."""
-        self._work.publishing(step)
-
     def committed(self, info: CheckpointInfo) -> None:
-        """Tell the others at once: what follows may take long."""
+        """Tell the others at once, and then the caller."""
         with suppress(OSError):  # they see that it is there
             self._meeting.say_outcome(published(info))
-        self._work.decided(info)
+        super().committed(info)
 
 
 def _beside(join: Join, parts: Sequence[Manifest]) -> Node:

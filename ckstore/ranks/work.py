@@ -7,19 +7,24 @@ follows (giving back what was staged, the catalog, retention) may go on for as l
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CkstoreError, RankFailed, UnknownOutcome
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops.context import SaveWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
     from ckstore.ranks.part import Who
+
+R = TypeVar("R")
 
 GRACE_LEAST_S = 30.0
 """Who is publishing when the deadline passes has as long again, and at least this."""
@@ -36,16 +41,17 @@ class RankWork:
 
     Args:
         who: The rank.
-        timeout_s: How long it waits for the others.
+        timeout_s: How long it waits for the others; infinite: for ever, and without a thread.
+        grace_s: How long besides if it is publishing; None: as long again, and at least `GRACE_LEAST_S`.
 
     Attributes:
         progress: Called in the thread of the caller.
     """
 
-    def __init__(self, who: Who, timeout_s: float) -> None:
+    def __init__(self, who: Who, timeout_s: float, grace_s: float | None = None) -> None:
         self.who = who
         self.timeout_s = timeout_s
-        self.grace_s = max(GRACE_LEAST_S, timeout_s)
+        self.grace_s = max(GRACE_LEAST_S, timeout_s) if grace_s is None else grace_s
         self._deadline_s = time.monotonic() + timeout_s
         self.progress: Progress | None = None
         self._bytes: tuple[int, int] | None = None
@@ -56,7 +62,7 @@ class RankWork:
         self._stopped: BaseException | None = None
         self._decided: CheckpointInfo | CkstoreError | None = None
         self._decided_s = 0.0
-        self._ended: CheckpointInfo | BaseException | None = None
+        self._ended: Future[Any] | None = None
 
     @property
     def is_late(self) -> bool:
@@ -106,39 +112,51 @@ class RankWork:
 
     # ------------------------------------------------------------------ for the caller
 
-    def run(self, work: Callable[[], CheckpointInfo]) -> CheckpointInfo:
-        """Do the work; return what was saved, or raise why it was not.
+    def run(self, work: Callable[[], R], unwanted: Callable[[R], object] = lambda _: None) -> R:
+        """Do the work; return what it returns, or what was decided, or raise why it failed.
+
+        Args:
+            work: What is done.
+            unwanted: Is given what it returns after all, when the caller has given up.
 
         Raises:
             RankFailed: The disk did not answer until the deadline; nothing was published.
             UnknownOutcome: The same, and the others, or this rank, may have published.
             BaseException: As `work`.
         """
-        thread = threading.Thread(target=self._work, args=(work,), daemon=True, name=f"ckstore rank {self.who.rank}")
+        if self.timeout_s == math.inf:
+            return work()
+        name = f"ckstore rank {self.who.rank}"
+        thread = threading.Thread(target=self._work, args=(work, unwanted), daemon=True, name=name)
         try:
             thread.start()
         except RuntimeError:  # no thread can be started, as while the interpreter ends: then without a deadline
             return work()
+        result: R
         try:
-            return self._wait()
+            result = self._wait()
         except BaseException as error:
             with self._changed:  # a signal handler or `progress` raised it
                 if self._ended is None and self._stopped is None:
                     self._stopped = error
                     self._changed.wait_for(lambda: self._ended is not None, _STOPS_S)
             raise
+        return result
 
-    def _work(self, work: Callable[[], CheckpointInfo]) -> None:
-        ended: CheckpointInfo | BaseException
+    def _work(self, work: Callable[[], R], unwanted: Callable[[R], object]) -> None:
+        ended: Future[R] = Future()
         try:
-            ended = work()
+            ended.set_result(work())
         except BaseException as error:  # noqa: BLE001 - the caller raises it
-            ended = error
+            ended.set_exception(error)
         with self._changed:
             self._ended = ended
+            is_unwanted = self._stopped is not None
             self._changed.notify()
+        if is_unwanted and ended.exception() is None:
+            unwanted(ended.result())
 
-    def _wait(self) -> CheckpointInfo:
+    def _wait(self) -> Any:
         while True:
             with self._changed:
                 left_s = self._limit_s() - time.monotonic()
@@ -150,10 +168,8 @@ class RankWork:
                     return self._end_now()
             if done is not None and self.progress is not None:
                 self.progress(*done)
-            if isinstance(ended, BaseException):
-                raise ended
             if ended is not None:
-                return ended
+                return ended.result()
 
     def _limit_s(self) -> float:
         """Return until when the caller waits; it gets later while the thread gets on."""
@@ -181,3 +197,22 @@ class RankWork:
             msg = f"{name} was not published: {since}"
             self._stopped = RankFailed(msg, hint="look at the disk, then save again")
         raise self._stopped
+
+
+class WorkWatch(SaveWatch):
+    """Says how far a publish is to the work of which it is a part."""
+
+    def __init__(self, work: RankWork) -> None:
+        self._work = work
+
+    def syncing(self) -> None:
+        """Say so."""
+        self._work.doing("wrote the manifest")
+
+    def publishing(self, step: int) -> None:
+        """Go on unless the caller has given up."""
+        self._work.publishing(step)
+
+    def committed(self, info: CheckpointInfo) -> None:
+        """Say that this is decided: what follows may take long."""
+        self._work.decided(info)

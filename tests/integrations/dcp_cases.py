@@ -334,3 +334,25 @@ def peer_loads(folder: str) -> bool:
     state = {"w": torch.zeros_like(whole("odd"))}
     dcp_load(state, checkpoint_id=folder, no_dist=True)
     return torch.equal(state["w"], whole("odd"))
+
+
+def save_on_a_disk_that_hangs(store: str, step: int, rank: int, where: str) -> Any:
+    """Save while the disk of one rank does not answer: when its part is staged, or when all is published."""
+    from ckstore.fs import files
+    from ckstore.ranks import work
+
+    go_on = threading.Event()
+    real = getattr(files, where)
+
+    def hanging(*arguments: Any, **options: Any) -> Any:
+        go_on.wait(60)
+        return real(*arguments, **options)
+
+    if dist.get_rank() == rank:
+        setattr(files, where, hanging)
+    work._QUIET_S = 0.5
+    try:
+        return ours.save(store, {"w": _sharded({"odd": 0})["odd"] + step}, step).id
+    finally:
+        setattr(files, where, real)
+        go_on.set()

@@ -51,3 +51,17 @@ def test_a_rank_that_is_there_and_does_not_take_part_is_named(
         assert list(answer.causes) == [victim]
     assert waited_s < LATE_S / 2
     assert [info.step for info in store.checkpoints()] == [1]
+
+
+def test_a_rank_whose_disk_hangs_fails_the_save_on_all_before_the_group_is_lost(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    with Group(2, tmp_path, CASES, WAITS_S) as group:
+        for rank, where, said in ((1, "create_blob", "was not published"), (0, "sync_open_directory", "is not known")):
+            hangs = {"store": str(store.path), "step": 1 + rank, "rank": rank, "where": where}
+            answers = group.call("save_on_a_disk_that_hangs", **hangs)
+
+            assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+            assert all(list(answer.causes) == [rank] for answer in answers)
+            assert all(said in str(answer) and "has not answered" in str(answer) for answer in answers)
+        group.run("save_given", store=str(store.path), step=5)
+    assert store.info(5).step == 5

@@ -57,6 +57,7 @@ def save(
     ranks = Ranks(f"saving {run}@{step}", process_group)
     # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
     writer, plain = ranks.agree(lambda: (CkstoreWriter(store, step, run, **about), _plain(state)))
+    writer.timeout_s, writer.tell = ranks.own_timeout_s, ranks.tell
     try:
         with ranks.failing_together():
             metadata = state_dict_saver.save(

@@ -9,6 +9,7 @@ processes of this host.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle  # to find out whether an error can go to the other ranks; none is read here
 import socket
@@ -19,15 +20,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.integrations.dcp.writer import STAGED
 from ckstore.ranks.decide import why
 from ckstore.ranks.processes import what_became_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from datetime import timedelta
 
 R = TypeVar("R")
 
@@ -35,6 +39,7 @@ _SEEN_TO_END_S = 10.0
 """How long a process may take to end after it has closed its connections."""
 _MARKS_S = 5.0
 """How long the store of the group is asked: the process that serves it may be the one that was lost."""
+_OWN_SHARE = 0.8
 _PREPARING, _READY = "preparing", "ready"
 
 
@@ -65,13 +70,32 @@ class Ranks:
     def __init__(self, what: str, group: dist.ProcessGroup | None) -> None:
         self.what = what
         self.is_alone = is_alone()
+        self._phase = ""
         self._group: Any = group
         if self.is_alone:
             return
-        self._key = dist.group.WORLD if group is None else group
+        self._key: Any = dist.group.WORLD if group is None else group
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
         self._marks = _Marks(self._key, self._mine.calls)
+
+    @property
+    def own_timeout_s(self) -> float:
+        """How long a rank waits for its own disk: less than the others wait for it, so that the group survives that."""
+        if self.is_alone:
+            return math.inf
+        try:
+            backend = self._key._get_backend(torch.device("cpu"))  # noqa: SLF001 - torch has no other way to ask
+            timeout: timedelta = backend.options._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError):  # of a backend without such options
+            timeout = dist.default_pg_timeout
+        return _OWN_SHARE * timeout.total_seconds()
+
+    def tell(self, phase: str) -> None:
+        """Let the others know how far this rank is, should they lose it."""
+        if not self.is_alone:
+            self._phase = phase
+            self._marks.leave(phase)
 
     def agree(self, work: Callable[[], R]) -> R:
         """Do `work`, and return what it returns if it succeeds on all ranks. It asks no other rank for anything.
@@ -82,14 +106,14 @@ class Ranks:
         """
         if self.is_alone:
             return work()
-        self._marks.leave(_PREPARING)
+        self.tell(_PREPARING)
         raised: Exception | None = None
         result: R
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - all ranks raise it below
             raised = error
-        self._marks.leave(_READY)
+        self.tell(_READY)
         told: list[Any] = [None] * dist.get_world_size(self._group)
         with self.failing_together():
             mine = None if raised is None else sendable(raised)
@@ -119,9 +143,13 @@ class Ranks:
         """Return the error for what a collective raised, which names the lost ranks as far as that is known."""
         marks = self._marks.of_all(dist.get_world_size(self._group))
         deadline_s = time.monotonic() + _SEEN_TO_END_S
-        # The connections of a process are closed a moment before the kernel says that it has ended.
-        while not (lost := self._named(marks)) and time.monotonic() < deadline_s:
+        # The connections of a process are closed a moment before the kernel says that it has ended: until then the
+        # others, who are on their way, are not to be blamed. Where the time is over they are.
+        while not (lost := self._ended(marks)) and "imeout" not in str(error) and "imed out" not in str(error):
+            if time.monotonic() >= deadline_s:
+                break
             time.sleep(0.05)
+        lost = lost or self._behind(marks)
         unseen = "no rank of this host has ended or stands still; see what the others say"
         said = ", ".join(lost.values()) or unseen
         return RankFailed(
@@ -130,23 +158,34 @@ class Ranks:
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
 
-    def _named(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
-        """Return the ranks that were lost, and what is known of each."""
+    def _ended(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
+        """Return the ranks of this host whose processes have ended or are stopped, and which of both."""
         here = socket.gethostname()
-        known = {rank: (mark.host, mark.pid) for rank, mark in marks.items() if mark.pid}
-        known = {**known, **dict(enumerate(self._mine.known))}
-        lost = {}
-        for rank in range(dist.get_world_size(self._group)):
-            host, pid = known.get(rank, ("", 0))
-            name = f"rank {rank} ({host}, process {pid})" if pid else f"rank {rank}"
-            mark = marks.get(rank)
-            if became := what_became_of({"host": host, "pid": pid}, here):
-                lost[rank] = f"{name} {became}"
-            elif mark is not None and mark.calls < self._mine.calls:
-                lost[rank] = f"{name} did not come"
-            elif mark is not None and mark.calls == self._mine.calls and mark.phase == _PREPARING:
-                lost[rank] = f"{name} has not returned from its state_dict()"
-        return lost
+        became = {
+            rank: what_became_of({"host": host, "pid": pid}, here) for rank, (host, pid) in self._known(marks).items()
+        }
+        return {rank: f"{self._name(rank, marks)} {what}" for rank, what in became.items() if what}
+
+    def _behind(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
+        """Return the ranks that are not as far as this one, and what the others wait for."""
+        behind = {}
+        for rank, mark in marks.items():
+            if mark.calls < self._mine.calls:
+                behind[rank] = f"{self._name(rank, marks)} did not come"
+            elif mark.calls == self._mine.calls and mark.phase == _PREPARING:
+                behind[rank] = f"{self._name(rank, marks)} has not returned from its state_dict()"
+            elif mark.calls == self._mine.calls and mark.phase == _READY and self._phase == STAGED:
+                behind[rank] = f"{self._name(rank, marks)} has not staged its part"
+        return behind
+
+    def _known(self, marks: Mapping[int, _Mark]) -> dict[int, tuple[str, int]]:
+        """Return host and process of the ranks, as far as they have said so."""
+        marked = {rank: (mark.host, mark.pid) for rank, mark in marks.items() if mark.pid}
+        return {**marked, **dict(enumerate(self._mine.known))}
+
+    def _name(self, rank: int, marks: Mapping[int, _Mark]) -> str:
+        known = self._known(marks).get(rank)
+        return f"rank {rank}" if known is None else f"rank {rank} ({known[0]}, process {known[1]})"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ failed, or whose part was joined, gives its staging back when the writer is used
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 import weakref
@@ -33,10 +34,11 @@ from ckstore.ops.save.save import failing_as_save, save_staged
 from ckstore.ranks.decide import why
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
 from ckstore.ranks.whole import Parts, stage_shards_of
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.publish import IfExists
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.save import Staged
 
 _PART = "ckstore part"
+STAGED = "staged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class CkstoreWriter(StorageWriter):
 
     Attributes:
         info: What was published, on the coordinator, once the save is done; else None.
+        timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
+        tell: Called with how far this rank is.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class CkstoreWriter(StorageWriter):
         }
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
+        self.timeout_s = math.inf
+        self.tell: Callable[[str], object] = len
         self._rank = 0
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
 
@@ -130,7 +137,7 @@ class CkstoreWriter(StorageWriter):
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_give_back": None}
+        return {**self.__dict__, "_store": None, "_give_back": None, "tell": len}
 
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 
@@ -182,6 +189,7 @@ class CkstoreWriter(StorageWriter):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
+        self.tell(STAGED)
         data = (staging.path.name, self._meant())
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
@@ -198,7 +206,8 @@ class CkstoreWriter(StorageWriter):
         check_agreement([meant for _, meant in given])
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
-        self.info = _publish(self.store, self, [name for name, _ in given], entries)
+        work = RankWork(self._meant().who, self.timeout_s, grace_s=0)
+        self.info = work.run(lambda: _publish(self.store, self, [name for name, _ in given], entries, WorkWatch(work)))
         metadata.storage_data = self.info  # what all ranks are sent now: whoever learns that it was saved knows what
         self.close()
 
@@ -277,13 +286,20 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
         shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
         values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         content = content_of(shards, values, context.settings.chunk_bytes)
-        read_back = save_checks_or_all(context.layout).read_back
-        staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
-        try:
-            stage_part(context, staging, who, content)
-        except BaseException as error:
-            reclaim.discard(context, staging, error)
-            raise
+        work = RankWork(who, writer.timeout_s)
+
+        def stage() -> Staging:
+            work.doing("began to stage its part")
+            read_back = save_checks_or_all(context.layout).read_back
+            staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
+            try:
+                stage_part(context, staging, who, replace(content, progress=work.staged_bytes))
+            except BaseException as error:
+                reclaim.discard(context, staging, error)
+                raise
+            return staging
+
+        staging = work.run(stage, lambda staging: reclaim.discard(context, staging))
         writer.hold(context, staging)
         return staging
 
@@ -308,7 +324,9 @@ def _value(item: WriteItem, planner: SavePlanner) -> object:
 
 
 @act
-def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry]) -> CheckpointInfo:
+def _publish(
+    store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry], watch: WorkWatch
+) -> CheckpointInfo:
     context = store._context  # noqa: SLF001
     request = writer.request()
     request.check()
@@ -319,6 +337,6 @@ def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: lis
         paths = [context.layout.staging / name for name in names]
         return stage_shards_of(context, staging, request, Parts(paths, entries, attempt))
 
-    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage)
+    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage, watch)
     log_notes(info.name, info.warnings, context.told)
     return info
