@@ -56,9 +56,9 @@ class Deciding:
                 self._see_the_rest(outcome)
                 return self._ended(outcome)
             if meeting.is_over():
-                found = self._published()
-                if found is not None:
-                    return self._ended(published(self._info_of(found)))
+                info = self._published()
+                if info is not None:
+                    return self._ended(published(info))
                 msg = f"the place where the ranks meet for {who.run}@{who.step} was moved away; nothing was published"
                 raise RankFailed(msg, hint="another process took all of them for dead; save again")
             info = self._decide(staging)
@@ -103,9 +103,9 @@ class Deciding:
         meeting, who = self.meeting, self.meeting.who
         if meeting.outcome() is not None:
             return None
-        found = self._published()
-        if found is not None:  # by a rank that died before it could say so
-            return self._end(published(self._info_of(found)))
+        info = self._published()
+        if info is not None:  # by a rank that died before it could say so
+            return self._end(published(info))
         failed, parts = meeting.documents("failed"), meeting.documents("part")
         if failed:
             return self._end({"failed": sorted(failed)})
@@ -129,11 +129,11 @@ class Deciding:
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
-        found = None if isinstance(error, UnknownOutcome) else self._published()
-        if found is None:
+        info = None if isinstance(error, UnknownOutcome) else self._published()
+        if info is None:
             self._tell(error)
         elif isinstance(error, CkstoreError):  # a rank of another host, which no lock reaches, was faster
-            return self._say(published(self._info_of(found)))
+            return self._say(published(info))
         return None
 
     def _fence(self) -> CheckpointInfo:
@@ -143,13 +143,9 @@ class Deciding:
         for document in publishing.values():
             with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
                 trash.move_to_trash(self.context.layout, self.context.layout.staging / document["staging"])
-        found = self._published()
-        if found is not None:
-            # Its rename may not be durable yet, and this rank acknowledges it (rule F).
-            layout = self.context.layout
-            for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
-                files.sync_directory(folder)
-            return self._end(published(self._info_of(found)))
+        info = self._published()
+        if info is not None:
+            return self._end(published(info))
         said = []
         for rank, document in sorted({**meeting.documents("rank"), **publishing}.items()):
             became = what_became_of(document, who.host)
@@ -158,13 +154,16 @@ class Deciding:
                 said.append(f"{there} {became or 'is still publishing'}")
         return self._end({"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"})
 
-    def _published(self) -> Published | None:
-        """Return the checkpoint, if it is that of this try."""
-        who = self.meeting.who
-        found = look(self.context.layout, who.run, who.step).published
+    def _published(self) -> CheckpointInfo | None:
+        """Return the checkpoint, if it is that of this try; it is durable then."""
+        who, layout = self.meeting.who, self.context.layout
+        found = look(layout, who.run, who.step).published
         if found is None or found.manifest.ranks is None or found.manifest.ranks.attempt != who.attempt:
             return None
-        return found
+        # The rank that renamed it may have died, or stand still, before its own sync; this one acknowledges it (rule F).
+        for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
+            files.sync_directory(folder)
+        return self._info_of(found)
 
     def _info_of(self, found: Published) -> CheckpointInfo:
         return info_of(self.context, found.manifest, found.manifest_id)

@@ -126,7 +126,9 @@ def wait_for_part(store: Store, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"tags": ["a b/c"]}, {"metrics": {"loss": "low"}}, {"if_exists": "maybe"}], ids=lambda one: next(iter(one))
+    "wrong",
+    [{"tags": ["a b/c"]}, {"metrics": {"loss": "low"}}, {"if_exists": "maybe"}],
+    ids=lambda one: next(iter(one)),
 )
 def test_an_argument_that_is_wrong_at_one_rank_fails_all_at_once(
     racers: Racers, store: Store, wrong: dict[str, Any]

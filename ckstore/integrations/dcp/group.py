@@ -251,7 +251,7 @@ def sendable(error: Exception) -> Exception:
 
 
 def _but(hint: str, cause: BaseException) -> str:
-    """Return what an error says, but for a hint that is given anyhow; of one of another class that class, too."""
+    """Return what an error says, but for a hint that the whole error gives already; of one of another class that class, too."""
     said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
     return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
 

@@ -208,7 +208,7 @@ class CkstoreWriter(StorageWriter):
         entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
         work = RankWork(self._meant().who, self.timeout_s, grace_s=0)
         self.info = work.run(lambda: _publish(self.store, self, [name for name, _ in given], entries, WorkWatch(work)))
-        metadata.storage_data = self.info  # what all ranks are sent now: whoever learns that it was saved knows what
+        metadata.storage_data = self.info  # with what all ranks are sent now: a rank that learns of the save learns what was saved
         self.close()
 
     @classmethod
