@@ -121,7 +121,7 @@ class Deciding:
                 raise
             return self._ended(ended)
         outcome = meeting.outcome()
-        # The same content may have been there: then the others could give this rank up all the same.
+        # If the same content was there, no rename failed: the others may have given this rank up meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
     def _after(self, error: BaseException) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ class Deciding:
         found = look(layout, who.run, who.step).published
         if found is None or found.manifest.ranks is None or found.manifest.ranks.attempt != who.attempt:
             return None
-        # The rank that renamed it may have died, or stand still, before its own sync; this one acknowledges it (rule F).
+        # The rank that renamed it may have died, or stand still, before its sync; this one acknowledges it (rule F).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
         return self._info_of(found)

@@ -13,7 +13,6 @@ import math
 import os
 import pickle  # to find out whether an error can go to the other ranks; none is read here
 import socket
-import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.integrations.dcp.marks import Mark, Marks
 from ckstore.integrations.dcp.writer import STAGED
 from ckstore.ranks.decide import why
 from ckstore.ranks.processes import what_became_of
@@ -37,8 +37,6 @@ R = TypeVar("R")
 
 _SEEN_TO_END_S = 10.0
 """How long a process may take to end after it has closed its connections."""
-_MARKS_S = 5.0
-"""How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
 _PREPARING, _READY = "preparing", "ready"
 
@@ -77,7 +75,7 @@ class Ranks:
         self._key: Any = dist.group.WORLD if group is None else group
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
-        self._marks = _Marks(self._key, self._mine.calls)
+        self._marks = Marks(self._key, self._mine.calls)
 
     @property
     def own_timeout_s(self) -> float:
@@ -158,7 +156,7 @@ class Ranks:
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
 
-    def _ended(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
+    def _ended(self, marks: Mapping[int, Mark]) -> dict[int, str]:
         """Return the ranks of this host whose processes have ended or are stopped, and which of both."""
         here = socket.gethostname()
         became = {
@@ -166,7 +164,7 @@ class Ranks:
         }
         return {rank: f"{self._name(rank, marks)} {what}" for rank, what in became.items() if what}
 
-    def _behind(self, marks: Mapping[int, _Mark]) -> dict[int, str]:
+    def _behind(self, marks: Mapping[int, Mark]) -> dict[int, str]:
         """Return the ranks that are not as far as this one, and what the others wait for."""
         behind = {}
         for rank, mark in marks.items():
@@ -178,67 +176,14 @@ class Ranks:
                 behind[rank] = f"{self._name(rank, marks)} has not staged its part"
         return behind
 
-    def _known(self, marks: Mapping[int, _Mark]) -> dict[int, tuple[str, int]]:
+    def _known(self, marks: Mapping[int, Mark]) -> dict[int, tuple[str, int]]:
         """Return host and process of the ranks, as far as they have said so."""
         marked = {rank: (mark.host, mark.pid) for rank, mark in marks.items() if mark.pid}
         return {**marked, **dict(enumerate(self._mine.known))}
 
-    def _name(self, rank: int, marks: Mapping[int, _Mark]) -> str:
+    def _name(self, rank: int, marks: Mapping[int, Mark]) -> str:
         known = self._known(marks).get(rank)
         return f"rank {rank}" if known is None else f"rank {rank} ({known[0]}, process {known[1]})"
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What a rank said last: in which of its calls it is, and how far."""
-
-    calls: int = 0
-    phase: str = ""
-    pid: int = 0
-    host: str = ""
-
-
-class _Marks:
-    """The marks of the ranks in the store of their group; nothing where torch does not give that store."""
-
-    def __init__(self, group: Any, calls: int) -> None:
-        self._rank = group.rank()
-        self._calls = calls
-        get_store = getattr(group, "get_group_store", None)  # since torch 2.8
-        self._store = None
-        with suppress(RuntimeError):  # a backend without one
-            self._store = None if get_store is None else get_store()
-
-    def leave(self, phase: str) -> None:
-        """Say how far this rank is."""
-        if self._store is not None:
-            with suppress(RuntimeError):  # the collective that follows says what is wrong
-                said = f"{self._calls} {phase} {os.getpid()} {socket.gethostname()}"
-                self._store.set(_key(self._rank), said)
-
-    def of_all(self, world_size: int) -> dict[int, _Mark]:
-        """Return the marks of all ranks, an empty one for a rank without; nothing if they cannot be had in time."""
-        found: dict[int, _Mark] = {}
-        if self._store is not None:
-            # In a thread, since a store whose server stands still does not answer, for as long as that.
-            reading = threading.Thread(target=self._read, args=(world_size, found), daemon=True)
-            reading.start()
-            reading.join(_MARKS_S)
-        return dict(found) if len(found) == world_size else {}
-
-    def _read(self, world_size: int, found: dict[int, _Mark]) -> None:
-        store: Any = self._store
-        with suppress(RuntimeError, ValueError):  # it is gone with the process that served it
-            for rank in range(world_size):
-                mark = _Mark()
-                if store.check([_key(rank)]):
-                    calls, phase, pid, host = store.get(_key(rank)).decode().split(" ", 3)
-                    mark = _Mark(int(calls), phase, int(pid), host)
-                found[rank] = mark
-
-
-def _key(rank: int) -> str:
-    return f"ckstore/{rank}"
 
 
 def sendable(error: Exception) -> Exception:
@@ -251,7 +196,7 @@ def sendable(error: Exception) -> Exception:
 
 
 def _but(hint: str, cause: BaseException) -> str:
-    """Return what an error says, but for a hint that the whole error gives already; of one of another class that class, too."""
+    """Return what an error says and of which class it is, without a hint that the whole error gives already."""
     said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
     return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
 

@@ -12,7 +12,7 @@ import math
 import os
 import uuid
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
+from ckstore.errors import BadInput, CkstoreError, SaveFailed
+from ckstore.integrations.dcp.agreement import Meant, check_agreement
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
@@ -47,24 +48,6 @@ if TYPE_CHECKING:
 
 _PART = "ckstore part"
 STAGED = "staged"
-
-
-@dataclass(frozen=True, slots=True)
-class _Meant:
-    """What a rank means to save, and where; all ranks must mean the same."""
-
-    run: str
-    step: int
-    store: str
-    hash: str
-    chunk_bytes: int
-    who: Who
-
-    def differs(self, other: _Meant) -> str:
-        """Return what differs from `other`, for a message; empty if nothing does."""
-        names = ("run", "step", "store", "hash", "chunk_bytes")
-        differing = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(other, name)]
-        return ", ".join(differing)
 
 
 class CkstoreWriter(StorageWriter):
@@ -178,7 +161,7 @@ class CkstoreWriter(StorageWriter):
         Raises:
             RankMismatch: They do not mean the same; nothing was staged.
         """
-        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, _Meant)])
+        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, Meant)])
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -208,7 +191,9 @@ class CkstoreWriter(StorageWriter):
         entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
         work = RankWork(self._meant().who, self.timeout_s, grace_s=0)
         self.info = work.run(lambda: _publish(self.store, self, [name for name, _ in given], entries, WorkWatch(work)))
-        metadata.storage_data = self.info  # with what all ranks are sent now: a rank that learns of the save learns what was saved
+        metadata.storage_data = (
+            self.info
+        )  # DCP sends it to all ranks with the news that it was saved
         self.close()
 
     @classmethod
@@ -238,10 +223,10 @@ class CkstoreWriter(StorageWriter):
         """Keep the lock on what was staged until `close`."""
         self._give_back = weakref.finalize(self, reclaim.discard, context, staging)
 
-    def _meant(self) -> _Meant:
+    def _meant(self) -> Meant:
         settings = self.store._context.settings  # noqa: SLF001
         who = Who.here(self.run, self.step, self._rank)
-        return _Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
+        return Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
 
 
 class RefusedWriter(CkstoreWriter):
@@ -255,26 +240,6 @@ class RefusedWriter(CkstoreWriter):
         """Raise it."""
         del is_coordinator, args, kwargs
         raise self._error
-
-
-def check_agreement(meant: list[_Meant]) -> None:
-    """Raise if ranks do not mean the same checkpoint.
-
-    Raises:
-        RankMismatch: It names those that differ from most.
-    """
-    if not meant:
-        return
-    groups: dict[tuple[object, ...], list[_Meant]] = {}
-    for one in meant:
-        groups.setdefault((one.run, one.step, one.store, one.hash, one.chunk_bytes), []).append(one)
-    if len(groups) == 1:
-        return
-    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0].who.rank))
-    said = "; ".join(f"{one.who} means {one.differs(most[0])}" for group in others for one in group)
-    wanted = ", ".join(str(one.who.rank) for one in most)
-    msg = f"the ranks do not mean the same checkpoint: {said}; rank {wanted} means {most[0].differs(others[0][0])}"
-    raise RankMismatch(f"{msg}; nothing was staged", hint="take run and step from one source, never from a clock")
 
 
 @act
