@@ -34,13 +34,14 @@ class Deciding:
         context: The store.
         meeting: Where they meet.
         work: How long it waits, and who is told how far it is.
-        publish: Joins the parts of all ranks, given what they said of them by rank, and publishes them.
+        publish: Joins the parts of all ranks, given what they said of them by rank, and publishes them; it calls what it
+            is given then with what it published, before all that follows.
     """
 
     context: Context
     meeting: Meeting
     work: RankWork
-    publish: Callable[[Mapping[int, Mapping[str, Any]]], CheckpointInfo]
+    publish: Callable[[Mapping[int, Mapping[str, Any]], Callable[[CheckpointInfo], None]], CheckpointInfo]
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all, once it is published; `staging` is the part of this rank.
@@ -112,7 +113,7 @@ class Deciding:
         if len(parts) < who.world_size:
             return self._end(self._given_up(parts))
         try:
-            info = self.publish(parts)
+            info = self.publish(parts, self._committed)
         except BaseException as error:
             if staging is not None:
                 reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
@@ -123,6 +124,11 @@ class Deciding:
         outcome = meeting.outcome()
         # If the same content was there, no rename failed: the others may have given this rank up meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
+
+    def _committed(self, info: CheckpointInfo) -> None:
+        """Tell the others, and the caller of this rank, at once: what follows may take long."""
+        outcome = self._say(published(info))
+        self.work.decided(info if "published" in outcome else self._error_of(outcome))
 
     def _after(self, error: BaseException) -> dict[str, Any] | None:
         """Return how the try ended if it did although this rank failed to publish; else tell the others why."""

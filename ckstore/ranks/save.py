@@ -18,7 +18,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.save.commit import capture_files
 from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import failing_as_save, save_staged
-from ckstore.ranks.decide import Deciding, published
+from ckstore.ranks.decide import Deciding
 from ckstore.ranks.join import Join
 from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Content, Who, stage_part
@@ -90,21 +90,21 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
     except BaseException as error:
         if not context.readonly:
             raised = error
-            work.run(lambda: _fail(context, work, raised))
+            with suppress(RankFailed):  # the disk does not answer; what was raised is the news
+                work.run(lambda: _fail(context, work, raised))
         raise
     work.progress = request.progress
     return work.run(lambda: _save(context, work, request, captured))
 
 
-def _fail(context: Context, work: RankWork, error: BaseException) -> CheckpointInfo:
-    """Tell the other ranks that this one has failed before it had anything to stage, and raise the error."""
+def _fail(context: Context, work: RankWork, error: BaseException) -> None:
+    """Tell the other ranks that this one has failed before it had anything to stage."""
     with suppress(CkstoreError, OSError), Meeting.enter(context.layout, work.who) as meeting:  # the error is the news
-        Deciding(context, meeting, work, _never).fail(error)
-    raise error
+        Deciding(context, meeting, work, _nothing).fail(error)
 
 
-def _never(parts: Mapping[int, Mapping[str, Any]]) -> CheckpointInfo:
-    raise AssertionError(parts)
+def _nothing(*_: object) -> CheckpointInfo:
+    raise AssertionError("a rank that failed has no part to publish")
 
 
 def _save(context: Context, work: RankWork, request: Request, captured: Captured) -> CheckpointInfo:
@@ -148,8 +148,13 @@ def _staged(context: Context, work: RankWork, captured: Captured) -> Staging:
     return staging
 
 
-def _publish(
-    context: Context, work: RankWork, meeting: Meeting, request: Request, parts: Mapping[int, Mapping[str, Any]]
+def _publish(  # noqa: PLR0917
+    context: Context,
+    work: RankWork,
+    meeting: Meeting,
+    request: Request,
+    parts: Mapping[int, Mapping[str, Any]],
+    committed: Callable[[CheckpointInfo], None],
 ) -> CheckpointInfo:
     who = work.who
 
@@ -169,22 +174,20 @@ def _publish(
             ranks = Ranks(who.world_size, who.attempt, hosts)
             return staged_of(context, staging, request, manifests, Joined(join, state, ranks))
 
-    watch = _Publishing(work, meeting)
+    watch = _Publishing(work, committed)
     return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage, watch)
 
 
 class _Publishing(WorkWatch):
-    """Tells the other ranks, too, that it is done."""
+    """Has the other ranks told as soon as it is done."""
 
-    def __init__(self, work: RankWork, meeting: Meeting) -> None:
+    def __init__(self, work: RankWork, committed: Callable[[CheckpointInfo], None]) -> None:
         super().__init__(work)
-        self._meeting = meeting
+        self._committed = committed
 
     def committed(self, info: CheckpointInfo) -> None:
-        """Tell the others at once, and then the caller."""
-        with suppress(OSError):  # they see that it is there
-            self._meeting.say_outcome(published(info))
-        super().committed(info)
+        """Tell them."""
+        self._committed(info)
 
 
 def _beside(join: Join, parts: Sequence[Manifest]) -> Node:
