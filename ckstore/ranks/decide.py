@@ -34,8 +34,8 @@ class Deciding:
         context: The store.
         meeting: Where they meet.
         work: How long it waits, and who is told how far it is.
-        publish: Joins the parts of all ranks, given what they said of them by rank, and publishes them; what it is given
-            as well it calls with what it published, before all that follows.
+        publish: Joins the parts of all ranks, given what they said of them by rank, and publishes them; it calls its
+            second argument with what it published, before all that follows.
     """
 
     context: Context
