@@ -51,7 +51,7 @@ RANKS = [
         "Ranks.agree",
         "        if failed:\n",
         "        if failed and raised is not None:\n",
-        f"{_DCP}::test_what_an_object_raises_at_one_rank_fails_the_load_on_all",
+        f"{_DCP}::test_what_an_object_raises_at_one_rank_fails_the_load_on_all[load]",
         "assert",
     ),
 ]
