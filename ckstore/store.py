@@ -259,17 +259,21 @@ class Store:
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-        self._settle(run)
-        about = self._description(metrics, metadata, message, parent)
-        request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+
+        def request() -> Request:
+            self._settle(run)
+            about = self._description(metrics, metadata, message, parent)
+            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+
         if rank is not None or world_size is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import save_state
 
-            return self._told(save_state(self._context, state, request, AsRank(rank, world_size, timeout, attempt)))
+            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
+            return self._told(save_state(self._context, state, request, as_rank))
         from ckstore.ops.save.save import save
 
-        return self._told(save(self._context, state, request))
+        return self._told(save(self._context, state, request()))
 
     @act_in_memory
     def save_async(
@@ -533,18 +537,21 @@ class Store:
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
-        self._settle(run)
         files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
-        about = self._description(metrics, metadata, message, parent)
-        request = self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+
+        def request() -> Request:
+            self._settle(run)
+            about = self._description(metrics, metadata, message, parent)
+            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
+
         options = CommitOptions(times, allow_incomplete)
         if rank is not None or world_size is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import commit_files
 
-            as_rank = AsRank(rank, world_size, timeout, attempt)
+            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
             return self._told(commit_files(self._context, files, request, options, as_rank))
-        return self._told(commit(self._context, files, request, options))
+        return self._told(commit(self._context, files, request(), options))
 
     @act
     def checkout(

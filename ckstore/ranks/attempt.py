@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
+from ckstore.model.names import check_run, check_step
 from ckstore.ranks.part import Who
-
-if TYPE_CHECKING:
-    from ckstore.ops.save.save import Request
 
 
 def attempt_here(attempt: str | None) -> str:
@@ -48,8 +45,10 @@ class AsRank:
     world_size: int | None
     timeout_s: float
     attempt: str | None
+    run: str
+    step: object
 
-    def who(self, request: Request) -> Who:
+    def who(self) -> Who:
         """Return this process as a rank.
 
         Raises:
@@ -62,11 +61,12 @@ class AsRank:
         timeout_s: object = self.timeout_s
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise BadInput(f"timeout must be a number of seconds above 0, got {timeout_s!r}")
-        if request.step is None:
+        check_run(self.run)
+        if self.step is None:
             msg = "ranks that save together give the step"
             hint, command_hint = "step=, the same on all ranks", "--step, the same on all ranks"
             raise BadInput(msg, hint=hint, command_hint=command_hint)
         attempt = attempt_here(self.attempt)
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
-        return Who.here(request.run, request.step, self.rank, world_size=self.world_size, attempt=attempt)
+        return Who.here(self.run, check_step(self.step), self.rank, world_size=self.world_size, attempt=attempt)

@@ -4,7 +4,8 @@ It holds small documents: ``rank-R.json`` of who came, ``part-R.json`` of whose 
 of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``. Each rank holds a shared lock on the
 directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
 publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
-looks again.
+looks again. A rank that stands still while it has the lock is fenced: it says in ``publishing-R.json`` what it is about
+to rename, and the others move that away, so that it cannot appear when they were told that it failed.
 The directory goes to trash with the outcome, so that the next try begins with an empty one; where other hosts may be at
 work, the next try or gc takes it there. No clock is compared.
 Source: docs/protocol.md, "Ranks".
@@ -13,18 +14,16 @@ Source: docs/protocol.md, "Ranks".
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import BadInput, DamagedBlob, InUse, RankMismatch, SaveFailed
+from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects import trash
 
 if TYPE_CHECKING:
@@ -111,6 +110,22 @@ class Meeting:
         """Say that this rank could not stage its part, or publish; the others give up."""
         self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why[:_WHY_MOST_CHARS]})
 
+    def say_publishing(self, staging: str) -> None:
+        """Say which staging directory the next rename may publish.
+
+        Raises:
+            RankFailed: The others have given this rank up meanwhile.
+        """
+        self._say(f"publishing-{self.who.rank}.json", {**self._me(), "staging": staging})
+        # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
+        if self.documents("fence"):
+            raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
+
+    def fence(self) -> dict[int, dict[str, Any]]:
+        """Let no rank that has not said so begin to publish any more; return those that have, which may be about to."""
+        self._say("fence-0.json", self._me())
+        return self.documents("publishing")
+
     def say_outcome(self, outcome: dict[str, Any]) -> None:
         """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
 
@@ -125,7 +140,7 @@ class Meeting:
         return self.read(OUTCOME)
 
     def documents(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return what ranks said: rank -> document, of ``rank``, ``part`` or ``failed``."""
+        """Return what ranks said: rank -> document, of ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""
         return documents_in(self._lock.inside, kind)
 
     def is_over(self) -> bool:
@@ -142,7 +157,7 @@ class Meeting:
         Raises:
             DamagedBlob: It is not one, as after a power cut.
         """
-        return _read(self._lock.inside / name)
+        return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
     def _say(self, name: str, document: dict[str, Any]) -> bool:
         """Put a document there, whole or not at all; False: there is one already."""
@@ -207,9 +222,9 @@ def elsewhere(layout: Layout, who: Who) -> list[str]:
     return said
 
 
-def _read(path: Inside) -> dict[str, Any] | None:
+def _read(path: Inside, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
     try:
-        data = files.read_file(path, most_bytes=_MOST_BYTES)
+        data = files.read_file(path, most_bytes=most_bytes)
     except FileNotFoundError:
         return None
     try:
@@ -219,40 +234,12 @@ def _read(path: Inside) -> dict[str, Any] | None:
 
 
 class Pace:
-    """Waits a little longer each time, never beyond a deadline."""
+    """Waits a little longer each time."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+    def __init__(self) -> None:
         self._pause_s = _POLL_FIRST_S
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() >= self._deadline
 
     def wait(self) -> None:
         """Wait a little."""
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)
-
-
-def is_gone(document: dict[str, Any], host: str) -> bool:
-    """Whether the process that wrote a document is of this host and has ended."""
-    pid = document.get("pid")
-    if document.get("host") != host or not isinstance(pid, int) or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return error.errno == errno.ESRCH
-    return _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether a process has ended and only its parent has not asked for that yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # it has just gone, or /proc does not show it
-        return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"Z"]

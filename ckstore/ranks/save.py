@@ -7,20 +7,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import RankFailed, RankMismatch
+from ckstore.errors import CkstoreError, RankFailed, RankMismatch
 from ckstore.fs import peek
 from ckstore.model.manifest.manifest import Ranks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.context import tell_not_durable
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.commit import capture_files
+from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import failing_as_save, save_staged
-from ckstore.ranks.decide import Deciding, why
+from ckstore.ranks.decide import Deciding
 from ckstore.ranks.join import Join
-from ckstore.ranks.meeting import Meeting, Pace
+from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Content, Who, stage_part
 from ckstore.ranks.whole import Joined, link_parts, staged_of
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.tensors.capture import capture
 
 if TYPE_CHECKING:
@@ -37,49 +40,88 @@ if TYPE_CHECKING:
     from ckstore.tensors.capture import Captured
 
 
-def save_state(context: Context, state: object, request: Request, as_rank: AsRank) -> CheckpointInfo:
-    """Save the state of one rank; see `ckstore.Store.save`."""
-    request.check()
-    who = as_rank.who(request)
-    return save_as_rank(context, who, request, lambda: capture({who.rank: state}), as_rank.timeout_s)
+Prepared = tuple["Request", "Captured"]
+
+
+def save_state(context: Context, state: object, request: Callable[[], Request], as_rank: AsRank) -> CheckpointInfo:
+    """Save the state of one rank; see `ckstore.Store.save`. `request` returns what the caller wants."""
+    who = as_rank.who()
+    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.timeout_s)
 
 
 def commit_files(
-    context: Context, paths: Sequence[Path], request: Request, options: CommitOptions, as_rank: AsRank
+    context: Context,
+    paths: Sequence[Path],
+    request: Callable[[], Request],
+    options: CommitOptions,
+    as_rank: AsRank,
 ) -> CheckpointInfo:
     """Commit the files of one rank; see `ckstore.Store.commit`."""
-    request, captured, warnings = capture_files(context, paths, request, options)
-    info = save_as_rank(context, as_rank.who(request), request, lambda: captured, as_rank.timeout_s)
-    return replace(info, warnings=(*warnings, *info.warnings))
+    said: list[str] = []
+    if as_rank.step is None:
+        as_rank = replace(as_rank, step=step_in_name(paths))
+
+    def prepare() -> Prepared:
+        wanted, captured, warnings = capture_files(context, paths, request(), options)
+        said.extend(warnings)
+        return wanted, captured
+
+    info = save_as_rank(context, as_rank.who(), prepare, as_rank.timeout_s)
+    return replace(info, warnings=(*said, *info.warnings))
 
 
-def save_as_rank(
-    context: Context, who: Who, request: Request, captured: Callable[[], Captured], timeout_s: float
-) -> CheckpointInfo:
-    """Save what `captured` gives as the part of one rank; return the checkpoint of all, once it is published.
+def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], timeout_s: float) -> CheckpointInfo:
+    """Save what `prepare` gives as the part of one rank; return the checkpoint of all, once it is published.
+
+    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's.
 
     Raises:
         MissingRanks: Some did not come before the deadline.
         RankMismatch: Another process is the same rank, or ranks do not mean the same.
-        RankFailed: A rank failed. After all of these nothing was published.
+        RankFailed: A rank failed, or the disk did not answer it. After all of these nothing was published.
+        UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
     """
-    request.check()
-    context.check_writable()
+    tell_not_durable(context)  # which finds the caller's line in the stack of this thread
+    work = RankWork(who, timeout_s)
+    try:
+        request, captured = prepare()
+        request.check()
+        context.check_writable()
+    except BaseException as error:
+        if not context.readonly:
+            raised = error
+            with suppress(RankFailed):  # the disk does not answer; what was raised is the news
+                work.run(lambda: _fail(context, work, raised))
+        raise
+    work.progress = request.progress
+    return work.run(lambda: _save(context, work, request, captured))
+
+
+def _fail(context: Context, work: RankWork, error: BaseException) -> None:
+    """Tell the other ranks that this one has failed before it had anything to stage."""
+    with suppress(CkstoreError, OSError), Meeting.enter(context.layout, work.who) as meeting:  # the error is the news
+        Deciding(context, meeting, work, _nothing).fail(error)
+
+
+def _nothing(*_: object) -> CheckpointInfo:
+    raise AssertionError("a rank that failed has no part to publish")
+
+
+def _save(context: Context, work: RankWork, request: Request, captured: Captured) -> CheckpointInfo:
+    who = work.who
     _refuse_duplicate(context, who)
     with (
         failing_as_save(context, f"saving {request.run}@{request.step} at {who}"),
         Meeting.enter(context.layout, who) as meeting,
     ):
-        deciding = Deciding(context, meeting, Pace(timeout_s), partial(_publish, context, who, request))
+        deciding = Deciding(context, meeting, work, partial(_publish, context, work, meeting, request))
         try:
-            staging = _staged(context, who, captured, request)
+            staging = _staged(context, work, captured)
         except BaseException as error:
-            with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
-                meeting.say_failed(why(error))
-                if isinstance(error, Exception):
-                    deciding.see_it_end()
+            deciding.fail(error)
             raise
         try:
+            work.doing("said that its part is staged", offers=True)
             meeting.say_part(staging.path.name)
             return deciding.wait(staging)
         finally:
@@ -94,19 +136,32 @@ def _refuse_duplicate(context: Context, who: Who) -> None:
         raise RankMismatch(msg, hint=f"{came} attempt=", command_hint=f"{came} --attempt")
 
 
-def _staged(context: Context, who: Who, captured: Callable[[], Captured], request: Request) -> Staging:
+def _staged(context: Context, work: RankWork, captured: Captured) -> Staging:
+    who = work.who
+    work.doing("began to stage its part")
     staging = Staging.create(context.layout, who.run, who.step, read_back=save_checks_or_all(context.layout).read_back)
     try:
-        stage_part(context, staging, who, Content(captured(), {}, progress=request.progress))
+        stage_part(context, staging, who, Content(captured, {}, progress=work.staged_bytes))
     except BaseException as error:
         reclaim.discard(context, staging, error)
         raise
     return staging
 
 
-def _publish(context: Context, who: Who, request: Request, parts: Mapping[int, Mapping[str, Any]]) -> CheckpointInfo:
+def _publish(  # noqa: PLR0917
+    context: Context,
+    work: RankWork,
+    meeting: Meeting,
+    request: Request,
+    parts: Mapping[int, Mapping[str, Any]],
+    committed: Callable[[CheckpointInfo], None],
+) -> CheckpointInfo:
+    who = work.who
+
     def stage(staging: Staging, notes: list[str]) -> Staged:
         del notes
+        work.doing("joined the parts")
+        meeting.say_publishing(staging.path.name)
         with ExitStack() as opened:
             paths = [context.layout.staging / parts[rank]["staging"] for rank in sorted(parts)]
             try:
@@ -119,7 +174,20 @@ def _publish(context: Context, who: Who, request: Request, parts: Mapping[int, M
             ranks = Ranks(who.world_size, who.attempt, hosts)
             return staged_of(context, staging, request, manifests, Joined(join, state, ranks))
 
-    return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage)
+    watch = _Publishing(work, committed)
+    return save_staged(context, request, lambda: Staging.create(context.layout, who.run, who.step), stage, watch)
+
+
+class _Publishing(WorkWatch):
+    """Has the other ranks told as soon as it is done."""
+
+    def __init__(self, work: RankWork, committed: Callable[[CheckpointInfo], None]) -> None:
+        super().__init__(work)
+        self._committed = committed
+
+    def committed(self, info: CheckpointInfo) -> None:
+        """Tell them."""
+        self._committed(info)
 
 
 def _beside(join: Join, parts: Sequence[Manifest]) -> Node:

@@ -198,6 +198,63 @@ def stateful(store: str, step: int) -> Any:
     return loaded.state["count"], loaded.state["t"].tolist()
 
 
+class Odd(Exception):
+    """An error that comes back from no pickle."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two} do not go together")
+
+
+class Breaking(Counter):
+    """A `Stateful` that raises at one rank."""
+
+    def __init__(self, rank: int, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.rank, self.where, self.error = rank, where, error
+
+    def _break(self, where: str) -> None:
+        if (dist.get_rank(), where) == (self.rank, self.where):
+            raise self.error
+
+    def state_dict(self) -> dict[str, Any]:
+        self._break("save")
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._break("load")
+        super().load_state_dict(state)
+
+
+def save_breaking(store: str, step: int, rank: int, odd: bool = False, in_background: bool = False) -> Any:
+    """Save while the `state_dict` of an object raises at one rank."""
+    state = {"counter": Breaking(rank, "save", Odd(3, 4) if odd else ValueError("boom in state_dict"))}
+    if not in_background:
+        return ours.save(store, state, step).id
+    return ours.async_save(store, state, step, process_group=dist.new_group(backend="gloo")).result()
+
+
+def load_breaking(store: str, step: int, rank: int, where: str) -> Any:
+    """Load while an object raises at one rank, when it is asked for its state or given it."""
+    ours.load(store, {"counter": Breaking(rank, where, ValueError("boom at the load"))}, step)
+
+
+def save_given(store: str, **given: Any) -> Any:
+    return ours.save(store, {"w": torch.ones(3)}, **given).id
+
+
+def save_after(store: str, step: int, late_s: float, inside: bool) -> Any:
+    """Save after a while, or with a state that takes that long."""
+
+    class Slow(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            time.sleep(late_s)
+            return super().state_dict()
+
+    if not inside:
+        time.sleep(late_s)
+    return ours.save(store, {"counter": Slow() if inside else Counter()}, step).id
+
+
 def load_other(store: str, step: int, strict: bool) -> Any:
     """Load into what fits in part: a name more, another shape, another kind, another dtype, and some names less."""
     state: dict[str, Any] = {
@@ -277,3 +334,25 @@ def peer_loads(folder: str) -> bool:
     state = {"w": torch.zeros_like(whole("odd"))}
     dcp_load(state, checkpoint_id=folder, no_dist=True)
     return torch.equal(state["w"], whole("odd"))
+
+
+def save_on_a_disk_that_hangs(store: str, step: int, rank: int, where: str) -> Any:
+    """Save while the disk of one rank does not answer: when its part is staged, or when all is published."""
+    from ckstore.fs import files
+    from ckstore.ranks import work
+
+    go_on = threading.Event()
+    real = getattr(files, where)
+
+    def hanging(*arguments: Any, **options: Any) -> Any:
+        go_on.wait(60)
+        return real(*arguments, **options)
+
+    if dist.get_rank() == rank:
+        setattr(files, where, hanging)
+    work._QUIET_S = 0.5
+    try:
+        return ours.save(store, {"w": _sharded({"odd": 0})["odd"] + step}, step).id
+    finally:
+        setattr(files, where, real)
+        go_on.set()

@@ -15,6 +15,7 @@ import errno
 import io
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +40,7 @@ from ckstore.ops.refs.find import open_directory
 from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
 from tests.support.damage import flip
-from tests.support.gloo import Group
+from tests.support.gloo import TIMEOUT_S, Group
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 
@@ -200,6 +201,55 @@ def test_a_value_that_cannot_be_stored_is_named_on_all_ranks(pair: Group, store:
     assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
     assert any(isinstance(cause, CannotStore) and cause.path == "a.b" for cause in answers[0].causes.values())
     assert store.checkpoints() == []
+
+
+@pytest.mark.parametrize("odd", [False, True], ids=["an error of Python", "an error that no pickle brings back"])
+def test_what_a_state_dict_raises_at_one_rank_reaches_all_at_once_and_the_next_save_works(
+    pair: Group, store: Store, odd: bool
+) -> None:
+    for rank in (0, 1):
+        begun = time.monotonic()
+        answers = pair.call("save_breaking", store=str(store.path), step=9, rank=rank, odd=odd)
+
+        assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+        said = "Odd: 3 and 4 do not go together" if odd else "ValueError: boom in state_dict"
+        assert all(f"failed on all ranks, because of rank {rank}: {said}" in str(answer) for answer in answers)
+        assert time.monotonic() - begun < TIMEOUT_S / 2
+        assert store.checkpoints() == []
+    pair.run("save_shards", store=str(store.path), step=9)
+    assert stagings(store) == []
+
+
+def test_what_a_state_dict_raises_at_one_rank_ends_a_save_in_the_background_on_all(pair: Group, store: Store) -> None:
+    begun = time.monotonic()
+    answers = pair.call("save_breaking", store=str(store.path), step=9, rank=1, odd=True, in_background=True)
+
+    assert [type(answer).__name__ for answer in answers] == ["CheckpointException"] * 2
+    assert all("3 and 4 do not go together" in str(answer) for answer in answers)
+    assert time.monotonic() - begun < TIMEOUT_S / 2
+    pair.run("save_async", store=str(store.path), step=9, process=False)
+
+
+@pytest.mark.parametrize("wrong", [{"step": -1}, {"run": "a/b"}, {"typo": 1}], ids=lambda wrong: next(iter(wrong)))
+def test_an_argument_that_is_wrong_at_one_rank_fails_the_save_on_all(
+    pair: Group, store: Store, wrong: dict[str, Any]
+) -> None:
+    right = {"store": str(store.path), "step": 9}
+    answers = pair.call_each("save_given", [right, {**right, **wrong}])
+
+    assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+    assert all(list(answer.causes) == [1] for answer in answers)
+    assert store.checkpoints() == []
+    pair.run("save_given", **right)
+
+
+@pytest.mark.parametrize("where", ["save", "load"])
+def test_what_an_object_raises_at_one_rank_fails_the_load_on_all(pair: Group, store: Store, where: str) -> None:
+    pair.run("stateful", store=str(store.path), step=10)
+    answers = pair.call("load_breaking", store=str(store.path), step=10, rank=1, where=where)
+
+    assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+    assert all("rank 1: ValueError: boom at the load" in str(answer) for answer in answers)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -1,8 +1,8 @@
-"""The model of several ranks that write one checkpoint, as the design has it; there is no code for it yet.
+"""The model of several ranks that meet in a directory and write one checkpoint, as `ckstore.ranks` has it.
 
-Each rank places its part in one staging directory. A rank that sees all parts links the global manifest and publishes
-by a rename; a rank that gives up aborts by a rename of the same directory: exactly one of the two happens, for all
-ranks.
+Each rank stages its part in a staging directory of its own. One at a time, by the lock on ``join/``, decides: it joins
+the parts and renames the whole into its place, or gives up. The first ``outcome.json`` counts. A rank may die or stand
+still at each step, and another start of the job may save the step, before or after.
 """
 
 from __future__ import annotations
@@ -13,53 +13,113 @@ from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
 
-Part = tuple[int, int]
-"""Rank and attempt that wrote it."""
+_SAVE = "ranks.save._save"
+_PART = "ranks.meeting.Meeting.say_part"
+_FAIL = "ranks.decide.Deciding.fail"
+_GIVES_UP = "ranks.work.RankWork._end_now"
+_LOCK = "ranks.meeting.Meeting.deciding"
+_DECIDE = "ranks.decide.Deciding._decide_alone"
+_STAGE = "ranks.save._publish"
+_PUBLISHING = "ranks.meeting.Meeting.say_publishing"
+_LINK = "ranks.whole.link_parts"
+_RENAME = "objects.publish._renamed"
+_SYNC = "objects.publish._sync"
+_OUTCOME = "ranks.meeting.Meeting.say_outcome"
+_COMMITTED = "ranks.decide.Deciding._committed"
+_ENDED = "ranks.decide.Deciding._ended"
+_FENCE = "ranks.meeting.Meeting.fence"
+_MOVE = "ranks.decide.Deciding._fence"
+_PUBLISHED = "ranks.decide.Deciding._published"
+_SWEEP = "objects.trash.sweep_staging"
+
+_NOBODY = -1
+_OURS, _OTHER = "this try", "another try"
 
 
 @dataclass(frozen=True, slots=True)
 class RankRules:
-    """Bounds, and which rules are kept.
-
-    Attributes:
-        ranks, attempts, deaths: How many.
-        abort_renames: Giving up is a rename of the staging directory, not only a report.
-        attempt_in_name: Each attempt has a staging directory of its own.
-    """
+    """Bounds, and which rules the modelled code keeps."""
 
     ranks: int = 2
-    attempts: int = 2
-    deaths: int = 2
-    abort_renames: bool = True
-    attempt_in_name: bool = True
+    deaths: int = 1
+    replaced: bool = True
+    decides_alone: bool = True  # Meeting.deciding: one rank at a time has the lock
+    all_parts: bool = True  # Deciding._decide_alone: without all parts it gives up
+    looks_first: bool = True  # the same: whether a rank that died has published
+    syncs_itself: bool = True  # Deciding._published: the rename of another rank is made durable
+    outcome_has_info: bool = True  # decide.published: what was published, not where
+    first_counts: bool = True  # Deciding._committed: the outcome that was said first
+    fences: bool = True  # Deciding._fence: before it gives up a rank that has the lock
+    fence_first: bool = True  # Meeting.fence: the fence is written, then what is being published is read
+    sees_fence: bool = True  # Meeting.say_publishing: what is being published is written, then the fence is looked for
+    fence_looks: bool = True  # Deciding._fence: whether it is published says the place, not whether a rename worked
+    stops: bool = True  # RankWork.doing: a thread whose caller has given up says nothing more
 
     def without(self, *names: str) -> RankRules:
         """Return the same rules but these."""
         return replace(self, **dict.fromkeys(names, False))
 
 
-class Directory(NamedTuple):
-    """A directory: in staging ``S``, published ``P`` or in trash ``X``; its parts; whether it has a manifest."""
+class Rank(NamedTuple):
+    """One rank.
 
-    where: str = "S"
-    parts: frozenset[Part] = frozenset()
-    sealed: bool = False
+    Attributes:
+        doing: What it does next.
+        told: What its caller was told: ``failed``, or whose checkpoint it got; empty: nothing yet.
+        part: Whether its part lies in staging.
+        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, in its place ``P``.
+        saw: The ranks that it saw publishing, as bits.
+    """
+
+    doing: str = "new"
+    told: str = ""
+    part: bool = False
+    whole: str = "-"
+    saw: int = 0
 
 
 class Job(NamedTuple):
     """One state.
 
     Attributes:
-        directories: One for each attempt, or one for all.
-        doing: For each attempt and rank: ``new``, ``write``, ``placed``, ``ok``, ``failed``, ``dead``.
+        ranks: The ranks.
+        came, said, failed, publishing: Whose documents of each kind are there, as bits.
+        fence: Whether that document is there.
+        outcome: ``ok``, ``failed``, or empty.
+        lock: Who decides.
+        place: Whose checkpoint is at the step; empty: there is none.
+        durable: Whether the rename of ours is.
+        joined: Whose parts are in ours, as bits.
         deaths: How many may still die.
-        published: The parts of what was published.
+        replaced: Whether another try has saved the step, before or after ours.
     """
 
-    directories: tuple[Directory, ...]
-    doing: tuple[tuple[str, ...], ...]
-    deaths: int
-    published: frozenset[Part] | None = None
+    ranks: tuple[Rank, ...]
+    came: int = 0
+    said: int = 0
+    failed: int = 0
+    publishing: int = 0
+    fence: bool = False
+    outcome: str = ""
+    lock: int = _NOBODY
+    place: str = ""
+    durable: bool = False
+    joined: int = 0
+    deaths: int = 0
+    replaced: bool = False
+
+    def of(self, number: int, doing: str, **changed: object) -> Job:
+        """Return the state in which a rank goes on."""
+        rank = self.ranks[number]._replace(doing=doing, **changed)  # type: ignore[arg-type]
+        return self._replace(ranks=(*self.ranks[:number], rank, *self.ranks[number + 1 :]))
+
+    def ends(self, outcome: str) -> Job:
+        """Return the state in which an outcome was said; the first counts."""
+        return self._replace(outcome=self.outcome or outcome)
+
+    def unlocked(self, number: int) -> Job:
+        """Return the state in which a rank does not have the lock."""
+        return self._replace(lock=_NOBODY) if self.lock == number else self
 
 
 class RankModel:
@@ -67,87 +127,177 @@ class RankModel:
 
     def __init__(self, rules: RankRules) -> None:
         self._rules = rules
+        self._all = 2**rules.ranks - 1
 
     def explore(self) -> Explored:
         """Look at every state."""
-        rules = self._rules
-        directories = (Directory(),) * (rules.attempts if rules.attempt_in_name else 1)
-        doing = tuple(("new" if attempt else "write",) * rules.ranks for attempt in range(rules.attempts))
-        return explore(Job(directories, doing, rules.deaths), lambda job: list(self.steps(job)), self.wrong)
+        start = Job((Rank(),) * self._rules.ranks, deaths=self._rules.deaths)
+        return explore(start, lambda job: list(self.steps(job)), self.wrong)
 
     def wrong(self, job: Job) -> str:
         """Return what is bad in this state."""
-        if any("ok" in told and "failed" in told for told in job.doing):
-            return "one rank was told success, another of the same attempt failure"
-        if job.published is None:
-            return ""
-        if {rank for rank, _ in job.published} != set(range(self._rules.ranks)):
+        told = {rank.told for rank in job.ranks}
+        if _OTHER in told:
+            return "a rank was told of a checkpoint that its try did not make"
+        if "failed" in told and (_OURS in told or job.place == _OURS):
+            return "a rank was told that the save failed, and it is there"
+        if _OURS in told and not job.durable:
+            return "a rank was told of a checkpoint that a power cut may take"
+        if job.place == _OURS and job.joined != self._all:
             return "it was published without all parts"
-        return "parts of two attempts were published" if len({by for _, by in job.published}) > 1 else ""
+        return ""
 
     def steps(self, job: Job) -> Iterator[Step[Job]]:
         """Yield everything that may happen next."""
-        for attempt in range(self._rules.attempts):
-            for rank in range(self._rules.ranks):
-                doing = job.doing[attempt][rank]
-                who = f"rank {rank} of attempt {attempt + 1}"
-                if doing == "new" and self._may_start(job, attempt, rank):
-                    yield Step(who, "", "starts", _told(job, attempt, rank, "write"))
-                elif doing == "write":
-                    yield self._places(job, attempt, rank, who)
-                elif doing == "placed":
-                    yield from self._waits(job, attempt, rank, who)
-                if doing in ("write", "placed") and job.deaths:
-                    died = _told(job, attempt, rank, "dead")
+        for number, rank in enumerate(job.ranks):
+            who = f"rank {number}"
+            steps = {
+                "new": self._comes,
+                "came": self._stages,
+                "fails": self._fails,
+                "waits": self._waits,
+                "decides": self._decides,
+                "gives up": self._gives_up,
+                "finds it": self._finds_it,
+                "joins": self._joins,
+                "joined": self._links,
+                "sealed": self._renames,
+                "renamed": self._syncs,
+                "synced": self._commits,
+                "follows": self._follows,
+                "fences": self._reads_fenced,
+                "moves": self._moves,
+                "looks": self._looks,
+            }.get(rank.doing)
+            if steps is not None:
+                yield from steps(job, number, who)
+                if job.deaths and rank.doing != "new":
+                    died = job.of(number, "dead").unlocked(number)
                     yield Step(who, "", "dies", died._replace(deaths=job.deaths - 1))
+            elif rank.doing == "dead" and (rank.part or rank.whole == "S"):
+                whole = "X" if rank.whole == "S" else rank.whole
+                yield Step(who, _SWEEP, "what it staged is swept", job.of(number, "dead", part=False, whole=whole))
+        if self._rules.replaced and not job.replaced:
+            # It syncs the same directories before it ends.
+            durable = job.durable or job.place == _OURS
+            there = job._replace(place=_OTHER, durable=durable, replaced=True)
+            yield Step("another try", "", "replaces the step" if job.place else "saves the step", there)
 
-    def _may_start(self, job: Job, attempt: int, rank: int) -> bool:
-        before = job.doing[attempt - 1]
-        return all(told in ("dead", "failed") for told in before[: rank + 1]) and "dead" in before
+    # ------------------------------------------------------------------ until its part is staged
 
-    def _key(self, attempt: int) -> int:
-        return attempt if self._rules.attempt_in_name else 0
+    def _comes(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        yield Step(who, _SAVE, "comes", job.of(number, "came")._replace(came=job.came | 1 << number))
 
-    def _places(self, job: Job, attempt: int, rank: int, who: str) -> Step[Job]:
-        key = self._key(attempt)
-        there = job.directories[key]
-        if there.where == "P":
-            mine = job.published is not None and (rank, attempt) in job.published
-            return Step(who, "", "finds it published", _told(job, attempt, rank, "ok" if mine else "failed"))
-        if there.where == "X":
-            return Step(who, "", "finds staging gone", _told(job, attempt, rank, "failed"))
-        parts = there.parts if rank in {by for by, _ in there.parts} else there.parts | {(rank, attempt)}
-        placed = _told(job, attempt, rank, "placed")
-        return Step(who, "", "places its part", _put(placed, key, there._replace(parts=parts)))
+    def _stages(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        said = job.said | 1 << number
+        yield Step(who, _PART, "says that its part is staged", job.of(number, "waits", part=True)._replace(said=said))
+        if not job.ranks[number].told:
+            yield Step(who, _FAIL, "cannot stage its part", job.of(number, "fails"))
+            stopped = job.of(number, "fails" if self._rules.stops else "came", told="failed")
+            yield Step(who, _GIVES_UP, "its disk hangs: the caller is told", stopped)
 
-    def _waits(self, job: Job, attempt: int, rank: int, who: str) -> Iterator[Step[Job]]:
-        key = self._key(attempt)
-        there = job.directories[key]
-        if there.where == "P":
-            yield Step(who, "", "sees it published", _told(job, attempt, rank, "ok"))
+    def _fails(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        ended = job.of(number, "end", told="failed")._replace(failed=job.failed | 1 << number)
+        yield Step(who, _FAIL, "says why", ended)
+
+    # ------------------------------------------------------------------ deciding
+
+    def _waits(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if job.outcome:
+            yield self._ends(job, number, who)
             return
-        if there.where == "X":
-            yield Step(who, "", "sees it aborted", _told(job, attempt, rank, "failed"))
+        if job.lock == _NOBODY or not self._rules.decides_alone:
+            locked = job.of(number, "decides")
+            yield Step(who, _LOCK, "locks the others out", locked._replace(lock=number))
+        elif not self._rules.fences:
+            yield Step(who, _MOVE, "is late and gives up", job.of(number, "end", told="failed", part=False))
+        elif self._rules.fence_first:
+            yield Step(who, _FENCE, "is late: writes the fence", job.of(number, "fences")._replace(fence=True))
+        else:
+            yield Step(who, _FENCE, "is late: reads who publishes", job.of(number, "fences", saw=job.publishing))
+
+    def _ends(self, job: Job, number: int, who: str) -> Step[Job]:
+        told = "failed" if job.outcome == "failed" else _OURS if self._rules.outcome_has_info else job.place or "failed"
+        return Step(who, _ENDED, "reads the outcome", job.of(number, "end", told=told, part=False).unlocked(number))
+
+    def _decides(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if job.outcome:
+            yield Step(who, _DECIDE, "finds an outcome", job.of(number, "waits").unlocked(number))
+        elif job.place == _OURS and self._rules.looks_first:
+            yield Step(who, _PUBLISHED, "finds it published", job.of(number, "finds it"))
+        elif job.failed or (job.said != self._all and self._rules.all_parts):
+            yield Step(who, _DECIDE, "finds that one failed or is missing", job.of(number, "gives up"))
+        else:
+            yield Step(who, _STAGE, "stages the whole", job.of(number, "joins", whole="S"))
+
+    def _gives_up(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        ended = job.ends("failed").of(number, "waits").unlocked(number)
+        yield Step(who, _OUTCOME, "says that it failed", ended)
+
+    def _finds_it(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        ended = job.ends("ok").of(number, "waits").unlocked(number)
+        durable = job.durable or self._rules.syncs_itself
+        yield Step(who, _OUTCOME, "makes it durable and says so", ended._replace(durable=durable))
+
+    # ------------------------------------------------------------------ publishing
+
+    def _joins(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        publishing = job.publishing | 1 << number
+        said = job.of(number, "joined")._replace(publishing=publishing)
+        yield Step(who, _PUBLISHING, "says what it is about to publish", said)
+
+    def _links(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if job.fence and self._rules.sees_fence:
+            yield Step(who, _PUBLISHING, "sees the fence", job.of(number, "gives up"))
             return
-        if len(there.parts) == self._rules.ranks and not there.sealed:
-            yield Step(who, "", "links the global manifest", _put(job, key, there._replace(sealed=True)))
-        if there.sealed and job.published is None:
-            done = _told(job, attempt, rank, "ok")._replace(published=there.parts)
-            yield Step(who, "", "renames it into place", _put(done, key, there._replace(where="P")))
-        elif there.sealed:
-            failed = _told(job, attempt, rank, "failed")
-            yield Step(who, "", "finds another published", _put(failed, key, there._replace(where="X")))
-        failed = _told(job, attempt, rank, "failed")
-        if self._rules.abort_renames:
-            failed = _put(failed, key, there._replace(where="X"))
-        yield Step(who, "", "gives up", failed)
+        there = sum(1 << other for other, rank in enumerate(job.ranks) if rank.part)
+        if there & job.said != job.said:
+            yield Step(who, _LINK, "a part is gone", job.of(number, "gives up"))
+        else:
+            yield Step(who, _LINK, "links the parts", job.of(number, "sealed")._replace(joined=job.said))
 
+    def _renames(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if job.ranks[number].whole != "S":
+            yield Step(who, _RENAME, "its staging was moved away", job.of(number, "gives up"))
+        elif job.place == _OURS:
+            yield Step(who, _RENAME, "the same is there", job.of(number, "renamed"))
+        else:
+            done = job.of(number, "renamed", whole="P")._replace(place=_OURS, durable=False)
+            # Where another try has the step they change places, and the staging has what was there.
+            exchanged = job.of(number, "renamed", whole="S")._replace(place=_OURS, durable=False)
+            yield Step(who, _RENAME, "renames it into its place", exchanged if job.place else done)
 
-def _told(job: Job, attempt: int, rank: int, what: str) -> Job:
-    doing = [list(told) for told in job.doing]
-    doing[attempt][rank] = what
-    return job._replace(doing=tuple(map(tuple, doing)))
+    def _syncs(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        yield Step(who, _SYNC, "makes that durable", job.of(number, "synced")._replace(durable=True))
 
+    def _commits(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        yield Step(who, _COMMITTED, "says that it is published", job.ends("ok").of(number, "follows"))
 
-def _put(job: Job, key: int, there: Directory) -> Job:
-    return job._replace(directories=(*job.directories[:key], there, *job.directories[key + 1 :]))
+    def _follows(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if self._rules.first_counts:
+            yield self._ends(job, number, who)
+        else:
+            told = job.of(number, "end", told=_OURS, part=False).unlocked(number)
+            yield Step(who, _ENDED, "returns what it published", told)
+
+    # ------------------------------------------------------------------ fencing a rank that stands still
+
+    def _reads_fenced(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if self._rules.fence_first:
+            yield Step(who, _FENCE, "reads who publishes", job.of(number, "moves", saw=job.publishing))
+        else:
+            yield Step(who, _FENCE, "writes the fence", job.of(number, "moves")._replace(fence=True))
+
+    def _moves(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        after, has_moved = job, False
+        for other, rank in enumerate(job.ranks):
+            if job.ranks[number].saw >> other & 1 and rank.whole == "S":
+                after, has_moved = after.of(other, rank.doing, whole="X"), True
+        if has_moved and not self._rules.fence_looks:
+            yield Step(who, _MOVE, "moves that away", after.of(number, "gives up"))
+        else:
+            yield Step(who, _MOVE, "moves that away", after.of(number, "looks"))
+
+    def _looks(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        found = job.place == _OURS
+        yield Step(who, _PUBLISHED, "looks at the place", job.of(number, "finds it" if found else "gives up"))

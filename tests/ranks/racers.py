@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections import defaultdict, deque
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import ckstore
 from ckstore import Store
+from ckstore.objects import publish
+from ckstore.ranks import save as save_of_ranks
+from ckstore.ranks import work
+from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.work import GRACE_LEAST_S, RankWork
 
 
 def state_of(rank: int, step: int) -> dict[str, object]:
@@ -22,6 +32,36 @@ def state_of(rank: int, step: int) -> dict[str, object]:
     }
     whole = np.full((50, rank + 1), step * 100 + rank)
     return {"loader": loader, "w": whole, "same": np.arange(200_000), "rank": rank}
+
+
+def stop_here() -> None:
+    """Stand still until the test sends SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_at(moment: str) -> ExitStack:
+    """Let this process be stopped once, at a moment of its next save, until the stack is closed."""
+    patched = ExitStack()
+    if not moment:
+        return patched
+    place, name, before = {
+        "staged": (Meeting, "say_part", False),
+        "joining": (save_of_ranks, "link_parts", True),
+        "publishing": (RankWork, "publishing", False),
+        "renamed": (publish, "_sync", True),
+    }[moment]
+    real = getattr(place, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            stop_here()
+        result = real(*args, **kwargs)
+        if not before:
+            stop_here()
+        return result
+
+    patched.enter_context(mock.patch.object(place, name, call))
+    return patched
 
 
 def main() -> None:
@@ -36,14 +76,17 @@ def main() -> None:
             rank, step = given["rank"], given["step"]
             options = {"rank": rank, "world_size": given["world_size"], "timeout": given["timeout"]}
             options["attempt"] = given["attempt"]
-            if given.get("files"):
-                info = store.commit(Path(given["files"]), step=step, run=given.get("run", "main"), **options)
-            else:
-                state = state_of(rank, step)
-                if given.get("bad"):
-                    state["bad"] = object()
-                info = store.save(state, step=step, run=given.get("run", "main"), **options)
-            answer = {"id": info.id}
+            options |= given.get("options", {})
+            work.GRACE_LEAST_S = given.get("grace_s", GRACE_LEAST_S)
+            with stop_at(given.get("stop_at", "")):
+                if given.get("files"):
+                    info = store.commit(Path(given["files"]), step=step, run=given.get("run", "main"), **options)
+                else:
+                    state = state_of(rank, step)
+                    if given.get("bad"):
+                        state["bad"] = object()
+                    info = store.save(state, step=step, run=given.get("run", "main"), **options)
+            answer = {"id": info.id} | ({"warnings": list(info.warnings)} if given.get("warnings") else {})
         except ckstore.CkstoreError as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         print(json.dumps(answer), flush=True)

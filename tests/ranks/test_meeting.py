@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Store
+from ckstore.fs import files
 from ckstore.ops.save.save import save_staged
-from ckstore.ranks import decide
+from ckstore.ranks import work
 from ckstore.ranks.meeting import Meeting
 from ckstore.ranks.part import Who
 
@@ -83,7 +84,7 @@ def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
 def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide, "_GRACE_LEAST_S", 0.1)
+    monkeypatch.setattr(work, "GRACE_LEAST_S", 0.1)
     monkeypatch.setattr(Meeting, "deciding", lambda _: None)
 
     with pytest.raises(RankFailed, match="still publishing"):
@@ -166,6 +167,28 @@ def test_a_rank_that_is_stopped_after_the_rename_leaves_the_checkpoint_to_the_ot
     assert [type(error) for error in errors.values()] == [KeyboardInterrupt]
     assert ids == {info.id for info in store.checkpoints()}
     assert len(ids) == 1
+
+
+def test_a_rank_acknowledges_the_rename_of_another_only_when_it_has_synced_it_itself(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = files.sync_directory
+
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def noted(folder: Any) -> None:
+        synced.append(str(folder).removeprefix(f"{store.path}/"))
+        real(folder)
+
+    monkeypatch.setattr("ckstore.objects.publish._sync", stopped)
+    monkeypatch.setattr(files, "sync_directory", noted)
+    errors, ids = all_at_once(store, 3)
+
+    assert [type(error) for error in errors.values()] == [KeyboardInterrupt]
+    assert ids == {info.id for info in store.checkpoints()}
+    assert {"checkpoints/main", "checkpoints", "staging"} <= set(synced)
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -71,18 +71,23 @@ class Group:
         self, case: str, arguments: list[dict[str, Any]], meanwhile: Callable[[], None] = lambda: None
     ) -> list[Any]:
         """As `call`, with arguments for each rank, and with what is done meanwhile; a dead one gives an EOFError."""
+        self.ask(case, arguments)
+        meanwhile()
+        return [self.answer(rank) for rank in range(self.size)]
+
+    def ask(self, case: str, arguments: list[dict[str, Any]]) -> None:
+        """Call a function on all ranks; `answer` has what comes of it."""
         self._wait_for_start()
         for pipe, given in zip(self._asked, arguments, strict=True):
             pickle.dump((case, given), pipe)
             pipe.flush()
-        meanwhile()
-        answers: list[Any] = []
-        for told in self._told:
-            try:
-                answers.append(pickle.load(told))
-            except EOFError as error:
-                answers.append(error)
-        return answers
+
+    def answer(self, rank: int) -> Any:
+        """Return what a rank returns, or the error that it raises; a dead one gives an EOFError."""
+        try:
+            return pickle.load(self._told[rank])
+        except EOFError as error:
+            return error
 
     def _wait_for_start(self) -> None:
         if not self._pids:
@@ -90,8 +95,12 @@ class Group:
 
     def kill(self, rank: int) -> None:
         """Kill a rank; the group is of no use then but for the errors of the others."""
+        self.signal(rank, signal.SIGKILL)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank."""
         self._wait_for_start()
-        os.kill(self._pids[rank], signal.SIGKILL)
+        os.kill(self._pids[rank], number)
 
     def run(self, case: str, **arguments: Any) -> list[Any]:
         """As `call`; raise the first error."""

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.stateful import Stateful
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed, RankMismatch
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed
+from ckstore.integrations.dcp.group import Ranks, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
-from ckstore.integrations.dcp.writer import CkstoreWriter
+from ckstore.integrations.dcp.writer import CkstoreWriter, RefusedWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.ops.read.load_into import LoadReport
-from ckstore.ranks.meeting import is_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
+    from collections.abc import Iterable
 
+    import torch.distributed as dist
     from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.store import RefLike, Store
-
-_SEEN_TO_END_S = 10.0
-"""How long a process may take to end after it has closed its connections."""
-_known: weakref.WeakKeyDictionary[Any, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
-"""Host and process of each rank of a group, of an earlier call: a rank may be lost before it says so again."""
 
 
 def save(
@@ -63,15 +54,19 @@ def save(
         RankMismatch: The ranks do not mean the same checkpoint.
         RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
     """
-    writer = CkstoreWriter(store, step, run, **about)
+    ranks = Ranks(f"saving {run}@{step}", process_group)
+    # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
+    writer, plain = ranks.agree(lambda: (CkstoreWriter(store, step, run, **about), _plain(state)))
+    writer.timeout_s, writer.tell = ranks.own_timeout_s, ranks.tell
     try:
-        with _failing_as_ranks(f"saving {writer.checkpoint_id}", process_group):
-            state_dict_saver.save(
-                state, storage_writer=writer, planner=planner, process_group=process_group, no_dist=_is_alone()
+        with ranks.failing_together():
+            metadata = state_dict_saver.save(
+                plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
             )
-            return _told(writer.info, process_group)
     finally:
         writer.close()
+    info: CheckpointInfo = metadata.storage_data
+    return info
 
 
 def async_save(
@@ -100,10 +95,15 @@ def async_save(
     Returns:
         What `dcp.async_save` does: a future whose ``result()`` raises what went wrong, mostly a `CheckpointException`.
     """
-    writer = CkstoreWriter(store, step, run, **(about or {}))
-    return state_dict_saver.async_save(
-        state, storage_writer=writer, planner=planner, process_group=process_group, **options
-    )
+    options = {"planner": planner, "process_group": process_group, **options}
+    try:
+        writer = CkstoreWriter(store, step, run, **(about or {}))
+        return state_dict_saver.async_save(_plain(state), storage_writer=writer, **options)
+    except Exception as error:
+        if is_alone():
+            raise
+        # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
+        return state_dict_saver.async_save({}, storage_writer=RefusedWriter(sendable(error)), **options)
 
 
 def load(
@@ -138,13 +138,14 @@ def load(
         RankMismatch: The ranks found different ones.
         RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
     """
-    goes_back = is_latest_valid(ref) and strict and planner is None
+    ranks = Ranks(f"loading {ref}", process_group)
+    goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict and planner is None
     begun: dict[str, str] = {}
     while True:
-        reader = CkstoreReader(store, ref)
+        reader, plain = ranks.agree(lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))))
         reader.tried = begun
         try:
-            return _load_once(reader, state, planner or ComparingPlanner(strict=strict), process_group)
+            return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
             read = reader.info  # the same on all ranks, and so is what they raise: all go on, or none
             if begun and isinstance(error, DoesNotFit | NoSuchRef | InUse):
@@ -156,12 +157,18 @@ def load(
 
 
 def _load_once(
-    reader: CkstoreReader, state: dict[str, Any], planner: LoadPlanner, process_group: dist.ProcessGroup | None
+    ranks: Ranks,
+    reader: CkstoreReader,
+    states: tuple[dict[str, Any], dict[str, Any]],
+    planner: LoadPlanner,
+    process_group: dist.ProcessGroup | None,
 ) -> LoadReport:
-    with _failing_as_ranks(f"loading {reader.ref}", process_group):
+    state, plain = states
+    with ranks.failing_together():
         state_dict_loader.load(
-            state, storage_reader=reader, planner=planner, process_group=process_group, no_dist=_is_alone()
+            plain, storage_reader=reader, planner=planner, process_group=process_group, no_dist=ranks.is_alone
         )
+    ranks.agree(lambda: _apply(state, plain))
     if reader.info is None:
         raise CkstoreError(f"loading {reader.ref}: nothing was read")
     if isinstance(planner, ComparingPlanner):
@@ -169,100 +176,22 @@ def _load_once(
     return LoadReport(reader.info, read_bytes=reader.read_bytes)
 
 
+def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return a state with the state dicts of its objects, which are asked for them in the order of `keys`."""
+    there = ((key, state[key]) for key in (state if keys is None else keys))
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in there}
+
+
+def _apply(state: dict[str, Any], loaded: dict[str, Any]) -> None:
+    """Give a state what was loaded, as DCP itself does."""
+    for key, value in loaded.items():
+        if isinstance(state[key], Stateful):
+            state[key].load_state_dict(value)
+        else:
+            state[key] = value
+
+
 def _is_of_damage(error: CkstoreError) -> bool:
     """Whether damage, and nothing else, is what all ranks failed with."""
     causes = error.causes.values() if isinstance(error, RankFailed) else [error]
     return bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)
-
-
-def _is_alone() -> bool:
-    return not (dist.is_available() and dist.is_initialized())
-
-
-def _told(info: CheckpointInfo | None, group: dist.ProcessGroup | None) -> CheckpointInfo:
-    """Return what the coordinator published, on every rank."""
-    told = [info]
-    if not _is_alone():
-        source = 0 if group is None else dist.get_global_rank(group, 0)
-        dist.broadcast_object_list(told, src=source, group=group)
-    if told[0] is None:
-        raise CkstoreError("the coordinator did not say what it published")
-    return told[0]
-
-
-@contextmanager
-def _failing_as_ranks(what: str, group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours.
-
-    So also that of a backend which has lost a rank.
-    """
-    ranks = [] if _is_alone() else _known.get(_key(group), [])
-    try:
-        ranks = _everyone(group)
-        yield
-    except CheckpointException as error:
-        raise _of_ranks(what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
-    except RuntimeError as error:
-        if not _is_of_group(error):
-            raise
-        raise _lost(what, ranks, error) from error
-
-
-def _everyone(group: dist.ProcessGroup | None) -> list[tuple[str, int]]:
-    """Return the host and the process of each rank."""
-    if _is_alone():
-        return []
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, (socket.gethostname(), os.getpid()), group=group)
-    _known[_key(group)] = told
-    return told
-
-
-def _key(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    return dist.group.WORLD if group is None else group
-
-
-def _is_of_group(error: RuntimeError) -> bool:
-    """Whether a process group raised it: gloo has no class of its own for what it cannot send."""
-    return isinstance(error, dist.DistError) or any(name in str(error).lower() for name in ("gloo", "nccl"))
-
-
-def _lost(what: str, ranks: list[tuple[str, int]], error: RuntimeError) -> RankFailed:
-    """Return the error for what a collective raised, which names the ranks of this host that have ended."""
-    here = socket.gethostname()
-    deadline_s = time.monotonic() + (_SEEN_TO_END_S if ranks else 0)
-    while True:  # the connections of a process are closed a moment before it is seen to have ended
-        gone = [
-            (rank, host, pid) for rank, (host, pid) in enumerate(ranks) if is_gone({"host": host, "pid": pid}, here)
-        ]
-        if gone or time.monotonic() >= deadline_s:
-            break
-        time.sleep(0.05)
-    ended = [f"rank {rank} ({host}, process {pid}) has ended" for rank, host, pid in gone]
-    unknown = "one was lost before the ranks had told each other which processes they are"
-    said = ", ".join(ended) or (f"{'no rank of this host has ended' if ranks else unknown}; see what the others say")
-    msg = f"{what}: the ranks lost one another: {said}: {error}"
-    hint = "start all ranks again; ckstore log says whether the checkpoint was published before"
-    return RankFailed(
-        msg, hint=hint, causes={rank: CkstoreError(why) for (rank, *_), why in zip(gone, ended, strict=True)}
-    )
-
-
-def _but(hint: str, cause: BaseException) -> str:
-    """Return what an error says, but for a hint that is given anyhow."""
-    return cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
-
-
-def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
-    ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
-    if (
-        len(ours) == len(causes)
-        and len({(type(one), str(one)) for one in ours}) == 1
-        and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
-    ):
-        return ours[0]  # all say the same, or it is about all of them
-    hint = ours[0].hint if ours else "the causes are in .causes"
-    said = "; ".join(
-        f"rank {rank}: {type(cause).__name__}: {_but(hint, cause)}" for rank, cause in sorted(causes.items())
-    )
-    return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)

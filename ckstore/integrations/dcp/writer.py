@@ -8,10 +8,11 @@ failed, or whose part was joined, gives its staging back when the writer is used
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckstore.errors import BadInput, RankMismatch
+from ckstore.errors import BadInput, CkstoreError, SaveFailed
+from ckstore.integrations.dcp.agreement import Meant, check_agreement
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
@@ -30,12 +32,14 @@ from ckstore.ops.acts import act
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import failing_as_save, save_staged
+from ckstore.ranks.decide import why
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
 from ckstore.ranks.whole import Parts, stage_shards_of
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.publish import IfExists
@@ -43,24 +47,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.save import Staged
 
 _PART = "ckstore part"
-
-
-@dataclass(frozen=True, slots=True)
-class _Meant:
-    """What a rank means to save, and where; all ranks must mean the same."""
-
-    run: str
-    step: int
-    store: str
-    hash: str
-    chunk_bytes: int
-    who: Who
-
-    def differs(self, other: _Meant) -> str:
-        """Return what differs from `other`, for a message; empty if nothing does."""
-        names = ("run", "step", "store", "hash", "chunk_bytes")
-        differing = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(other, name)]
-        return ", ".join(differing)
+STAGED = "staged"
 
 
 class CkstoreWriter(StorageWriter):
@@ -82,6 +69,8 @@ class CkstoreWriter(StorageWriter):
 
     Attributes:
         info: What was published, on the coordinator, once the save is done; else None.
+        timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
+        tell: Called with how far this rank is.
     """
 
     def __init__(
@@ -113,6 +102,8 @@ class CkstoreWriter(StorageWriter):
         }
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
+        self.timeout_s = math.inf
+        self.tell: Callable[[str], object] = len
         self._rank = 0
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
 
@@ -129,7 +120,7 @@ class CkstoreWriter(StorageWriter):
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_give_back": None}
+        return {**self.__dict__, "_store": None, "_give_back": None, "tell": len}
 
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 
@@ -170,12 +161,18 @@ class CkstoreWriter(StorageWriter):
         Raises:
             RankMismatch: They do not mean the same; nothing was staged.
         """
-        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, _Meant)])
+        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, Meant)])
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stage the part of this rank."""
-        staging = _stage(self.store, self, plan, planner)
+        try:
+            staging = _stage(self.store, self, plan, planner)
+        except (CkstoreError, OSError):
+            raise
+        except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
+            raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
+        self.tell(STAGED)
         data = (staging.path.name, self._meant())
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
@@ -192,7 +189,9 @@ class CkstoreWriter(StorageWriter):
         check_agreement([meant for _, meant in given])
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
-        self.info = _publish(self.store, self, [name for name, _ in given], entries)
+        work = RankWork(self._meant().who, self.timeout_s, grace_s=0)
+        self.info = work.run(lambda: _publish(self.store, self, [name for name, _ in given], entries, WorkWatch(work)))
+        metadata.storage_data = self.info  # DCP sends it to all ranks with the news that it was saved
         self.close()
 
     @classmethod
@@ -222,30 +221,23 @@ class CkstoreWriter(StorageWriter):
         """Keep the lock on what was staged until `close`."""
         self._give_back = weakref.finalize(self, reclaim.discard, context, staging)
 
-    def _meant(self) -> _Meant:
+    def _meant(self) -> Meant:
         settings = self.store._context.settings  # noqa: SLF001
         who = Who.here(self.run, self.step, self._rank)
-        return _Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
+        return Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
 
 
-def check_agreement(meant: list[_Meant]) -> None:
-    """Raise if ranks do not mean the same checkpoint.
+class RefusedWriter(CkstoreWriter):
+    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
 
-    Raises:
-        RankMismatch: It names those that differ from most.
-    """
-    if not meant:
-        return
-    groups: dict[tuple[object, ...], list[_Meant]] = {}
-    for one in meant:
-        groups.setdefault((one.run, one.step, one.store, one.hash, one.chunk_bytes), []).append(one)
-    if len(groups) == 1:
-        return
-    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0].who.rank))
-    said = "; ".join(f"{one.who} means {one.differs(most[0])}" for group in others for one in group)
-    wanted = ", ".join(str(one.who.rank) for one in most)
-    msg = f"the ranks do not mean the same checkpoint: {said}; rank {wanted} means {most[0].differs(others[0][0])}"
-    raise RankMismatch(f"{msg}; nothing was staged", hint="take run and step from one source, never from a clock")
+    def __init__(self, error: Exception) -> None:
+        super().__init__("", 0)
+        self._error = error
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raise it."""
+        del is_coordinator, args, kwargs
+        raise self._error
 
 
 @act
@@ -257,13 +249,20 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
         shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
         values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         content = content_of(shards, values, context.settings.chunk_bytes)
-        read_back = save_checks_or_all(context.layout).read_back
-        staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
-        try:
-            stage_part(context, staging, who, content)
-        except BaseException as error:
-            reclaim.discard(context, staging, error)
-            raise
+        work = RankWork(who, writer.timeout_s)
+
+        def stage() -> Staging:
+            work.doing("began to stage its part")
+            read_back = save_checks_or_all(context.layout).read_back
+            staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
+            try:
+                stage_part(context, staging, who, replace(content, progress=work.staged_bytes))
+            except BaseException as error:
+                reclaim.discard(context, staging, error)
+                raise
+            return staging
+
+        staging = work.run(stage, lambda staging: reclaim.discard(context, staging))
         writer.hold(context, staging)
         return staging
 
@@ -288,7 +287,9 @@ def _value(item: WriteItem, planner: SavePlanner) -> object:
 
 
 @act
-def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry]) -> CheckpointInfo:
+def _publish(
+    store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry], watch: WorkWatch
+) -> CheckpointInfo:
     context = store._context  # noqa: SLF001
     request = writer.request()
     request.check()
@@ -299,6 +300,6 @@ def _publish(store: Store, writer: CkstoreWriter, names: list[str], entries: lis
         paths = [context.layout.staging / name for name in names]
         return stage_shards_of(context, staging, request, Parts(paths, entries, attempt))
 
-    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage)
+    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage, watch)
     log_notes(info.name, info.warnings, context.told)
     return info

@@ -196,7 +196,7 @@ def decode(data: bytes) -> Message:
     if kind is Order:
         members = _order(members)
     elif kind in (Committed, Done):
-        members["info"] = _info(members["info"])
+        members["info"] = info_from(members["info"])
     elif kind is Failed:
         members["error"] = _error(members["error"])
     message: Message = kind(**members)
@@ -207,7 +207,7 @@ def _members(message: Message) -> dict[str, Any]:
     if isinstance(message, Order):
         return _order_json(message)
     if isinstance(message, (Committed, Done)):
-        return {"number": message.number, "info": _info_json(message.info)}
+        return {"number": message.number, "info": info_json(message.info)}
     if isinstance(message, Failed):
         return {"number": message.number, "error": _error_json(message.error)}
     return asdict(message)
@@ -268,7 +268,8 @@ def _metrics(encoded: dict[str, Any]) -> dict[str, int | float]:
     return {name: float(value) if isinstance(value, str) else value for name, value in encoded.items()}
 
 
-def _info_json(info: CheckpointInfo) -> dict[str, Any]:
+def info_json(info: CheckpointInfo) -> dict[str, Any]:
+    """Return what is known of a checkpoint as JSON."""
     members = {name: getattr(info, name) for name in info.__slots__}
     members["metrics"] = {name: encode_metric(value) for name, value in info.metrics.items()}
     members["metadata"] = encode_metadata(info.metadata)
@@ -277,7 +278,8 @@ def _info_json(info: CheckpointInfo) -> dict[str, Any]:
     return members
 
 
-def _info(members: dict[str, Any]) -> CheckpointInfo:
+def info_from(members: dict[str, Any]) -> CheckpointInfo:
+    """Return what `info_json` was given."""
     members["metrics"] = _metrics(members["metrics"])
     members["metadata"] = decoded_metadata(members["metadata"])
     members["notes"] = tuple(Note(*note) for note in members["notes"])

@@ -53,7 +53,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import Context, info_of, tags_by_checkpoint, tell_not_durable
+from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint, tell_not_durable
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
@@ -196,6 +196,7 @@ def save_staged(
     request: Request,
     create: Callable[[], Staging],
     stage: Callable[[Staging, list[str]], Staged],
+    watch: SaveWatch | None = None,
 ) -> CheckpointInfo:
     """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after.
 
@@ -204,7 +205,9 @@ def save_staged(
         request: What the caller wants; it was checked.
         create: Makes and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
+        watch: Is told how far it is; None: that of the store.
     """
+    watch = watch or context.watch
     tell_not_durable(context)
     what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
@@ -212,11 +215,11 @@ def save_staged(
     with context.totals.counting_failures(), failing_as_save(context, what):
         staging = create()
         try:
-            context.watch.staged()
+            watch.staged()
             laps.end("staging_s")
             staged = stage(staging, notes)
             laps.end("storing_s")
-            manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps)
+            manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
             laps.end("publishing_s")
         except BaseException as error:
             if isinstance(error, UnknownOutcome):
@@ -232,6 +235,7 @@ def save_staged(
         context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     elif published.manifest.content != manifest.content:
         notes.append(_kept(published.manifest))
+    watch.committed(replace(CheckpointInfo.of(published.manifest, published.manifest_id), durable=context.durable))
     info = _follow_up(context, staging, staged, request.tags, published, outcome, notes)
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
@@ -251,7 +255,6 @@ def _follow_up(  # noqa: PLR0917
     """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
     mine = published if outcome.existing is None else None
     manifest, manifest_id = published.manifest, published.manifest_id
-    context.watch.committed(replace(CheckpointInfo.of(manifest, manifest_id), durable=context.durable))
     try:
         tags = _tag(context, published, wanted_tags, notes, is_durable=mine is not None)
         if outcome.old is not None:
@@ -297,8 +300,8 @@ def _stage_captured(
     )
 
 
-def _publish(
-    context: Context, staging: Staging, staged: Staged, request: Request, laps: Laps
+def _publish(  # noqa: PLR0917
+    context: Context, staging: Staging, staged: Staged, request: Request, laps: Laps, watch: SaveWatch
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step if request.step is not None else _next_step(context, request.run)
     for _ in range(_AUTO_STEP_TRIES):
@@ -309,14 +312,14 @@ def _publish(
             raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
-        context.watch.syncing()
+        watch.syncing()
         staging.seal(data)
         context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             rule = "taken" if request.step is None else request.if_exists
             if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
             laps.end("sealing_s")
-            context.watch.publishing(step)
+            watch.publishing(step)
             return (
                 manifest,
                 manifest_id,

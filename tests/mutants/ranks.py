@@ -1,0 +1,57 @@
+"""Mutants of the ranks that save one checkpoint together, without a process group and with one."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_MEETING = "tests/ranks/test_meeting.py"
+_STILL = "tests/ranks/test_standing_still.py"
+_DCP = "tests/integrations/test_dcp.py"
+
+RANKS = [
+    Mutant(
+        "who acknowledges the rename of another rank syncs it itself (rule F)",
+        "ranks-acknowledge-unsynced",
+        "Deciding._published",
+        "            files.sync_directory(folder)\n",
+        "            pass\n",
+        f"{_MEETING}::test_a_rank_acknowledges_the_rename_of_another_only_when_it_has_synced_it_itself",
+        "assert",
+    ),
+    Mutant(
+        "what a rank that stands still would rename is moved away",
+        "ranks-unfenced",
+        "Deciding._fence",
+        "            trash.move_to_trash(",
+        "            (lambda *_: None)(",
+        f"{_STILL}::test_a_rank_that_is_stopped_before_the_rename_is_named_and_cannot_publish_later",
+        "assert",
+    ),
+    Mutant(
+        "the outcome of a try holds what it published",
+        "ranks-return-what-is-there",
+        "Deciding._ended",
+        "        if found is not None and found.manifest_id == info.id:\n",
+        "        if found is not None:\n",
+        f"{_STILL}::test_a_rank_that_stood_still_returns_what_its_own_try_published",
+        "assert",
+    ),
+    Mutant(
+        "the caller of a rank waits no longer than its deadline",
+        "ranks-wait-for-the-disk",
+        "RankWork._limit_s",
+        "            return max(self._deadline_s, self._decided_s + _FOLLOWS_S)\n",
+        "            return math.inf\n",
+        f"{_STILL}::test_a_rank_whose_disk_hangs_when_all_is_decided_says_what_was_decided",
+        "assert",
+    ),
+    Mutant(
+        "the ranks of a group tell each other what failed before the first collective of DCP",
+        "ranks-disagree",
+        "Ranks.agree",
+        "        if failed:\n",
+        "        if failed and raised is not None:\n",
+        f"{_DCP}::test_what_an_object_raises_at_one_rank_fails_the_load_on_all[load]",
+        "assert",
+    ),
+]
