@@ -234,7 +234,7 @@ class CheckpointDirectory:
 
         Raises:
             MissingBlob: It is not there; the message names `what`, which needs it.
-            DamagedBlob: It is no regular file, or has another size than `whole` asks for.
+            DamagedBlob: It is not a regular file, or has another size than `whole` asks for.
         """
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"

@@ -202,7 +202,7 @@ class PieceMaps:
         return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
 
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
-        """Return memory of its own for a run of pieces; None: it does not lie so that it can be mapped, or is already.
+        """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
 
         As many small storages as there are may be equal, and a process may have only so many mappings.
 

@@ -39,6 +39,7 @@ _TREE = {
     "MissingBlob": ("DamagedBlob", 3),
     "OtherHash": ("DamagedBlob", 3),
     "CatalogUnavailable": ("CkstoreError", 1),
+    "CatalogFull": ("CatalogUnavailable", 6),
     "InUse": ("CkstoreError", 5),
     "Protected": ("InUse", 5),
     "NewerFormat": ("CkstoreError", 1),
@@ -49,7 +50,7 @@ _TREE = {
 def _make(cls: type[CkstoreError]) -> CkstoreError:
     if issubclass(cls, CannotStore):
         return cls("model.w", "why", hint="do")
-    return cls("what", why="damaged", hint="do") if issubclass(cls, CatalogUnavailable) else cls("what", hint="do")
+    return cls("what", why="damaged", hint="do") if cls is CatalogUnavailable else cls("what", hint="do")
 
 
 def test_the_tree_is_the_public_contract() -> None:

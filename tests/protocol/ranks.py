@@ -32,7 +32,7 @@ _MOVE = "ranks.decide.Deciding._fence"
 _PUBLISHED = "ranks.decide.Deciding._published"
 _SWEEP = "objects.trash.sweep_staging"
 
-_NOBODY = -1
+_UNDECIDED = -1
 _OURS, _OTHER = "this try", "another try"
 
 
@@ -101,7 +101,7 @@ class Job(NamedTuple):
     publishing: int = 0
     fence: bool = False
     outcome: str = ""
-    lock: int = _NOBODY
+    lock: int = _UNDECIDED
     place: str = ""
     durable: bool = False
     joined: int = 0
@@ -119,7 +119,7 @@ class Job(NamedTuple):
 
     def unlocked(self, number: int) -> Job:
         """Return the state in which a rank does not have the lock."""
-        return self._replace(lock=_NOBODY) if self.lock == number else self
+        return self._replace(lock=_UNDECIDED) if self.lock == number else self
 
 
 class RankModel:
@@ -206,7 +206,7 @@ class RankModel:
         if job.outcome:
             yield self._ends(job, number, who)
             return
-        if job.lock == _NOBODY or not self._rules.decides_alone:
+        if job.lock == _UNDECIDED or not self._rules.decides_alone:
             locked = job.of(number, "decides")
             yield Step(who, _LOCK, "locks the others out", locked._replace(lock=number))
         elif not self._rules.fences:

@@ -171,7 +171,7 @@ class RegionReader:
 
     def _read(self, extent: Extent, out: memoryview) -> None:
         part = Part(extent, out, self.what)
-        if self._pieces is not None:  # whoever gave it reports damage
+        if self._pieces is not None:  # the caller that gave it reports damage
             self._pieces.read(part)
         else:
             with self._directory.reporting_damage(), PieceReader(self._directory, verify=self._verify) as pieces:
