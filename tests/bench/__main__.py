@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench import background, brief, counting, page, results, states
+from tests.bench import background, brief, counting, long, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings, preload
 from tests.bench.places import Place, given, on_loops
@@ -100,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     """Measure; return the exit status: 1 if a case failed."""
     if arguments[:1] == ["async"]:
         return background.main(arguments[1:])
+    if arguments[:1] == ["long"]:
+        return long.main(arguments[1:])
     options = parse(arguments)
     if options.scenarios == ["gpu"]:
         return _gpu(options.out)
