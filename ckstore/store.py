@@ -868,10 +868,9 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.model.checkpoint.runs import summaries
-        from ckstore.ops.refs.listing import infos
+        from ckstore.ops.refs.run_list import run_summaries
 
-        return summaries(infos(self._context))
+        return run_summaries(self._context)
 
     @act
     def follow(
