@@ -103,6 +103,13 @@ class Layout:
             for step, inode in self.steps(name).items():
                 yield name, int(step), inode
 
+    def places(self) -> Iterator[tuple[Inside, Inside]]:
+        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open.
+
+        The second place counts until the next is asked for.
+        """
+        return through_parents((place, place) for place in (self.checkpoint(run, n) for run, n, _ in self.published()))
+
     def steps(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
         return {name: inode for name, inode in self.subdirectories(run).items() if step_of(name) is not None}
