@@ -17,6 +17,7 @@ from ckstore.errors import BadInput, NoSuchRef
 from ckstore.fs.held import Held
 from ckstore.ops.index import proposal, sequence
 from tests.support.catalog_rows import change
+from tests.support.forging import forge_manifest
 
 COUNT = 12
 
@@ -176,6 +177,17 @@ def test_a_wrong_row_makes_no_other_one_the_newest(
     with Store.open(full.path, readonly=True) as reader:
         assert reader.info("main@latest").step == 11
         assert [info.step for info in reader.checkpoints("main", newest=1)] == [11] or forged
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_newest_whose_manifest_was_changed_is_looked_at(full: Store) -> None:
+    forge_manifest(folder(full, 11), sequence=2)
+
+    assert full.info("main@latest").step == 10
+    assert [info.step for info in full.checkpoints("main", newest=2)] == [9, 10]
+    with Store.open(full.path) as opened:
+        assert opened.info("main@latest").step == 10
+        assert opened.save(state(12), 12, "main").sequence == 13
 
 
 def test_a_whole_id_is_found_without_a_look_at_the_others(full: Store) -> None:
