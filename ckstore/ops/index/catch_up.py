@@ -86,21 +86,15 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 
 def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
-    whole = look != "counts"
-    if look == "names" and (stale := _differing_by_name(context)) is not None:
-        if stale:
-            reconcile_all(context, sorted(stale))
-        else:
-            context.catalog.replace_tags(context.layout.tags(), timeout_s=TIMEOUT_S)
-        return []
-    runs = None if whole or context.shared else runs_in_doubt(context)
+    by_name = _differing_by_name(context) if look == "names" else None
+    runs = runs_in_doubt(context) if look == "counts" and not context.shared else None
     with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
-        known = context.catalog.outline(rows=runs is None or bool(runs))
+        known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
-        stale = _differing(context, known.listing.stamps, runs)
+        stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = wrong_rows.remove(context) if known.listing.wrong_count else []
-    if context.shared or (whole and context.catalog_is_private):
+    if context.shared or (look != "counts" and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
         reconcile_all(context, sorted(stale))
