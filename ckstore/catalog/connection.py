@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import forms, limits
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
-from ckstore.errors import CatalogProblem, CatalogUnavailable, InUse, NewerFormat
+from ckstore.errors import CatalogFull, CatalogProblem, CatalogUnavailable, InUse, NewerFormat
+from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
@@ -35,6 +36,9 @@ _LEAST_WAIT_S = 0.05
 _CACHE_KIB = 64 * 1024
 
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
+_TRIED_BYTES = 64 * 1024
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
+"""What a full disk, or a quota, is to SQLite; the last two can be something else."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {
     sqlite3.SQLITE_CONSTRAINT,
@@ -181,8 +185,10 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
         raise unavailable(path, f"is a database with application id {application:#x}, not ckstore's", "damaged")
     if version > VERSION:
         refuse_newer(path, version, for_writing=for_writing)
-    if version < VERSION:
+    if version < VERSION and is_schema_of(connection, version):
         raise unavailable(path, f"has schema version {version}; this ckstore uses version {VERSION}", "behind")
+    if version < VERSION:  # also that of a draft, whose steps are gone: it is made again from the directories
+        raise unavailable(path, f"does not have a schema of version {version} that can be migrated", "damaged")
     if not is_schema_of(connection, VERSION):
         raise unavailable(path, "has tables, views or indexes that differ from what ckstore makes", "damaged")
 
@@ -305,6 +311,9 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close the program that has a transaction open in it") from error
+        if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
+            msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
+            raise CatalogFull(msg, hint="free space there, or raise the quota") from error
         if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
             found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error

@@ -8,15 +8,17 @@ import stat
 from contextlib import suppress
 
 from ckstore.errors import UnsafePlace
+from ckstore.fs import peek
 from ckstore.fs.inside import Where, at, open_directory
+from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
 _STALE_TRIES = 3
 
-CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
-"""Errors of `link` that mean: keep a copy (limit of links, protected or foreign file, another filesystem)."""
+CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
+"""Errors of `link` that mean: keep a copy (limit of links, another user's file or directory, another filesystem)."""
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -48,6 +50,39 @@ def _link(source: Where, target: Where) -> None:
         except OSError as error:
             error.filename, error.filename2 = str(source), str(target)
             raise
+
+
+def try_link(source: Where, target: Where) -> bool:
+    """As `link`; False where this pair can have none, as past the limit of links or between two users' files."""
+    try:
+        link(source, target)
+    except OSError as error:
+        if error.errno in CANNOT_LINK:
+            return False
+        raise
+    return True
+
+
+def replace_name(source: Where, name: Where, temporary: Where) -> bool:
+    """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link.
+
+    Args:
+        source: A name of it, which stays.
+        name: Durable after `files.sync_directory` of its parent.
+        temporary: An unused name on the same filesystem.
+    """
+    if not try_link(source, temporary):
+        return False
+    give_name(temporary, name)
+    return True
+
+
+def give_name(source: Where, name: Where) -> None:
+    """Rename over `name`; `source` is gone afterwards, also if both were names of one inode."""
+    rename(source, name)
+    # POSIX: a rename between two names of one inode does nothing, and both stay.
+    if peek.exists(source):
+        unlink(source)
 
 
 def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
@@ -90,6 +125,8 @@ def symlink(pointing_to: str, path: Where) -> None:
     """Create the symlink `path` with this content."""
     with at(path) as (fd, name):
         os.symlink(pointing_to, name, dir_fd=fd)
+        if fd is not None:
+            give_name_to_owner_of(fd, str(name))
 
 
 def make_directory(path: Where, *, mode: int | None = None) -> bool:
@@ -108,15 +145,17 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
             os.mkdir(name, mode & _OWNER, dir_fd=fd)  # no other user gets in before the mode is right
         except FileExistsError:
             return False
-    with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
-        _give_mode(path, mode)
+        with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
+            _give_owner_and_mode(path, mode, fd)
     return True
 
 
-def _give_mode(path: Where, mode: int) -> None:
-    """Give a directory that was just made its permissions, by a descriptor: a symlink in its place is not followed."""
+def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:
+    """Give a directory that was just made what it should have, by a descriptor: no symlink in its place is followed."""
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:
+        if parent_fd is not None:
+            give_to_owner_of(parent_fd, made)
         if stat.S_IMODE(os.fstat(made).st_mode) != mode:
             os.fchmod(made, mode)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
@@ -13,6 +14,8 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.ops.call_threads import DEFAULT_THREADS
+from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
@@ -130,6 +133,14 @@ class Context:
         """The hash algorithm of the store."""
         return algorithm_named(self.settings.hash)
 
+    @cached_property
+    def threads(self) -> int:
+        """How many threads a call works with, as the settings or the machine say."""
+        try:
+            return setting_of(self.layout, THREADS) or DEFAULT_THREADS
+        except (CkstoreError, OSError):  # damaged settings are told by a save; a load goes on with what is usual
+            return DEFAULT_THREADS
+
     def measure(self, new: Amount) -> Need:
         """Compare what a save takes with what is free now.
 
@@ -187,7 +198,7 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
 
     found = look(context.layout, run, step)
     if found.published is None:
-        if found.problem:
+        if found.problem and not found.is_closed:
             context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         return None
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
@@ -224,6 +235,20 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CkstoreWarning, stacklevel=level)
+
+
+def tell_passed_over(context: Context) -> None:
+    """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
+    for path, said in [*context.layout.passed_over.items()]:
+        if path not in context.problems:
+            context.problems[path] = f"passed over: {said}; {way_in(context, path)}"
+            warn(context.problems[path])
+
+
+def way_in(context: Context, path: str) -> str:
+    """Return what gives the owner of a store access to a directory in it, given by its path in the store."""
+    root = context.layout.root
+    return f"as root: chown -R --reference={root} {root}/{path}; chmod -R u+rX {root}/{path}"
 
 
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:

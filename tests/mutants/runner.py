@@ -20,15 +20,18 @@ from tests.faults.tracing import Request, trace
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.index import INDEX
+from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.sharing import SHARING
 from tests.mutants.unchanged import UNCHANGED
+from tests.mutants.values import VALUES
 from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX, *UNCHANGED)}
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, UNCHANGED, MACHINES, VALUES)
+MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")

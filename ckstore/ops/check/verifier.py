@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.ops.context import Context
 
-_WORKERS = 4
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
@@ -80,7 +79,7 @@ class Verifier:
         self._quick = quick
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
-        self._pool = Workers(_WORKERS)
+        self._pool = Workers(context.threads)
         self._local = threading.local()
         self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
@@ -115,9 +114,16 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None: it is gone, or `locked`. With `only`, no other copies are read; what is missing or has another size is
-        still found, and a mark stays; of a mapping the copies with the least values are read first.
+        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; what is missing or
+        has another size is still found, and a mark stays; of a mapping the copies with the least values are read first.
         """
+        try:
+            return self._checkpoint(run, step, only)
+        except PermissionError:
+            self._context.layout.pass_over(self._context.layout.checkpoint(run, step))
+            return None
+
+    def _checkpoint(self, run: str, step: int, only: Container[Unit] | None) -> tuple[VerifyOrder, list[Damage]] | None:
         path = self._context.layout.checkpoint(run, step)
         try:
             lock = locks.lock_shared(path)

@@ -14,7 +14,6 @@ the rename on the save does not fail any more; what is left undone then is done 
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from ckstore.errors import (
     StepExists,
     UnknownOutcome,
 )
+from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.info import CheckpointInfo, Published
@@ -265,6 +265,7 @@ def _follow_up(  # noqa: PLR0917
         staging.lock.release()
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
+    notes += _without_parent(context, manifest)
     context.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
@@ -389,8 +390,18 @@ def with_parent(context: Context, request: Request) -> Description:
     """Return what the caller says, with the checkpoint that this one continues."""
     if request.about.parent is not None:
         return request.about
-    parent = context.last_parents.get(request.run) or context.last_parents.get("")
+    parent = context.last_parents.get(request.run) or context.last_parents.get("") or None
     return replace(request.about, parent=parent)
+
+
+def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
+    """Say if a checkpoint has no parent because a load was not finished."""
+    is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
+    if is_lost and manifest.description.parent is None:
+        yield (
+            f"{manifest.run}@{manifest.step} has no parent: a load before it failed when a part was in its target, "
+            "so what it continues is not known; parent= says it"
+        )
 
 
 def _tag(
@@ -482,7 +493,7 @@ def failing_as_save(context: Context, what: str) -> Iterator[None]:
         raise
     except OSError as error:
         msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
     except MemoryError as error:
