@@ -13,6 +13,7 @@ LARGE ?=
 BENCH_DIR ?=
 BENCH_PAGE ?=
 BENCH_ARGS ?=
+GPU_PYTHON ?= 3.12
 
 VENV := .venv
 PEERS := build/peers
@@ -29,7 +30,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers trl measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -122,6 +123,9 @@ $(PEERS)/.installed: $(STAMP)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install -q tensorizer orbax-checkpoint dvc
 	@command -v restic > /dev/null && command -v borg > /dev/null || echo "hint: restic and borg are the packages restic and borgbackup"
 	@touch $@
+
+gpu-kit: $(STAMP) ## Wheels and tests for a machine with a GPU and no network, in build/gpu-kit (GPU_PYTHON=3.12)
+	@$(BIN)/python -m tests.gpu.kit build/gpu-kit --python $(GPU_PYTHON)
 
 trl: $(TRL)/.installed ## TRL with a store: killed, resumed with one checkpoint and past a damaged newest, in an environment of its own
 	$(TRL)/bin/python -m pytest tests/integrations/test_trl.py $(PYTEST_ARGS)

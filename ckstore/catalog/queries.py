@@ -71,6 +71,39 @@ def listing(
     return _listing([row for place in places for row in connection.execute(query, place).fetchall()])
 
 
+def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
+    """Return step -> inode number of the directory, of every row of a run: to be compared with a list of its names."""
+    query = "SELECT CAST(step AS TEXT), dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
+    return dict(connection.execute(query, (run,)).fetchall())
+
+
+def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[CheckpointKey]:
+    """Return the places of the checkpoints with this whole id."""
+    query = "SELECT run, step FROM checkpoints NOT INDEXED WHERE manifest_id = ?"
+    return checked(connection.execute(query, (manifest_id,)).fetchall(), *_PLACE_FORMS)
+
+
+def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
+    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last.
+
+    The index is asked and the table looked through, so that a bit that has flipped in one of them hides no checkpoint.
+    """
+    query = (
+        "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
+        " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
+    )
+    first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
+    ((*last, written_ns, later),) = connection.execute(
+        "SELECT run, step, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
+        " WHERE ?1 IS NULL OR run = ?1",
+        (run, first[-1][2] if first else 0),
+    ).fetchall()
+    if later != len(first):
+        first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
+    places = [(of_run, step) for of_run, step, _ in first] + ([] if written_ns is None else [tuple(last)])
+    return checked(list(dict.fromkeys(places)), *_PLACE_FORMS)
+
+
 def everything(connection: sqlite3.Connection) -> Listing:
     """As `listing`: all checkpoints, in no order."""
     return _listing(connection.execute(f"{_LISTED} NOT INDEXED").fetchall())

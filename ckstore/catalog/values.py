@@ -25,6 +25,20 @@ class Listing(NamedTuple):
     wrong_count: int
 
 
+class Proposal(NamedTuple):
+    """What the catalog proposes of a store whose directories were listed, for those who show the newest checkpoints.
+
+    Attributes:
+        newest: What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
+        unknown: The places that are listed, and that the catalog knows under another inode number or not at all.
+        gone: The places of rows that are not listed.
+    """
+
+    newest: Listing
+    unknown: set[CheckpointKey]
+    gone: set[CheckpointKey]
+
+
 class Described(NamedTuple):
     """What rows say of checkpoints.
 

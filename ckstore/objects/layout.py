@@ -15,7 +15,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
-from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, is_tag
+from ckstore.model.names import CheckpointKey, is_run, is_tag, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -136,14 +136,38 @@ class Layout:
         self.passed_over[path.inner] = said
         return said
 
+    def places(self) -> Iterator[tuple[Inside, Inside]]:
+        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open.
+
+        The second place counts until the next is asked for.
+        """
+        return through_parents((place, place) for place in (self.checkpoint(run, n) for run, n, _ in self.published()))
+
     def steps(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
-        is_step = STEP_PATTERN.match
-        return {
-            name: inode
-            for name, inode, is_directory in self._of_run(run)
-            if is_directory and is_step(name) and int(name) <= MAX_STEP
-        }
+        return {name: inode for name, inode in self.subdirectories(run).items() if step_of(name) is not None}
+
+    def subdirectories(self, run: str) -> dict[str, int]:
+        """Return name -> inode number of every directory of a run, whatever its name is, in no order."""
+        try:
+            with peek.entries(self.checkpoints / run) as entries:
+                return {e.name: e.inode() for e in entries if e.is_dir(follow_symlinks=False)}
+        except PermissionError:
+            self.pass_over(self.checkpoints / run)
+            return {}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def is_filled(self, run: str) -> bool:
+        """Whether a run has a directory that is a checkpoint by its name."""
+        try:
+            with peek.entries(self.checkpoints / run) as entries:
+                return any(step_of(e.name) is not None and e.is_dir(follow_symlinks=False) for e in entries)
+        except PermissionError:
+            self.pass_over(self.checkpoints / run)
+            return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""

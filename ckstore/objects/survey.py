@@ -7,11 +7,13 @@ import pwd
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.fs.held import Held
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
 from ckstore.objects import trash
@@ -66,13 +68,13 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
         yield from _entries(folder)
     for name in trash.names_in(layout.blobs):
         yield from _entries(layout.blobs / name)
-    for run, step, _ in layout.published():
-        path = layout.checkpoint(run, step)
-        for inner in (path, path / MANIFEST, path / BLOBS):
-            try:
-                yield str(inner), peek.status(inner)
-            except FileNotFoundError:
-                continue
+    for path, place in layout.places():
+        with suppress(FileNotFoundError, NotADirectoryError):  # it went since it was listed
+            yield str(path), peek.status(place)
+            with Held(place) as own:
+                for name in (MANIFEST, BLOBS):
+                    if (status := peek.find(own.inside / name)) is not None:
+                        yield f"{path}/{name}", status
 
 
 def _entries(folder: Inside) -> Iterator[tuple[str, os.stat_result]]:
@@ -111,8 +113,8 @@ def _own_bytes(path: Inside, status: os.stat_result) -> int:
 
 def marked(layout: Layout) -> list[str]:
     """Return the checkpoints, as ``RUN@STEP``, that are marked as damaged."""
-    places = sorted((run, step) for run, step, _ in layout.published())
-    return [f"{run}@{step}" for run, step in places if marks.is_marked(layout.checkpoint(run, step))]
+    found = [(path.parent.name, int(path.name)) for path, place in layout.places() if marks.is_marked(place)]
+    return [f"{run}@{step}" for run, step in sorted(found)]
 
 
 @cache

@@ -101,9 +101,13 @@ class DutyCycle:
         self._clock, self._used = clock, used
         self._rests_until_s = -math.inf
         self._wakes = 0
+        self._is_new = True
 
-    def do(self, work: Callable[[], T]) -> T | None:
-        """Do the work and return its result; None if it has to rest."""
+    def do(self, work: Callable[[], T], *, expected_s: float = 0.0) -> T | None:
+        """Do the work and return its result; None if it has to rest, or if it would be the first and take long."""
+        is_new, self._is_new = self._is_new, False
+        if is_new and not self._wakes and expected_s > self._free_s:  # a process may do little besides and end
+            self._rests_until_s = self._clock() + expected_s / self._share
         if self._clock() < self._rests_until_s:
             return None
         wakes, begun_s = self._wakes, self._used()

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.bench import background, brief, counting, page, results, states
+from tests.bench import background, brief, counting, long, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings, preload
 from tests.bench.places import Place, given, on_loops
@@ -100,7 +100,11 @@ def main(arguments: Sequence[str]) -> int:
     """Measure; return the exit status: 1 if a case failed."""
     if arguments[:1] == ["async"]:
         return background.main(arguments[1:])
+    if arguments[:1] == ["long"]:
+        return long.main(arguments[1:])
     options = parse(arguments)
+    if options.scenarios == ["gpu"]:
+        return _gpu(options.out)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the filesystem is taken down
     options.out.mkdir(parents=True, exist_ok=True)
     preload()
@@ -158,6 +162,16 @@ def _measure(arguments: Sequence[str], options: argparse.Namespace, scenarios: S
     return _write(read, options)
 
 
+def _gpu(out: Path) -> int:
+    """Take the file of a run on a GPU, which is made elsewhere, into the page."""
+    found = out.parent / "gpu.json"
+    if page.write_gpu(page.PAGE, found):
+        print(f"{page.PAGE}: the section on GPUs is that of {found}")
+        return 0
+    print(f"error: {found} does not exist, or its run had no GPU\nhint: tests/gpu/run.sh writes it", file=sys.stderr)
+    return 1
+
+
 def _large(out: Path, seed: int) -> Sizes:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Sizes(int(memory_bytes * _LARGER), seed=seed, large_file=str((out / "large.state").resolve()))
@@ -200,6 +214,7 @@ def _write(read: dict[str, Any], options: argparse.Namespace) -> int:
     (options.out / "report.svg").write_text(plot(read))
     if options.page:
         brief.write(brief.README, page.write(page.PAGE, read))
+        page.write_gpu(page.PAGE, options.out.parent / "gpu.json")
     errors = sum(len(scenario["errors"]) for scenario in read["scenarios"].values())
     print(f"{options.out}/report.md, report.json, report.svg: {errors} cases failed")
     return 1 if errors else 0

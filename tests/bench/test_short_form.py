@@ -16,9 +16,10 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
+from ckstore import Store
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import background, brief, counting, page, scale, states
+from tests.bench import background, brief, counting, long, page, scale, states
 from tests.bench.__main__ import chosen
 from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
@@ -31,6 +32,7 @@ from tests.bench.scenarios import all_scenarios
 from tests.bench.sizes import size
 from tests.bench.states import Sizes
 from tests.support.requirements import CRASH_FULL
+from tests.support.stores import check_store
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Sizes(4 * 2**20, small_count=50, layers=2)
@@ -314,3 +316,30 @@ def test_every_way_to_save_in_the_background_is_measured(tmp_path: Path, name: s
     assert set(laps[0]) >= ({"blocked_s"} if name.startswith("copy") else {"blocked_s", "owned_s", "durable_s"})
     assert f"| {name} | " in background.table({name: laps})
     assert not any(tmp_path.glob("async-*"))
+
+
+def test_a_long_run_that_was_written_is_a_whole_store(tmp_path: Path) -> None:
+    long.write_run(tmp_path / "s", 5)
+
+    check_store(tmp_path / "s")
+    with Store(tmp_path / "s") as store:
+        assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3, 4]
+        assert store.info("latest").parent == store.info(3).id
+        assert [int(store.load(step)["w"][0]) for step in range(5)] == [0, 1, 2, 3, 4]
+        assert store.verify().ok
+
+
+def test_the_table_of_long_runs_has_both_times_and_the_ratio_of_the_ends() -> None:
+    found = {"save": {200: (0.1, 0.05), 2_000: (0.1, 0.05), 20_000: (0.15, 0.06)}}
+
+    assert long.table(found).splitlines()[2:] == [
+        "| save | 100.0 ms (50.0) | 100.0 ms (50.0) | 150.0 ms (60.0) | 1.50 (1.20) |"
+    ]
+
+
+@pytest.mark.slow
+def test_each_act_in_a_long_run_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert long.main(["--counts", "2", "3", "--rounds", "1", "--dir", str(tmp_path)]) == 0
+
+    printed = capsys.readouterr().out
+    assert all(f"| {act} |" in printed for act in long.ACTS)

@@ -8,6 +8,7 @@ _ROWS = "tests/ops/index/test_rows_decide_nothing.py"
 _ORDER = "tests/ops/save/test_out_of_order.py"
 _WRONG = "tests/ops/index/test_wrong_rows.py"
 
+_LONG = "tests/ops/refs/test_long_runs.py"
 _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
@@ -55,6 +56,33 @@ DECIDING = [
         "            history[info.name] = facts\n",
         f"{_ROWS}::test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are",
         "assert",
+    ),
+    Mutant(
+        "what the catalog proposes as the newest is looked at",
+        "proposals-believed",
+        "propose",
+        "    if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):\n",
+        "    if found is None:\n",
+        f"{_LONG}::test_a_newest_whose_manifest_was_changed_is_looked_at",
+        "assert",
+    ),
+    Mutant(
+        "in a long run a name that the catalog does not know is looked at",
+        "unknown-names-left-out",
+        "Catalog",
+        "for step in map(step_of, names) if step is not None)",
+        "for step in map(step_of, names) if step is None)",
+        f"{_LONG}::test_what_is_there_is_said_at_once",
+        "assert",
+    ),
+    Mutant(
+        "a plan that believed the catalog drops nothing",
+        "shown-plans-applied",
+        "carry_out",
+        "    if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest\n",
+        "    if to_do.now is None:\n",
+        f"{_LONG}::test_a_plan_that_is_only_shown_is_not_applied",
+        "DID NOT RAISE",
     ),
     Mutant(
         "what has no readable manifest is kept",

@@ -159,24 +159,6 @@ def test_what_is_no_device_is_an_error_of_ckstore(device: Any) -> None:
         Saved({"a": torch.ones(2)}).load(device=device)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_tensors_are_stored_and_come_back_on_cuda() -> None:
-    memory = torch.rand(100, device="cuda")
-    state = {"a": memory, "b": memory[7:9], "t": torch.rand(3, 4, device="cuda").t()}
-
-    saved = Saved(state)
-    back = saved.load(device="cuda")
-
-    assert saved.captured.sources[0].view(0, 4) is None
-    assert back["a"].is_cuda
-    assert_same(state, back)
-    assert_same(state, saved.load())
-    target = {"a": torch.zeros(100, device="cuda"), "b": torch.zeros(2), "t": torch.zeros(4, 3, device="cuda")}
-    saved.load_into(target)
-    assert torch.equal(target["a"], memory)
-
-
 KINDS: list[LeafKind] = ["torch", "numpy", "bytes", "str"]
 
 

@@ -95,12 +95,14 @@ class RetentionPlan:
         now: The time that it was made for.
         entries: Every checkpoint that was looked at, by run and then in the order of commits.
         notes: What the user may not expect, one sentence each.
+        shown_only: The manifests of what it drops were not read, so that it cannot be applied.
     """
 
     policy: RetentionPolicy
     now: datetime
     entries: tuple[PlanEntry, ...]
     notes: tuple[str, ...] = ()
+    shown_only: bool = False
 
     @property
     def kept(self) -> tuple[PlanEntry, ...]:

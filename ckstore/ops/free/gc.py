@@ -119,7 +119,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
     free_bytes = peek.free_space(context.layout.path).unused_bytes
     with _start(context, grace) as collector, reserve.given_up(layout) as full:
         thorough = context.catalog_is_private and settle
-        catch_up(context, whole=thorough)
+        catch_up(context, "all" if thorough else "counts")
         if context.shared:
             fill_dead(context, grace)
             if settle:  # after each save it would cost too much, and all that it finds can wait

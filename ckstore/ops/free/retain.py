@@ -69,14 +69,16 @@ def plan_retention(
     return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
 
 
-def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
+def plan_asked(
+    context: Context, policy: RetentionPolicy | None, run: str | None, *, sure: bool = True
+) -> RetentionPlan:
     """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused.
 
     Raises:
         NoSuchRef: The store has no checkpoint of that run.
         BadInput: No checkpoint has a metric of the policy; or as `plan_retention`.
     """
-    made = plan_retention(context, policy, run)
+    made = plan_retention(context, policy, run, sure=sure)
     if run is not None and not made.entries:
         runs = context.layout.runs()
         hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
@@ -127,7 +129,7 @@ def _plan(
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         if not unsure:
-            return made
+            return made if sure else replace(made, shown_only=True)
         for info, relied_on in unsure:
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
@@ -197,10 +199,14 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
     run stays, which is held meanwhile.
 
     Raises:
+        BadInput: The plan was made to be shown only.
         SaveFailed: The store cannot be written.
         CkstoreError: A tag or a pin cannot be read.
         OSError: The system refused. Those before it were dropped, those after it were not.
     """
+    if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest
+        msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
+        raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
     with reserve.given_up(context.layout):
         return _apply(context, to_do)

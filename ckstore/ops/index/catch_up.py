@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import CatalogUnavailable
+from ckstore.fs.host import machine
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index import wrong_rows
+from ckstore.ops.index import proposal, wrong_rows
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
@@ -20,15 +21,20 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def catch_up(context: Context, *, whole: bool = True) -> list[str]:
+Look = Literal["all", "names", "counts"]
+
+
+def catch_up(context: Context, look: Look = "all") -> list[str]:
     """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
 
-    After a start of the machine the blobs are listed, too (`ops/index/scan_blobs`).
+    After a start of the machine every checkpoint is compared, and the blobs are listed, too (`ops/index/scan_blobs`).
 
     Args:
         context: The store.
-        whole: Compare every checkpoint. False: those of runs that are in doubt (`ops/index/reconcile`), so that it
-            costs what is to be done; a process that removes what was dropped or replaced looks at its place.
+        look: ``all``: Compare every checkpoint. ``names``: Compare the names and inode numbers of all, and look into
+            those that differ. ``counts``: Compare those of runs that are in doubt (`ops/index/reconcile`), so that it
+            costs what is to be done; a process that removes what was dropped or replaced looks at its place. Where
+            other hosts or users have catalogs of their own, all are compared.
 
     Returns:
         What the user should know.
@@ -39,7 +45,7 @@ def catch_up(context: Context, *, whole: bool = True) -> list[str]:
         BadInput: It is that of another store.
     """
     try:
-        return _reconcile(context, whole=whole)
+        return _reconcile(context, look)
     except CatalogUnavailable as error:
         return mend(context, error)
 
@@ -63,7 +69,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
     refuse_foreign(context.catalog)
-    said = _reconcile(context, whole=True)
+    said = _reconcile(context, "all")
     if not made:  # another process was faster, or is rebuilding it at this moment
         return said
     if error.why == "behind":
@@ -78,16 +84,17 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     return [f"Rebuilt the catalog from {checkpoints} in {took_s:.3g} s; the old files are {aside}*: {error.message}"]
 
 
-def _reconcile(context: Context, *, whole: bool) -> list[str]:
+def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
-    runs = None if whole or context.shared else runs_in_doubt(context)
+    by_name = _differing_by_name(context) if look == "names" else None
+    runs = runs_in_doubt(context) if look == "counts" and not context.shared else None
     with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
-        known = context.catalog.outline(rows=runs is None or bool(runs))
+        known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
-        stale = _differing(context, known.listing.stamps, runs)
+        stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = wrong_rows.remove(context) if known.listing.wrong_count else []
-    if context.shared or (whole and context.catalog_is_private):
+    if context.shared or (look != "counts" and context.catalog_is_private):
         stale |= _replaced(context)
     if stale:
         reconcile_all(context, sorted(stale))
@@ -95,6 +102,27 @@ def _reconcile(context: Context, *, whole: bool) -> list[str]:
         context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
     list_blobs_after_boot(context, known.blobs_listed, timeout_s=TIMEOUT_S)
     return notes
+
+
+def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
+    """Return the places whose names or inode numbers the catalog does not have; None: compare every checkpoint.
+
+    Every one is compared where they are few, at the first opening after a start of the machine, when a power cut may
+    have undone what the catalog knows, and where the rows of the newest are not right.
+    """
+    if context.shared or context.catalog_is_private:
+        return None
+    if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
+        return None
+    seen = context.directory_cache.look(context.layout)
+    if sum(len(one.published) for one in seen.values()) <= proposal.FEW:
+        return None
+    found = context.catalog.propose({run: one.names for run, one in seen.items()}, newest=1)
+    newest = found.newest
+    if newest.wrong_count or any(context.layout.stamp(*place) != stamp for place, stamp in newest.stamps.items()):
+        return None
+    published = {place for one in seen.values() for place in found.unknown if place in one.published}
+    return published | found.gone
 
 
 def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: set[str] | None) -> set[CheckpointKey]:

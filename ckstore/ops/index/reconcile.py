@@ -5,7 +5,7 @@ And say where the catalog can be believed without a look at every checkpoint: th
 A directory has one link from each of its subdirectories on ext4, XFS and others, so one ``stat`` says how many
 checkpoints a run has. Where that is what the catalog counts, no process has published or dropped anything unnoticed,
 unless both happened equally often: then what is believed is a hint as the catalog always is, which makes gc leave
-something for later, and never makes it take what is needed. Every opening compares them one by one.
+something for later, and never makes it take what is needed. Every opening compares their names and inode numbers.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from ckstore.ops.context import tell_passed_over
 from ckstore.ops.index.facts import facts_at
+from ckstore.ops.index.proposal import propose
 from ckstore.ops.index.wrong_rows import write_again
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Ch
         return published, {}
     if count != len(published):  # one that is not in the catalog may have the inode of an older one
         unsure = published
+    if len(unsure) > _MANY and (few := _proposed(context, runs)) is not None:
+        return few, _rows(context, few)
     if 2 * len(unsure) > count:
         return unsure, _rows(context, None)
     rows = _rows(context, unsure) if unsure else {}
@@ -77,6 +80,13 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Ch
             return published, {}
         rows |= _both(beyond)
     return unsure | rows.keys(), rows
+
+
+def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
+    """Return the checkpoints of which one has the greatest number, by the catalog; None: all have to be looked at."""
+    with context.layout.open_runs() as opened:
+        found = propose(context, opened, None, newest=1, listed={run: seen.names for run, seen in runs.items()})
+    return None if found is None else {*found.published}
 
 
 def _rows(context: Context, places: Iterable[CheckpointKey] | None) -> Rows:

@@ -46,7 +46,7 @@ def recover(context: Context) -> list[str]:
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
-        said = catch_up(context)
+        said = catch_up(context, "names")
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
+from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
@@ -114,12 +115,29 @@ def _key_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> Ch
     if ref.kind == "tag":
         key = tags.get(ref.value)
         return key if key is not None and ref.run in (None, key[0]) else None
+    if ref.kind == "id":
+        return _key_of_whole_id(context, ref)
     if ref.kind != "step":
         return None
     runs = [DEFAULT_RUN] if ref.run is None else [ref.run]
     if ref.run is None and len(there := context.layout.runs()) == 1:
         runs = there
     return runs[0], int(ref.value)
+
+
+def _key_of_whole_id(context: Context, ref: Ref) -> CheckpointKey | None:
+    """Return where the catalog has a whole id, if the manifest there has it: then no other checkpoint can be meant."""
+    from ckstore.objects.checkpoints import id_at
+
+    if not is_digest(ref.value):
+        return None
+    try:
+        places = context.catalog.places_of_id(ref.value)
+    except CatalogUnavailable:
+        return None
+    if len(places) != 1 or ref.run not in (None, places[0][0]):
+        return None
+    return places[0] if id_at(context.layout.checkpoint(*places[0])) == ref.value else None
 
 
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:

@@ -13,6 +13,7 @@ from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.objects.shared import two_renames
 from ckstore.ops.context import warn
 from ckstore.ops.index.facts import sure
+from ckstore.ops.index.proposal import propose
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     settle(context)
     while True:
         with context.layout.open_runs() as runs:
-            published = runs.stamps(run)
-            found = infos_at(context, runs, published, run, newest=1)
+            few = propose(context, runs, run, newest=1)
+            published = runs.stamps(run) if few is None else few.published
+            found = infos_at(context, runs, published, run, newest=1, seek=few is not None)
         if not found or found[0].out_of_order:
             found = infos(context, run)[-1:]
         if not found:
@@ -107,8 +109,8 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
 
 def _refuse_several(context: Context, ref: Ref) -> None:
     """Raise if checkpoints of several runs are there, in their places or in a gap between two renames."""
-    with context.layout.open_runs() as runs:
-        names = sorted({run for run, _ in runs.stamps(None)} | {gap.key[0] for gap in two_renames.gaps(context.layout)})
+    filled = filter(context.layout.is_filled, context.layout.runs())
+    names = sorted({*filled} | {gap.key[0] for gap in two_renames.gaps(context.layout)})
     if len(names) < 2:
         return
     found = [latest for name in names if (latest := newest(context, name)) is not None]

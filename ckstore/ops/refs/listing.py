@@ -17,6 +17,7 @@ from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_passed_over, tell_unavailable, warn
 from ckstore.ops.index.facts import as_it_is, sure
+from ckstore.ops.index.proposal import propose
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
 from ckstore.ops.os_errors import why_of
@@ -59,10 +60,11 @@ def infos(
         if at is not None:
             return infos_at(context, runs, at, seek=True)
         settle(context)
-        published = runs.stamps(run, in_full=newest is None)
+        few = None if newest is None or only is not None else propose(context, runs, run, newest=newest)
+        published = runs.stamps(run, in_full=newest is None) if few is None else few.published
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place[1])}
-        found = infos_at(context, runs, published, run, newest=newest)
+        found = infos_at(context, runs, published, run, newest=newest, seek=few is not None)
     if newest is not None and (
         len(found) < min(newest, len(published))  # some went meanwhile, or are torn
         or any(info.out_of_order for info in found)  # others are newer
@@ -80,8 +82,8 @@ def infos_at(
     newest: int | None = None,
     seek: bool = False,
 ) -> list[CheckpointInfo]:
-    """As `infos`, of places that were listed; fewer than `newest` where some went since."""
-    rows, to_read = _from_catalog(context, published, run, newest, seek=seek)
+    """As `infos`, of places that were listed; fewer than `newest` where some went since. `seek`: they are few."""
+    rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
     if newest is not None:  # what has no manifest is none of the newest, nor what went since it was listed
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if context.layout.stamp(info.run, info.step) is not None]

@@ -52,7 +52,7 @@ def _place(context: Context) -> Findings:
 
 def _space(context: Context) -> Findings:
     room = peek.free_space(context.layout.path)
-    newest = max(infos(context), key=lambda info: info.order, default=None)
+    newest = next(iter(infos(context, newest=1)), None)
     facts = space.SpaceFacts(
         total_bytes=room.total_bytes,
         free_bytes=room.free_bytes,
@@ -196,10 +196,10 @@ def _readings(context: Context) -> Findings:
 def _hashes(context: Context) -> Findings:
     layout = context.layout
     strangers = []
-    for run, step, _ in layout.published():
-        found = id_at(layout.checkpoint(run, step))
+    for path, place in layout.places():
+        found = id_at(place)
         if found is not None and not found.startswith(f"{layout.hash_prefix}-"):
-            strangers.append(f"{run}@{step}")
+            strangers.append(f"{path.parent.name}@{path.name}")
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 

@@ -81,6 +81,8 @@ if TYPE_CHECKING:
 
 CATALOG_TIMEOUT_S = 5.0
 _AUTO_STEP_TRIES = 100
+_MARK_S = 8e-6
+"""What a look for a mark takes in one checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,8 @@ def _stage_captured(
     stored = store_sources(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
     )
-    staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)]) or ())
+    expected_s = context.directory_cache.known_count * _MARK_S
+    staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ())
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)

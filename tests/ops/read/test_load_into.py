@@ -710,22 +710,3 @@ def test_a_cast_takes_no_second_state_in_memory(store: Store) -> None:
 
     print(f"{done.stdout.strip()} MiB beyond the target")
     assert int(done.stdout) <= 128
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_model_on_a_gpu_is_filled_through_the_buffer(store: Store) -> None:
-    saved: Any = linear(300, 700, 300)
-    store.save({"model": saved, "t": saved[0].weight.t()}, step=1)
-    target: dict[str, Any] = {
-        "model": linear(300, 700, 300).cuda().bfloat16(),
-        "t": torch.zeros(700, 300, device="cuda").t(),
-    }
-    place = target["model"][0].weight
-
-    report = store.load_into(target, 1, cast=True)
-
-    assert target["model"][0].weight is place
-    assert torch.equal(place.cpu(), saved[0].weight.bfloat16())
-    assert torch.equal(target["t"].cpu(), saved[0].weight.t())
-    assert len(report.cast) == 4

@@ -146,3 +146,23 @@ def test_what_wakes_it_while_it_is_done_is_not_forgotten() -> None:
         return "done"
 
     assert [share.do(partial(work, woken)) for woken in (True, True, False, False)] == [*3 * ["done"], None]
+
+
+def test_a_first_time_that_would_take_long_rests_first() -> None:
+    clock = Clock()
+    share = DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock)
+
+    assert share.do(lambda: "done", expected_s=1.0) is None
+    clock.now_s += 9.0
+    assert share.do(lambda: "done", expected_s=1.0) is None
+    clock.now_s += 2.0
+    assert share.do(lambda: "done", expected_s=1.0) == "done"
+
+
+def test_a_first_time_that_takes_next_to_nothing_or_is_asked_for_does_not_rest() -> None:
+    clock = Clock()
+    woken = DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock)
+    woken.wake()
+
+    assert DutyCycle(1 / 10, free_s=0.01, clock=clock, used=clock).do(lambda: "done", expected_s=0.01) == "done"
+    assert woken.do(lambda: "done", expected_s=1.0) == "done"

@@ -57,7 +57,7 @@ def prune(  # noqa: PLR0917 - one for each option
                 "no rule was given and the store has no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
-        plan = store.plan_retention(policy, run)
+        plan = store.plan_retention(policy, run, shown_only=dry_run)
         print_plan(out, plan.entries)
         done = RetentionReport(plan) if dry_run else store.apply(plan)
     out.document(retention_document(done, dry_run=dry_run))

@@ -1,0 +1,95 @@
+"""The section on GPUs: the file that `tests/gpu/run.py` wrote on such a machine, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.bench.report import number
+
+_GOAL = 1.1
+"""Of the copy to pinned memory: what a background save may hold the training up."""
+_LOADS = {
+    "ckstore_s": "ckstore",
+    "ckstore_unverified_s": "ckstore, unverified",
+    "ckstore_in_place_s": "ckstore, in place",
+    "torch_load_s": "torch.load(map_location)",
+    "safetensors_s": "safetensors",
+}
+_ACTS = {
+    "first_save": "first save",
+    "unchanged_save": "save of the unchanged state",
+    "unchanged_async_save": "the same in the background",
+    "load": "load",
+}
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """Return what is known of a run that had a GPU; a case that failed is named."""
+    cases = found["cases"]
+    about, outcomes = cases["about"], list(found["tests"].values())
+    machine, card = about["machine"], about["card"]
+    counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)) or "none ended"
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    head = (
+        f"Of a run on {found['date']}: {card['name']} ({card['memory_bytes'] / 2**30:.0f} GiB), {machine['cpu']}, "
+        f"{machine['cores']} cores, Linux {machine['kernel']}, CUDA {about['cuda']}, Python {machine['python']}, "
+        f"{versions}. Tests of `tests/gpu`: {counts}."
+    )
+    rows = ["| Act | seconds | GB/s | |", "| --- | --- | --- | --- |", *_rows(cases)]
+    failed = [
+        f"- `{name}` failed: {case['error'].strip().splitlines()[-1]}"
+        for name, case in cases.items()
+        if "error" in case
+    ]
+    differs = [
+        f"- `{name}`: **what was loaded is not what was saved**"
+        for name, case in cases.items()
+        if not case.get("same", True)
+    ]
+    return "\n\n".join(
+        part for part in (head, "\n".join(rows), _crossed(cases), "\n".join([*failed, *differs])) if part
+    )
+
+
+def _rows(cases: Mapping[str, Any]) -> list[str]:
+    copies, stall, save, load = (cases.get(name, {}) for name in ("copies", "stall", "save", "load"))
+    floor = _per_byte(copies, "from_device_pinned_s")
+    rows = []
+    for way, words in (("from_device", "copy from the GPU"), ("to_device", "copy to the GPU")):
+        rows += [_row(f"*{words}, {kind}*", copies, f"{way}_{kind}_s") for kind in ("pageable", "pinned")]
+    share = _per_byte(stall, "call_s")
+    ratio = None if not floor or share is None else share / floor
+    reached = "" if ratio is None else f"{number(ratio)} × the pinned copy (wanted: at most {_GOAL:g})"
+    rows.append(_row("`save_async`: the call", stall, "call_s", reached))
+    rows.append(_row("`save_async`: the first call", stall, "first_call_s"))
+    rows.append(_row("`save_async`: until durable", stall, "durable_s"))
+    rows.append(_row("`save`", save, "ckstore_s"))
+    rows.append(_row("`save`, unchanged", save, "ckstore_unchanged_s"))
+    rows.append(_row("torch.save + fsync", save, "torch_save_s"))
+    rows += [_row(f"load to the GPU, warm: {words}", load, key) for key, words in _LOADS.items()]
+    return [row for row in rows if row]
+
+
+def _crossed(cases: Mapping[str, Any]) -> str:
+    crossed = cases.get("crossed", {})
+    if "bytes" not in crossed:
+        return ""
+    state_bytes = crossed["bytes"]
+    parts = [
+        f"{words} {crossed[act]['DtoH'] / state_bytes:.2f} from and {crossed[act]['HtoD'] / state_bytes:.2f} to the GPU"
+        for act, words in _ACTS.items()
+        if act in crossed
+    ]
+    return f"Bytes that crossed PCIe, as shares of the state: {'; '.join(parts)}." if parts else ""
+
+
+def _row(words: str, case: Mapping[str, Any], key: str, also: str = "") -> str:
+    per_byte = _per_byte(case, key)
+    if per_byte is None:
+        return ""
+    return f"| {words} | {number(case[key])} | {number(1e-9 / per_byte)} | {also} |"
+
+
+def _per_byte(case: Mapping[str, Any], key: str) -> float | None:
+    return case[key] / case["bytes"] if key in case else None

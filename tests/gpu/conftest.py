@@ -1,0 +1,54 @@
+"""Each test of this room runs on the CPU and, where there is one, on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import Store
+from ckstore.saver.client import process
+from tests.gpu.streams import Queued
+from tests.saver.conftest import wait_for
+from tests.support.requirements import require_cuda
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of the state: ``cpu`` everywhere, ``cuda`` where torch sees one."""
+    found: str = request.param
+    if found == "cuda":
+        require_cuda()
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store, whose savers have ended when the test has."""
+    before = process.stuck_count()
+    with Store.init(tmp_path / "store", chunk_bytes=2**20) as made:
+        yield made
+    wait_for(lambda: process.stuck_count() <= before, "every saver has ended")
+
+
+@pytest.fixture
+def side_stream(device: str) -> Callable[[], AbstractContextManager[object]]:
+    """Give contexts that compute on a new stream of the device; on the CPU there is one order only."""
+
+    def entered() -> AbstractContextManager[object]:
+        if device == "cpu":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+
+    return entered
+
+
+@pytest.fixture
+def queued(device: str) -> Queued:
+    """Queue slow work in front of a change, so that a copy that does not wait reads what was there before."""
+    return Queued(device)

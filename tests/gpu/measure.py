@@ -1,0 +1,213 @@
+"""``python -m tests.gpu.measure CASE FOLDER``: measure one thing on the GPU, and print it as a line of JSON.
+
+Without a GPU each case runs in its CPU form, with less: it shows that the case works, and its seconds mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ckstore import Store
+from tests.bench import states
+from tests.bench.case import sync_file
+from tests.bench.results import machine, versions
+from tests.bench.states import Sizes, State
+from tests.bench.usage import make_warm
+
+Figures = dict[str, Any]
+_ON_GPU = torch.cuda.is_available()
+_DEVICE = "cuda" if _ON_GPU else "cpu"
+_STATE_BYTES = 2**30 if _ON_GPU else 8 * 2**20
+_ROUNDS = 5 if _ON_GPU else 1
+_TIMEOUT_S = 60.0
+
+
+def about(_: Path) -> Figures:
+    """Say what this machine is."""
+    found: Figures = {"machine": machine(), "versions": versions(), "cuda": torch.version.cuda, "card": None}
+    if _ON_GPU:
+        card = torch.cuda.get_device_properties(0)
+        found["card"] = {"name": card.name, "memory_bytes": card.total_memory, "count": torch.cuda.device_count()}
+    return found
+
+
+def copies(_: Path) -> Figures:
+    """Copy the bytes of the state between the device and memory, pageable and pinned: the floor of all else."""
+    far = torch.ones(_STATE_BYTES, dtype=torch.uint8, device=_DEVICE)
+    found: Figures = {"bytes": far.nbytes}
+    for kind in ("pageable", "pinned") if _ON_GPU else ("pageable",):
+        near = torch.ones(_STATE_BYTES, dtype=torch.uint8, pin_memory=kind == "pinned")
+        found[f"from_device_{kind}_s"] = seconds(partial(near.copy_, far))
+        found[f"to_device_{kind}_s"] = seconds(partial(far.copy_, near))
+    return found
+
+
+def save(folder: Path) -> Figures:
+    """Save the state durably, all of it new each time, beside torch.save with an fsync."""
+    state = made()
+    found: Figures = {"bytes": nbytes(state)}
+    with Store.init(folder / "store") as store:
+        steps = count()
+        found["ckstore_s"] = seconds(lambda: store.save(state, step=next(steps)), before=lambda: change(state))
+        found["ckstore_unchanged_s"] = seconds(lambda: store.save(state, step=next(steps)))
+        found["same"] = same(store.load(), state)
+
+    def peer() -> None:
+        torch.save(state, folder / "peer.pt")
+        sync_file(folder / "peer.pt")
+
+    found["torch_save_s"] = seconds(peer, before=lambda: change(state))
+    return found
+
+
+def stall(folder: Path) -> Figures:
+    """Save in the background: how long the call holds the training up, and until the checkpoint is durable."""
+    state = made()
+    found: Figures = {"bytes": nbytes(state)}
+    calls, durable, kept = [], [], State()
+    with Store.init(folder / "store") as store:
+        for step in range(_ROUNDS + 1):
+            change(state)
+            kept = {name: tensor.clone().cpu() for name, tensor in state.items()} if step == _ROUNDS else {}
+            wait()
+            begun_s = time.perf_counter()
+            pending = store.save_async(state, step=step)
+            calls.append(time.perf_counter() - begun_s)
+            change(state)
+            pending.result(_TIMEOUT_S)
+            durable.append(time.perf_counter() - begun_s)
+        found["same"] = same(store.load(), kept)
+    # The first call starts a process and makes the shared memory that the others use again.
+    return found | {
+        "first_call_s": calls[0],
+        "call_s": statistics.median(calls[1:]),
+        "durable_s": statistics.median(durable),
+    }
+
+
+def load(folder: Path) -> Figures:
+    """Load the state to the device from the page cache, beside torch.load and safetensors."""
+    state = made()
+    torch.save(state, folder / "peer.pt")
+    save_file(state, folder / "peer.safetensors")
+    with Store.init(folder / "store") as store:
+        store.save(state, step=1)
+        make_warm(folder)
+        target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        found: Figures = {
+            "bytes": nbytes(state),
+            "ckstore_s": seconds(lambda: store.load(1, device=_DEVICE)),
+            "ckstore_unverified_s": seconds(lambda: store.load(1, device=_DEVICE, verify=False)),
+            "ckstore_in_place_s": seconds(lambda: store.load_into(target, 1)),
+            "torch_load_s": seconds(lambda: torch.load(folder / "peer.pt", map_location=_DEVICE, weights_only=True)),
+            "safetensors_s": seconds(lambda: load_file(folder / "peer.safetensors", device=_DEVICE)),
+        }
+        found["same"] = same(store.load(1, device=_DEVICE), state) and same(target, state)
+    return found
+
+
+def crossed(folder: Path) -> Figures:
+    """Count the bytes that saves and loads copy between the device and memory, as the profiler of CUDA sees them."""
+    state = made()
+    found: Figures = {"bytes": nbytes(state)}
+    if not _ON_GPU:
+        return found | {"not_counted": "no CUDA device"}
+    with Store.init(folder / "store") as store:
+        acts: dict[str, Callable[[], object]] = {
+            "first_save": lambda: store.save(state, step=1),
+            "unchanged_save": lambda: store.save(state, step=2),
+            "unchanged_async_save": lambda: store.save_async(state, step=3).result(_TIMEOUT_S),
+            "load": lambda: store.load(1, device=_DEVICE),
+        }
+        for name, act in acts.items():
+            found[name] = copied_bytes(act, folder / "trace.json")
+    return found
+
+
+def copied_bytes(act: Callable[[], object], trace: Path) -> dict[str, int]:
+    """Return the bytes that `act` copied, by kind of copy (``DtoH``, ``HtoD``)."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        act()
+        wait()
+    profile.export_chrome_trace(str(trace))
+    return copies_in(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"])
+
+
+def copies_in(events: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Add up the bytes of the copies between device and memory in a trace of the profiler."""
+    sums = {"DtoH": 0, "HtoD": 0}
+    for event in events:
+        for kind in sums:
+            if event.get("cat") == "gpu_memcpy" and kind in event["name"]:
+                sums[kind] += int(event["args"]["bytes"])
+    return sums
+
+
+def made() -> State:
+    """Return the state on the device."""
+    state = states.make("llm", Sizes(_STATE_BYTES))
+    return {name: tensor.to(_DEVICE) for name, tensor in state.items()}
+
+
+def change(state: State) -> None:
+    """Change every element, so that no blob of an earlier save is found again."""
+    for tensor in state.values():
+        tensor.view(-1).view(torch.uint8).add_(1)
+
+
+def same(found: State, wanted: State) -> bool:
+    """Whether two states have the same bits, wherever they are."""
+    return states.same({name: tensor.cpu() for name, tensor in found.items()}, {n: t.cpu() for n, t in wanted.items()})
+
+
+def nbytes(state: State) -> int:
+    """Return the bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def wait() -> None:
+    """Wait until the device has done everything."""
+    if _ON_GPU:
+        torch.cuda.synchronize()
+
+
+def seconds(act: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Return the median seconds of an act; a first one, which imports and allocates, does not count."""
+    found = []
+    for _ in range(_ROUNDS + 1):
+        before()
+        wait()
+        begun_s = time.perf_counter()
+        result = act()
+        wait()
+        found.append(time.perf_counter() - begun_s)
+        del result
+    return statistics.median(found[1:])
+
+
+CASES = {case.__name__: case for case in (about, copies, stall, save, load, crossed)}
+"""In the order of their weight: where time runs out, the last are missing."""
+
+
+def main(name: str, parent: Path) -> None:
+    """Run one case in a directory of its own."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="ckstore-gpu-", dir=parent) as folder:
+        print(json.dumps(CASES[name](Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]).resolve())
