@@ -1,6 +1,9 @@
 """The index in SQLite. Losing it loses nothing: it is made from the directories (promise P5).
 
 `Catalog` is imported on first use, and SQLite with it. Why it is so: docs/adr/0002-catalog.md.
+
+Unless a docstring says otherwise, methods raise `CatalogUnavailable` when the file cannot be used, and `InUse` when its
+lock is not free in time.
 """
 
 from __future__ import annotations

@@ -116,9 +116,6 @@ class Catalog:
         """Remove the rows of checkpoints that are not as they were written; return how many there were.
 
         Which checkpoints they were of is not known; they are entered again from their directories.
-
-        Raises:
-            CatalogUnavailable: They cannot be removed: the file is damaged.
         """
         from ckstore.catalog import rows
 

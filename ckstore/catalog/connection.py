@@ -69,11 +69,7 @@ os.register_at_fork(after_in_child=_look_in_child)
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BoundedConnection]:
-    """Open the catalog to read from one state of it; takes no flock and changes nothing.
-
-    Raises:
-        CatalogUnavailable: For whatever reason.
-    """
+    """Open the catalog to read from one state of it; takes no flock and changes nothing."""
     with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
         connection.execute("PRAGMA query_only=ON")
         connection.execute("BEGIN")
@@ -88,11 +84,6 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
     Without `durable` a power cut may undo it.
 
     The block must not use the catalog in any other way: the flock is held.
-
-    Raises:
-        InUse: The flock or SQLite's own lock was not free within `timeout_s` seconds.
-        NewerFormat: A newer ckstore made it.
-        CatalogUnavailable: It cannot be used for another reason.
     """
     deadline = time.monotonic() + timeout_s
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
@@ -172,12 +163,7 @@ def is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: bool = False) -> None:
-    """Check that this is a catalog of the version that this ckstore knows.
-
-    Raises:
-        NewerFormat: It is newer, and is to be written.
-        CatalogUnavailable: It is not, for another reason.
-    """
+    """Check that this is a catalog of the version that this ckstore knows."""
     application, version = header(connection)
     if application == 0 and is_empty(connection):
         raise unavailable(path, "is empty", "missing")

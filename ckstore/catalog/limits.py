@@ -150,11 +150,7 @@ _SAFE_BLOCK_BYTES = 4096
 
 
 def may_be_mapped(path: Path) -> bool:
-    """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written."""
     if peek.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
@@ -206,7 +202,6 @@ def why_strange(path: Path) -> str:
 
     Raises:
         FileNotFoundError: There is no catalog.
-        OSError: The system refused.
     """
     folder, database = path.parent.stat(), path.lstat()
     for suffix in ("", *SUFFIXES):
@@ -247,9 +242,6 @@ def is_stray_journal(path: Path) -> bool:
 
     A process can die between the two while it makes a catalog: then the journal says that there was none before.
     No connection of this process may be open: closing the database here would release its locks.
-
-    Raises:
-        OSError: The system refused.
     """
     try:
         with files.opened_to_read(f"{path}-journal") as fd:

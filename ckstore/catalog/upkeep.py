@@ -31,11 +31,6 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
     """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast.
 
     `store` is the uuid that it keeps; empty: none.
-
-    Raises:
-        InUse: A lock was not free within `timeout_s` seconds.
-        NewerFormat: A newer ckstore made it.
-        CatalogUnavailable: It is damaged, or cannot be made here.
     """
     if _is_current(path):
         return False
@@ -49,9 +44,7 @@ def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
     """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
 
     Raises:
-        InUse: A lock was not free within `timeout_s` seconds.
         NewerFormat: A newer ckstore made it; nothing was changed.
-        CatalogUnavailable: It cannot be moved, or there is no new one: then the next opener makes it.
     """
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
@@ -97,10 +90,6 @@ def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     """Move a damaged catalog out of the way; return its new path, or None if there was no need.
 
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
-
-    Raises:
-        InUse: The lock was not free within `timeout_s` seconds.
-        CatalogUnavailable: It cannot be moved.
     """
     with connections.locked(path, timeout_s=timeout_s):
         if not os.path.lexists(path) or not problems(path, thorough=True):

@@ -38,11 +38,7 @@ class FileValue:
 
 
 def read_value(file: RandomAccess) -> FileValue:
-    """Return what a file holds.
-
-    Raises:
-        Refused: It is no file that holds a value, or not as its format says.
-    """
+    """Return what a file holds."""
     if looks_like_safetensors(file):
         return _of_safetensors(file)
     if looks_like_zip(file):

@@ -204,9 +204,6 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP.
 
     Two lines are one argument.
-
-    Raises:
-        Refused: An opcode is unknown, or the end comes before STOP.
     """
     at = 0
     name = ""
@@ -237,11 +234,7 @@ def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
 
 
 def text_of(arg: bytes) -> str:
-    """Return the text of an argument.
-
-    Raises:
-        Refused: It is not UTF-8.
-    """
+    """Return the text of an argument."""
     try:
         return str(arg, "utf-8", "surrogatepass")
     except UnicodeDecodeError as error:

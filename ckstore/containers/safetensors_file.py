@@ -68,9 +68,6 @@ def read_entries(file: RandomAccess) -> list[Entry]:
     """Return the tensors of a file that looks like safetensors, in the order of their bytes.
 
     They cover everything after the header.
-
-    Raises:
-        Refused: It is not a valid safetensors file.
     """
     length = _header_bytes(file.read(0, _LENGTH_BYTES))
     start = _LENGTH_BYTES + length

@@ -103,11 +103,7 @@ def can_be_name(name: str) -> bool:
 
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
-    """Return where everything goes in a file with these tensors and this metadata, which is not empty.
-
-    Raises:
-        BadInput: The header would be longer than what the library reads.
-    """
+    """Return where everything goes in a file with these tensors and this metadata, which is not empty."""
     order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)

@@ -45,11 +45,7 @@ def looks_like_legacy(file: RandomAccess) -> bool:
 
 
 def read_legacy(file: RandomAccess) -> Legacy:
-    """Return the value of a file that looks like one, and where its storages are; their bytes are not read.
-
-    Raises:
-        Refused: It is not what torch writes.
-    """
+    """Return the value of a file that looks like one, and where its storages are; their bytes are not read."""
     value, keys, at, storages = _read_pickles(file)
     spans = {}
     pickle_bytes = at

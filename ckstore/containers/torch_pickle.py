@@ -71,9 +71,6 @@ def read_pickle(data: bytes) -> Any:
 
     It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes and
     what `pickle_values` describes. A container may be in several places, also in itself.
-
-    Raises:
-        Refused: It is not a pickle, or has more than `MAX_OPCODES`.
     """
     return read_first_pickle(data)[0]
 
@@ -82,9 +79,6 @@ def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -
     """Return the value of the pickle that `data` begins with, and how many bytes it has.
 
     `storages` gets what it says of each storage that it names.
-
-    Raises:
-        Refused: As `read_pickle`; or a storage is said to be two things.
     """
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0
@@ -109,11 +103,7 @@ class _Machine:
         self._odd_keys_called = 0
 
     def step(self, name: str, arg: bytes) -> None:
-        """Follow one opcode.
-
-        Raises:
-            Refused: It takes what is not there.
-        """
+        """Follow one opcode."""
         do = self._OPCODES.get(name)
         if do is not None:
             do(self)

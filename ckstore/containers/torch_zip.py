@@ -60,11 +60,7 @@ def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span])
 
 
 def read_archive(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Any:
-    """Return the value of the pickle of the archive.
-
-    Raises:
-        Refused: It has none that can be read.
-    """
+    """Return the value of the pickle of the archive."""
     _check_byte_order(file, spans.get(folder + b"/byteorder"))
     return read_pickle(_read(file, spans.get(folder + PICKLE), MAX_PICKLE_BYTES))
 

@@ -16,11 +16,7 @@ class Refused(ValueError):
 
 
 def refuse(what: str, wanted: str, found: object) -> NoReturn:
-    """Raise the error for content that is not as its format says.
-
-    Raises:
-        Refused: Always.
-    """
+    """Raise the error for content that is not as its format says."""
     raise Refused(f"{what}: wanted {wanted}, found {found}")
 
 

@@ -48,9 +48,6 @@ class UncachedFile:
             start: Any offset.
             stop: Above `start`.
             buffer: Of `aligned_buffer`; the bytes are a part of it.
-
-        Raises:
-            OSError: The disk cannot read them.
         """
         if self.direct:
             lead = start % GRAIN_BYTES
@@ -74,11 +71,7 @@ class UncachedFile:
 
 @contextmanager
 def opened_uncached(path: Where, *, dir_fd: int | None = None) -> Iterator[UncachedFile]:
-    """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed."""
     fd, direct = _open(path, dir_fd)
     try:
         file = UncachedFile(fd, direct=direct)
@@ -102,11 +95,7 @@ def _open(path: Where, dir_fd: int | None) -> tuple[int, bool]:
 
 
 def read_range(path: Where, start: int, stop: int) -> bytearray:
-    """Return bytes of a regular file from the disk; fewer where it ends before `stop`.
-
-    Raises:
-        OSError: It cannot be opened or read.
-    """
+    """Return bytes of a regular file from the disk; fewer where it ends before `stop`."""
     data = bytearray()
     buffer = aligned_buffer(BUFFER_BYTES)
     with opened_uncached(path) as file:

@@ -91,7 +91,6 @@ def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
     Raises:
         FileNotFoundError: There is no such file.
         DamagedBlob: It is something else: the store makes no such thing.
-        OSError: It cannot be opened.
     """
     return open_with_status(path, dir_fd=dir_fd)[0]
 
@@ -292,11 +291,7 @@ def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]
 
 
 def sync_directory(path: Where) -> None:
-    """Make the names in the directory `path` durable.
-
-    Raises:
-        OSError: Unknown which of the latest changes of names survive a power cut.
-    """
+    """Make the names in the directory `path` durable."""
     with opened_directory(path) as fd:
         _sync_names(fd)
 
@@ -305,9 +300,6 @@ def sync_name(directory: Path) -> None:
     """Make the name of a directory durable: sync its parent, or the filesystem if this user may not read the parent.
 
     The root of a filesystem has no name in it, so nothing is done for one.
-
-    Raises:
-        OSError: As `sync_directory`.
     """
     parent = directory.parent
     if os.stat(parent).st_dev != os.stat(directory).st_dev:
@@ -319,11 +311,7 @@ def sync_name(directory: Path) -> None:
 
 
 def sync_filesystem(directory: Path) -> None:
-    """Make everything on the filesystem of a directory durable, whichever process wrote it.
-
-    Raises:
-        OSError: As `sync_directory`.
-    """
+    """Make everything on the filesystem of a directory durable, whichever process wrote it."""
     import ctypes  # rare, and slow to import
 
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
@@ -333,11 +321,7 @@ def sync_filesystem(directory: Path) -> None:
 
 
 def sync_open_directory(fd: int) -> None:
-    """As `sync_directory`, for a directory that was opened before the names were changed.
-
-    Raises:
-        OSError: As `sync_directory`.
-    """
+    """As `sync_directory`, for a directory that was opened before the names were changed."""
     _sync_names(fd)
 
 
@@ -346,9 +330,6 @@ def _sync_names(fd: int) -> None:
 
     XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
     the directory again then fails. That other resources have run out does not matter any more.
-
-    Raises:
-        OSError: As `sync_directory`.
     """
     os.fsync(fd)
     try:
@@ -367,7 +348,6 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
     Raises:
         FileNotFoundError: There is no such file.
         DamagedBlob: It is not a regular file, or larger than `most_bytes`, or a document with holes.
-        OSError: It cannot be read.
     """
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size

@@ -48,9 +48,6 @@ class Held:
         """Return which of these names a directory in this one has; none also if it is gone, or closed to this user.
 
         For those who ask it of thousands: one directory is opened for each, and no place is made.
-
-        Raises:
-            OSError: It cannot be looked at.
         """
         try:
             below = open_below(self.fd, directory, os.O_PATH, self._device)
@@ -71,9 +68,6 @@ class Held:
         None: there is no `name`. A directory that is none, on another filesystem, or closed to this user, is left out.
         A thousand take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond
         more.
-
-        Raises:
-            OSError: One cannot be looked at.
         """
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
         waiting, done = [*directories], 0
@@ -132,9 +126,6 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
 
     For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
     place counts until the next is asked for. Where there is no such directory, the place is given as it was.
-
-    Raises:
-        OSError: A directory cannot be opened.
     """
     parent: tuple[object, ...] | None = None
     held: Held | None = None

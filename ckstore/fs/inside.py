@@ -180,9 +180,6 @@ def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None =
     """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
 
     A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
-
-    Raises:
-        NotInStore, FileNotFoundError, OSError: As `at`.
     """
     if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
@@ -211,7 +208,6 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
     be passed to `os.close`, and to nothing else: a Python function or class that is called is such a place.
 
     Raises:
-        OSError: As `os.open`.
         BaseException: What a signal handler raised; nothing is left open.
     """
     opened: list[int] = []
@@ -229,9 +225,6 @@ def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -
     """Return a descriptor of a directory: to list it, to lock it, to make its names durable.
 
     `flags` count for a path elsewhere: in a store no symlink is followed anyway.
-
-    Raises:
-        NotInStore, FileNotFoundError, OSError: As `at`.
     """
     if not isinstance(where, Inside) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
@@ -302,7 +295,6 @@ def open_below(fd: int, name: str, how: int, device: int | None) -> int:
 
     Raises:
         NotInStore: It is none, or on another filesystem.
-        OSError: It cannot be opened.
     """
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)

@@ -30,7 +30,6 @@ def link(source: Where, target: Where) -> None:
     Raises:
         FileExistsError: `target` exists.
         FileNotFoundError: `source` or the parent of `target` does not.
-        OSError: With an errno of `CANNOT_LINK`: this pair can have no link.
     """
     for _ in range(_STALE_TRIES - 1):
         try:
@@ -100,7 +99,6 @@ def exchange(one: Where, other: Where) -> None:
 
     Raises:
         UnsafePlace: The C library or the filesystem cannot; nothing was changed.
-        OSError: As `rename`.
     """
     import ctypes  # readers do without it, and it takes as long to import as all else here
 

@@ -55,7 +55,6 @@ class LockFile:
 
         Raises:
             InUse: Another process, of this host or another one, held it for longer, or the lock server failed.
-            OSError: The file cannot be made or opened.
         """
         deadline = time.monotonic() + timeout_s
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH

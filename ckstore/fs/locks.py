@@ -98,11 +98,7 @@ class DirectoryLock:
         return Inside(self.path, (), self)
 
     def keep(self, directory: Inside) -> Held:
-        """Open a directory that stays open as long as the lock is held, for those who go to many names in it.
-
-        Raises:
-            NotInStore, FileNotFoundError, OSError: As `inside.at`.
-        """
+        """Open a directory that stays open as long as the lock is held, for those who go to many names in it."""
         kept = Held(directory)
         self._kept.append(kept)
         return kept

@@ -43,9 +43,6 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
 
     A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
     returned view any more.
-
-    Raises:
-        OSError: The kernel has no room for the mapping.
     """
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, total)
@@ -57,11 +54,7 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
 
 
 def map_file(fd: int, nbytes: int) -> memoryview:
-    """Return the first `nbytes` of one open file as `map_side_by_side` does, in a call less; the kernel chooses where.
-
-    Raises:
-        OSError: As there.
-    """
+    """Return the first `nbytes` of one open file as `map_side_by_side` does, where the kernel chooses."""
     return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
 
 
@@ -69,9 +62,6 @@ def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
     """Return the first `nbytes` of a file in memory, which all who map it share; it is mapped by huge pages if it can.
 
     It is unmapped when nothing refers to the view any more.
-
-    Raises:
-        OSError: The kernel has no room for the mapping.
     """
     room_bytes = nbytes + HUGE_BYTES
     base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
@@ -92,11 +82,7 @@ def gather_huge_pages(memory: memoryview) -> bool:
 
 
 def reserve(nbytes: int) -> memoryview:
-    """Return addresses for `nbytes` bytes, all zero, that take no memory until they are read; nothing may write there.
-
-    Raises:
-        OSError: The kernel has no room for the mapping.
-    """
+    """Return addresses for `nbytes` zeros, which take no memory until they are read; nothing may write there."""
     return _unmapped_with(_map(None, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1), nbytes)
 
 

@@ -22,7 +22,6 @@ def open_memory(name: str) -> int:
 
     Raises:
         CkstoreError: Neither is allowed here.
-        OSError: There is no descriptor, or no memory, for it.
     """
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)

@@ -56,7 +56,6 @@ class NewTree:
         Raises:
             BadInput: There is something else, or no parent, or one that this user may not write to, or what is made
                 there does not stay.
-            OSError: No directory can be made there.
         """
         destination = Path(os.path.abspath(destination))
         mode = 0o777 & ~_umask()  # which may fail, so before anything is made
@@ -106,7 +105,6 @@ class NewTree:
 
         Raises:
             FileExistsError: There is such a name.
-            OSError: With an errno of `links.CANNOT_LINK`: this pair can have no link.
         """
         with self._parent(path) as (parent, name):
             os.link(existing, name, src_dir_fd=dir_fd, dst_dir_fd=parent, follow_symlinks=False)
@@ -130,7 +128,6 @@ class NewTree:
 
         Raises:
             BadInput: There is something at the destination now.
-            OSError: Nothing is there, unless a server did it and its answer was lost.
             CkstoreError: All of it is there, and not known to be durable.
         """
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
@@ -151,7 +148,6 @@ class NewTree:
 
         Raises:
             BadInput: There is something at the destination now, or its filesystem has no hardlinks.
-            OSError: Nothing is there, unless a server did it and its answer was lost.
             CkstoreError: All of it is there, and not known to be durable.
         """
         try:

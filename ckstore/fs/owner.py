@@ -32,9 +32,6 @@ def give_to_owner_of(parent_fd: int, fd: int) -> None:
     """As root, give an open file that was just made to the owner and the group of the directory that it is in.
 
     Where the system does not let root do that it stays as it is: other users' checkpoints do not need it.
-
-    Raises:
-        OSError: The system refused for another reason: the owner's quota of files, or the disk.
     """
     if os.geteuid() != 0:
         return

@@ -43,7 +43,6 @@ def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
 
     Raises:
         FileNotFoundError: There is nothing.
-        OSError: It cannot be looked at.
     """
     with at(where, dir_fd) as (parent, name):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -62,7 +61,6 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
 
     Raises:
         NotADirectoryError: What should hold it is not a directory.
-        OSError: It cannot be looked at.
     """
     try:
         status(where, dir_fd=dir_fd)
@@ -72,11 +70,7 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
 
 
 def is_directory(where: Where) -> bool:
-    """Whether there is a directory; a symlink to one is none.
-
-    Raises:
-        OSError: It cannot be looked at.
-    """
+    """Whether there is a directory; a symlink to one is none."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
@@ -92,7 +86,6 @@ def names(where: Where) -> list[str]:
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
-        OSError: It cannot be listed.
     """
     fd = open_directory(where)
     try:
@@ -103,11 +96,7 @@ def names(where: Where) -> list[str]:
 
 @contextmanager
 def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only.
-
-    Raises:
-        As `names`.
-    """
+    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only."""
     fd = open_directory(where)
     try:
         with os.scandir(fd) as found:
@@ -127,9 +116,6 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
         too_deep: Gets the directories that are not looked into for that reason.
 
     A directory that is closed to this user is left out.
-
-    Raises:
-        OSError: A directory cannot be listed.
     """
     waiting = [top]
     while waiting:
@@ -149,11 +135,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
 
 
 def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
-    """Return what is in a directory, with its status; what vanishes meanwhile is left out, nothing if it is gone.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
+    """Return what is in a directory, with its status; what vanishes meanwhile is left out, nothing if it is gone."""
     listed = []
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         for entry in found:
@@ -163,21 +145,13 @@ def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
 
 
 def symlink_text(where: Where) -> str:
-    """Return what a symlink holds.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Return what a symlink holds."""
     with at(where) as (parent, name):
         return os.readlink(name, dir_fd=parent)
 
 
 def free_space(path: str | os.PathLike[str]) -> FreeSpace:
-    """Return what is free on the filesystem of `path`: the root of a store, or a place outside stores.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Return what is free on the filesystem of `path`: the root of a store, or a place outside stores."""
     found = os.statvfs(path)
     block = found.f_frsize
     return FreeSpace(

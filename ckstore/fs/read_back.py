@@ -17,7 +17,6 @@ def check_on_disk(path: Where, data: memoryview) -> None:
 
     Raises:
         SaveFailed: The disk has other bytes, or cannot read them; the file must not be used.
-        OSError: The system refused.
     """
     try:
         with direct.opened_uncached(path) as file:

@@ -21,9 +21,6 @@ def try_share(source: int, source_offset: int, nbytes: int, target: int, target_
         nbytes: How long it is.
         target: Descriptor that is open for writing.
         target_offset: Where it goes.
-
-    Raises:
-        OSError: As for a write: EIO, ENOSPC, …
     """
     try:
         fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, nbytes, target_offset))

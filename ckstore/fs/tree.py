@@ -62,7 +62,6 @@ class Entry:
 
         Raises:
             StateChanged: It is not the file any more that was looked at.
-            OSError: It cannot be read.
         """
         try:
             with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
@@ -80,11 +79,7 @@ class Entry:
             raise
 
     def content(self) -> bytes:
-        """Return the bytes of the file, whose size the caller has looked at.
-
-        Raises:
-            StateChanged, OSError: As `read_into`.
-        """
+        """Return the bytes of the file, whose size the caller has looked at."""
         data = bytearray(self.nbytes)
         self.read_into(0, memoryview(data))
         return bytes(data)
@@ -151,7 +146,6 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
     Raises:
         CannotStore: There is something that is neither a file, nor a directory, nor a symlink; or directories are
             nested too deep.
-        OSError: Something cannot be read.
     """
     waiting = _entries_of(where, path)
     while waiting:
@@ -175,9 +169,6 @@ def files_below(top: Path) -> Iterator[Path]:
     """Yield everything below a directory that is none; what cannot be listed is left out, and no symlink is followed.
 
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
-
-    Raises:
-        OSError: This process lacks descriptors or memory, or the server lost a directory.
     """
     waiting = [os.fspath(top)]
     while waiting:

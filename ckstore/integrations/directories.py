@@ -106,11 +106,7 @@ def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) ->
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory that an earlier save or resume may have left, so that nothing of it gets into the next.
-
-    Raises:
-        BadInput: It cannot be removed.
-    """
+    """Remove a directory that an earlier save or resume may have left, so that nothing of it gets into the next."""
     try:
         shutil.rmtree(directory)
     except OSError as error:
@@ -146,8 +142,6 @@ def checkout_to_resume(
 
     Raises:
         NoSuchRef: There is no such checkpoint.
-        DamagedBlob: The one that `ref` names is damaged.
-        BadInput: What an earlier resume left cannot be removed.
     """
     wanted = ref_of(store, run, ref)
     base = expanded(folder)

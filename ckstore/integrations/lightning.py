@@ -205,11 +205,7 @@ def _write_marker(path: Path, store: Store, info: CheckpointInfo) -> None:
 
 
 def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a marker says.
-
-    Raises:
-        BadInput: There is no file at `path`, or it is no marker.
-    """
+    """Return what a marker says."""
     try:
         return _marker_in(path)
     except OSError as error:
@@ -217,12 +213,7 @@ def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a marker says.
-
-    Raises:
-        BadInput: It is no marker.
-        OSError: It is not there, or cannot be read.
-    """
+    """Return what a marker says."""
     try:
         # The path may be a symlink, as Lightning's last.ckpt is; of what it leads to only a regular file is read.
         with files.opened_regular(os.path.realpath(path)) as fd:
@@ -253,11 +244,7 @@ def _marker_or_none(path: Path) -> dict[str, Any] | None:
 
 
 def _named_in(folder: Path) -> list[Any]:
-    """Return the ids of the checkpoints that the markers in a folder name.
-
-    Raises:
-        OSError: The folder, or a file in it that may be a marker, cannot be read.
-    """
+    """Return the ids of the checkpoints that the markers in a folder name."""
     named = []
     for name in os.listdir(folder):  # `Path.glob` takes a folder that cannot be listed for an empty one
         if name.endswith(".ckpt"):

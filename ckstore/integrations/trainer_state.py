@@ -27,11 +27,7 @@ _HINT = 'leave ckstore_saves at "files"'
 
 
 def check_suits(trainer: Any) -> None:
-    """Raise unless weights and optimizer of a Trainer are whole on rank 0, and nothing else wants files.
-
-    Raises:
-        BadInput: They are not, or it does.
-    """
+    """Raise unless weights and optimizer of a Trainer are whole on rank 0, and nothing else wants files."""
     args = trainer.args
     sharded = {
         "FSDP": trainer.is_fsdp_enabled,
@@ -93,7 +89,6 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
     It is there whole or not at all, also when this is killed: the Trainer takes a directory for what its name says.
 
     Raises:
-        DamagedBlob: It is damaged.
         BadInput: It is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot be
             removed. Nothing was written.
     """

@@ -71,11 +71,7 @@ _BY_PREFIX = {algorithm.prefix: algorithm for algorithm in ALGORITHMS.values()}
 
 
 def algorithm_named(name: object) -> Algorithm:
-    """Return the algorithm that ``store.json`` calls `name`.
-
-    Raises:
-        BadInput: There is no such algorithm.
-    """
+    """Return the algorithm that ``store.json`` calls `name`."""
     if not isinstance(name, str) or name not in ALGORITHMS:
         msg = f"hash must be one of {', '.join(ALGORITHMS)}, got {name!r}"
         raise BadInput(msg)
@@ -96,9 +92,6 @@ def fan_out(digest: str) -> str:
     """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits.
 
     Every path of a blob is made with it, so only a digest becomes a path.
-
-    Raises:
-        BadInput: `digest` is none.
     """
     if not is_digest(digest):
         msg = f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}"

@@ -70,9 +70,6 @@ def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = F
         wanted: What the format says.
         found: The value that is there; with `words`, what to say of it.
         words: See `found`.
-
-    Raises:
-        BadInput: Always.
     """
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
@@ -95,12 +92,7 @@ def int_of_decimal(text: str) -> int:
 
 
 def check_version(version: object, newest: int, where: str) -> None:
-    """Check the version of a document.
-
-    Raises:
-        NewerFormat: It is above `newest`.
-        BadInput: It is not a version.
-    """
+    """Check the version of a document."""
     if type(version) is not int or version < 1:
         refuse(where, "version", "an integer from 1", version)
     if version > newest:
@@ -111,12 +103,7 @@ def check_version(version: object, newest: int, where: str) -> None:
 
 
 def check_requires(requires: object, known: Collection[str], where: str) -> None:
-    """Raise if a document asks its reader for something that this ckstore does not know.
-
-    Raises:
-        NewerFormat: It does.
-        BadInput: It is no list of names.
-    """
+    """Raise if a document asks its reader for something that this ckstore does not know."""
     if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
         refuse(where, "requires", "an array of strings", requires)
     unknown = [name for name in requires if name not in known]
@@ -127,11 +114,7 @@ def check_requires(requires: object, known: Collection[str], where: str) -> None
 
 
 def check_created(created: object, where: str) -> str:
-    """Return `created`.
-
-    Raises:
-        BadInput: It is not a time of the form ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-    """
+    """Return `created`."""
     if not isinstance(created, str) or CREATED_PATTERN.match(created) is None:
         refuse(where, "created", "YYYY-MM-DDTHH:MM:SS.ffffffZ", created)
     try:

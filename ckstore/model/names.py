@@ -80,11 +80,7 @@ def join_index(path: str, index: int) -> str:
 
 
 def check_run(run: object) -> str:
-    """Return `run`.
-
-    Raises:
-        BadInput: It is not a run name.
-    """
+    """Return `run`."""
     if not isinstance(run, str) or not is_run(run):
         msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
         raise BadInput(msg)
@@ -102,11 +98,7 @@ def step_of(name: str) -> int | None:
 
 
 def check_step(step: object) -> int:
-    """Return `step`.
-
-    Raises:
-        BadInput: It is not an integer from 0 to 2^53.
-    """
+    """Return `step`."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
@@ -118,11 +110,7 @@ def check_step(step: object) -> int:
 
 
 def check_tag(tag: object) -> str:
-    """Return `tag`.
-
-    Raises:
-        BadInput: It is not a tag name, or it looks like another kind of ref.
-    """
+    """Return `tag`."""
     if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
         msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)

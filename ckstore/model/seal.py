@@ -42,9 +42,6 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
         parse: Its reader.
         most_bytes: What its reader takes at most.
         where: Its path, for messages.
-
-    Raises:
-        BadInput: The file could not be read again.
     """
     plain = document.render()
     data = seal(plain)
@@ -89,7 +86,6 @@ def check_seal(data: bytes, where: str) -> bool:
 
     Raises:
         DamagedBlob: They differ.
-        BadInput: It is not a JSON object.
     """
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)

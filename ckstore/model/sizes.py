@@ -16,11 +16,7 @@ _SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``.
-
-    Raises:
-        BadInput: It is not a size, or no whole number of bytes.
-    """
+    """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``."""
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:

@@ -21,9 +21,6 @@ def duration_s(value: object, what: str) -> float:
     Args:
         value: Seconds, a timedelta, or text: a number and one of s, m (minutes), h, d, w.
         what: What it is for, for messages.
-
-    Raises:
-        BadInput: It is not a duration, or not above 0 and below 100 years.
     """
     if isinstance(value, str):
         match = _DURATION.match(value)
@@ -55,9 +52,6 @@ def expiry(value: object, now: datetime) -> datetime | None:
     Args:
         value: A duration as for `duration_s`, a datetime with a zone, or None: never.
         now: With a zone.
-
-    Raises:
-        BadInput: It is none of these, or not after `now`.
     """
     if value is None:
         return None

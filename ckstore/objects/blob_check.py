@@ -78,9 +78,6 @@ def check_blob(
         pieces: The pieces of it that are to be compared.
         how: Buffer, pace, and what may be changed.
         whole: Whether to compare the whole blob with its name, too.
-
-    Raises:
-        OSError: The system refused to open it.
     """
     pieces = list(pieces)
     try:
@@ -132,9 +129,6 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     """Check a blob that a program may have written into; one that is right gets the fixed time back.
 
     Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
-
-    Raises:
-        OSError: It cannot be made durable, and that says nothing about the disk.
     """
     before = os.fstat(file.fd)
     try:

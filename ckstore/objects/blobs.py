@@ -82,9 +82,6 @@ def suspect(fd: int) -> None:
     """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read.
 
     While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
-
-    Raises:
-        OSError: Its time cannot be set: it is another user's, or the filesystem refuses.
     """
     os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
 
@@ -93,20 +90,13 @@ def refuse(fd: int, before: os.stat_result) -> None:
     """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's.
 
     It may be a file of the user that another user linked to the name of a blob.
-
-    Raises:
-        OSError: Its time cannot be set.
     """
     time_ns = SUSPECT_NS if before.st_mtime_ns == files.BLOB_MTIME_NS else before.st_mtime_ns
     os.utime(fd, ns=(time_ns, time_ns))
 
 
 def clear(fd: int) -> bool:
-    """Give a blob whose bytes were right since `suspect` the fixed time; False if a program wrote into it meanwhile.
-
-    Raises:
-        OSError: Its time cannot be set.
-    """
+    """Give a blob whose bytes were right since `suspect` the fixed time; False if a program wrote into it meanwhile."""
     if os.fstat(fd).st_mtime_ns not in (SUSPECT_NS, files.BLOB_MTIME_NS):  # the latter: another reader was faster
         return False
     os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))

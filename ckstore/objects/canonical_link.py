@@ -27,9 +27,6 @@ def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str
         layout: The store.
         checkpoint: Its directory.
         wanted: Digests, each with the size that the copy must have, if it is known.
-
-    Raises:
-        OSError: The system refused.
     """
     given: set[str] = set()
     try:

@@ -51,10 +51,6 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
     """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
 
     The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
-
-    Raises:
-        InUse: Another process is deleting it, and goes on doing so.
-        NewerFormat: A newer ckstore wrote it.
     """
     path = layout.checkpoint(run, step)
     try:
@@ -176,7 +172,6 @@ class CheckpointDirectory:
         Raises:
             FileNotFoundError, NotADirectoryError: There is no such directory.
             DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
-            InUse: Another process is deleting it.
         """
         lock = locks.lock_shared(path)
         try:
@@ -187,11 +182,7 @@ class CheckpointDirectory:
 
     @classmethod
     def locked(cls, path: Where, lock: locks.DirectoryLock, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises.
-
-        Raises:
-            DamagedBlob: As `at`.
-        """
+        """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises."""
         where = f"{path}/{MANIFEST}"
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
@@ -234,7 +225,6 @@ class CheckpointDirectory:
 
         Raises:
             MissingBlob: It is not there; the message names `what`, which needs it.
-            DamagedBlob: It is not a regular file, or has another size than `whole` asks for.
         """
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"

@@ -101,10 +101,6 @@ class Collector:
             enter: Tells the catalog.
             leases: Whether they tell something here.
             grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
-
-        Raises:
-            InUse: The lock service fails.
-            OSError: The file of the lock cannot be opened.
         """
         lock = far_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace)

@@ -26,8 +26,6 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
 
     Raises:
         FileNotFoundError: There is no such directory (any more).
-        InUse: Another process held it for longer.
-        OSError: The file of the lock cannot be opened.
     """
     path = layout.checkpoints / run
     if exclusive:
@@ -38,32 +36,17 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
 
 
 def try_run(layout: Layout, run: str) -> locks.DirectoryLock | None:
-    """Lock a run against all others, without waiting; None if it is used, gone, or not ours to open.
-
-    Raises:
-        InUse: The lock service fails.
-        OSError: The file of the lock cannot be opened.
-    """
+    """Lock a run against all others, without waiting; None if it is used, gone, or not ours to open."""
     return _tried(layout, locks.try_exclusive(layout.checkpoints / run), f"run-{run}")
 
 
 def try_trash(layout: Layout) -> locks.DirectoryLock | None:
-    """Lock the trash against other collectors, without waiting; None if there is one.
-
-    Raises:
-        InUse: The lock service fails.
-        OSError: The file of the lock cannot be opened.
-    """
+    """Lock the trash against other collectors, without waiting; None if there is one."""
     return _tried(layout, locks.try_exclusive(layout.trash), _TRASH)
 
 
 def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock:
-    """Lock the store against all who change settings, pins and annotations, or write the catalog of this host.
-
-    Raises:
-        InUse: Another process held it for longer.
-        OSError: The file of the lock cannot be opened.
-    """
+    """Lock the store against all who change settings, pins and annotations, or write the catalog of this host."""
     lock = locks.lock_exclusive(layout.root, timeout_s=timeout_s)
     return _followed(layout, lock, _STORE, exclusive=True, timeout_s=timeout_s)
 

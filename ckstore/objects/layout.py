@@ -261,19 +261,11 @@ class OpenRuns:
         self._seen: dict[CheckpointKey, frozenset[str]] = {}
 
     def is_marked(self, run: str, step: int) -> bool:
-        """Whether a checkpoint is marked as damaged.
-
-        Raises:
-            OSError: It cannot be looked at.
-        """
+        """Whether a checkpoint is marked as damaged."""
         return self._has(run, step, MARK)
 
     def is_annotated(self, run: str, step: int) -> bool:
-        """Whether something was added to a checkpoint.
-
-        Raises:
-            OSError: It cannot be looked at.
-        """
+        """Whether something was added to a checkpoint."""
         return self._has(run, step, ANNOTATIONS)
 
     def _has(self, run: str, step: int, name: str) -> bool:
@@ -283,11 +275,7 @@ class OpenRuns:
         return folder is not None and bool(folder.having(str(step), (name,)))
 
     def stamp(self, run: str, step: int) -> Stamp | None:
-        """Return which checkpoint is at a place; None: no directory, or none with a manifest.
-
-        Raises:
-            OSError: It cannot be looked at.
-        """
+        """Return which checkpoint is at a place; None: no directory, or none with a manifest."""
         inode = self._layout.inode(run, step)
         return self._stamps(run, {} if inode is None else {str(step): inode}, in_full=False).get((run, step))
 
@@ -295,9 +283,6 @@ class OpenRuns:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
         With `in_full` it is looked at the same time for what `is_annotated` and `is_marked` are going to be asked.
-
-        Raises:
-            OSError: One cannot be looked at.
         """
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:

@@ -100,9 +100,6 @@ class PieceReader:
         """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
 
         None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
-
-        Raises:
-            OSError: As for a write.
         """
         extent = part.extent
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
@@ -157,11 +154,7 @@ class PieceReader:
 
 
 def check(directory: CheckpointDirectory, part: Part) -> None:
-    """Compare bytes that are in memory with the digest of their piece.
-
-    Raises:
-        DamagedBlob: They differ.
-    """
+    """Compare bytes that are in memory with the digest of their piece."""
     _compare(directory, part.extent, algorithm_of(part.extent.piece).digest(part.out), part.what)
 
 
@@ -205,9 +198,6 @@ class PieceMaps:
         """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
 
         As many small storages as there are may be equal, and a process may have only so many mappings.
-
-        Raises:
-            DamagedBlob: A blob has another size, or (MissingBlob) is not there.
         """
         if len(extents) != 1:
             # Pages of a mapping begin where pages of a file do.

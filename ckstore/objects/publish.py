@@ -174,8 +174,6 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
 
     Raises:
         StepExists: There is another checkpoint, which is whole, or one that was moved there.
-        InUse: It is being taken apart for long.
-        CkstoreError: What `if_there` raises.
     """
     found = look(layout, manifest.run, manifest.step)
     if found.is_closed:

@@ -36,9 +36,6 @@ def agrees_to(
 
     Returns:
         How far they were read, and agree.
-
-    Raises:
-        OSError: The disk cannot read them, or the file cannot be opened.
     """
     at = 0
     with direct.opened_uncached(path) as file:

@@ -60,11 +60,7 @@ def fill(layout: Layout) -> None:
 
 
 def kept_bytes(layout: Layout) -> int:
-    """Return the size of what is kept back now.
-
-    Raises:
-        OSError: It cannot be looked at.
-    """
+    """Return the size of what is kept back now."""
     total = 0
     for name in names_in(layout.reserve):
         try:
@@ -80,9 +76,6 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
 
     Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block is told
     whether it was full, which the next one can be told instead of trying again.
-
-    Raises:
-        OSError: A file could not be removed.
     """
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))
@@ -96,11 +89,7 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
 
 
 def is_full(layout: Layout) -> bool:
-    """Whether the filesystem, or a quota, has no more than `LEAST_BYTES` free, or no more than some inodes.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Whether the filesystem, or a quota, has no more than `LEAST_BYTES` free, or no more than some inodes."""
     room = peek.free_space(layout.path)
     if room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1):
         return True

@@ -176,11 +176,7 @@ class Staging:
         return self._put(digest, data, len(data))
 
     def put_parts(self, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
-        """As `put`, with parts that need not stay as they are; not for a save that `reads_back`.
-
-        Raises:
-            Exception: As `put`; what `parts` raises, which it must at its end unless it gave the bytes of `digest`.
-        """
+        """As `put`, with parts that need not stay as they are; not for a save that `reads_back`."""
         return self._put(digest, parts, nbytes)
 
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
@@ -202,9 +198,6 @@ class Staging:
         """Put the staged copy of a blob, which is good, in the place of damaged ones; return how many checkpoints.
 
         Copies with an inode number in `spare` are good, too, and stay where they are.
-
-        Raises:
-            OSError: It was put in some places only.
         """
         mine = self._blobs / digest
         # The canonical name last: while it is damaged, a save that comes after a kill heals again.
@@ -218,9 +211,6 @@ class Staging:
         A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
         that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its
         mark stays.
-
-        Raises:
-            OSError: A temporary name in the staging directory could not be removed.
         """
         for checkpoint in checkpoints:
             try:
@@ -237,21 +227,13 @@ class Staging:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
     def take(self, digest: str, good: Inside) -> None:
-        """Stage a copy that is known to be good, by a link or, where there can be none, by copying it.
-
-        Raises:
-            OSError: It could not be linked or written.
-        """
+        """Stage a copy that is known to be good, by a link or, where there can be none, by copying it."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
             self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
 
     def write(self, digest: str, data: memoryview) -> None:
-        """Stage a new copy, durably, without offering it to others.
-
-        Raises:
-            OSError: It could not be written.
-        """
+        """Stage a new copy, durably, without offering it to others."""
         files.create_blob(self._blobs / digest, data)
         with self._mutex:
             self.written[digest] = len(data)

@@ -43,11 +43,7 @@ class Survey:
 
 
 def survey(layout: Layout) -> Survey:
-    """Look at every canonical blob, every directory and every small file, but not at other names of blobs.
-
-    Raises:
-        OSError: Something cannot be looked at.
-    """
+    """Look at every canonical blob, every directory and every small file, but not at other names of blobs."""
     done = Survey()
     owner = peek.status(layout.root).st_uid
     for path, status in _everything(layout):

@@ -139,9 +139,6 @@ def sweep_locks(layout: Layout, grace: Grace | None) -> None:
     """Unlink what processes left that died while they made the file of a lock, after the grace if there is one.
 
     A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
-
-    Raises:
-        OSError: One cannot be unlinked.
     """
     for path in leftovers(layout.locks):
         with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)

@@ -101,13 +101,7 @@ def _parse(data: bytes, where: str) -> _Document:
 
 
 def read_config(layout: Layout) -> dict[str, Any]:
-    """Return the settings; without a ``config.json`` there are none.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        CkstoreError: It is damaged.
-        OSError: It cannot be read.
-    """
+    """Return the settings; without a ``config.json`` there are none."""
     try:
         data = files.read_file(layout.config, most_bytes=_MAX_BYTES)
     except FileNotFoundError:
@@ -116,12 +110,7 @@ def read_config(layout: Layout) -> dict[str, Any]:
 
 
 def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> RetentionPolicy | None:
-    """Return the policy that is applied after each save, or to make room for one; None: there is none.
-
-    Raises:
-        BadInput: It has a rule that this ckstore does not know.
-        CkstoreError, OSError: As `read_config`.
-    """
+    """Return the policy that is applied after each save, or to make room for one; None: there is none."""
     stored = read_config(layout).get(member)
     if stored is None:
         return None
@@ -131,11 +120,7 @@ def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> Rete
 
 
 def setting_of(layout: Layout, setting: Setting[T]) -> T:
-    """Return the value of one setting.
-
-    Raises:
-        BadInput: It is not what it must be.
-    """
+    """Return the value of one setting."""
     return setting.of(read_config(layout), str(layout.config))
 
 
@@ -155,7 +140,6 @@ def change(layout: Layout, member: str, value: object) -> None:
     Raises:
         BadInput: The new settings could not be read again; nothing was changed.
         CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
-        OSError: The system refused.
     """
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)

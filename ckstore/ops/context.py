@@ -142,11 +142,7 @@ class Context:
             return DEFAULT_THREADS
 
     def measure(self, new: Amount) -> Need:
-        """Compare what a save takes with what is free now.
-
-        Raises:
-            OSError: The system refused.
-        """
+        """Compare what a save takes with what is free now."""
         from ckstore.model.settings.free_space import Need
 
         room = peek.free_space(self.layout.path)
@@ -157,7 +153,6 @@ class Context:
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
-            SaveFailed: An earlier error left its state unknown.
         """
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"

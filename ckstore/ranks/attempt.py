@@ -12,11 +12,7 @@ from ckstore.ranks.part import Who
 
 
 def attempt_here(attempt: str | None) -> str:
-    """Return the name of this try: that of the caller, or of the launcher.
-
-    Raises:
-        BadInput: There is neither.
-    """
+    """Return the name of this try: that of the caller, or of the launcher."""
     if attempt:
         return attempt
     environment = os.environ

@@ -44,11 +44,7 @@ class Deciding:
     publish: Callable[[Mapping[int, Mapping[str, Any]], Callable[[CheckpointInfo], None]], CheckpointInfo]
 
     def wait(self, staging: Staging) -> CheckpointInfo:
-        """Return the checkpoint of all, once it is published; `staging` is the part of this rank.
-
-        Raises:
-            MissingRanks, RankMismatch, RankFailed: Nothing was published.
-        """
+        """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""
         meeting, who, pace = self.meeting, self.meeting.who, Pace()
         while True:
             self.work.doing("looked at what the others say")

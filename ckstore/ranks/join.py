@@ -108,11 +108,7 @@ class Join:
         return self._take_leaves(part, part.state, place)
 
     def files_of(self, part: Manifest) -> Node:
-        """Take the files of a part that are not there yet; return the node of what is known by name in them.
-
-        Raises:
-            RankMismatch: A file is there, with another content.
-        """
+        """Take the files of a part that are not there yet; return the node of what is known by name in them."""
         rank = part.description.metadata["rank"]
         new = []
         for file in part.files:
@@ -192,7 +188,6 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     """Return the storage of a tensor whose pieces are all there.
 
     Raises:
-        SaveFailed: They are not, or lie over one another.
         CannotStore: Its shards are of several kinds.
     """
     shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])

@@ -56,12 +56,7 @@ class Meeting:
 
     @classmethod
     def enter(cls, layout: Layout, who: Who) -> Meeting:
-        """Enter the place of a try; the first to come makes it.
-
-        Raises:
-            RankMismatch: Another process is there as the same rank.
-            SaveFailed: Others made and removed it again and again.
-        """
+        """Enter the place of a try; the first to come makes it."""
         name = f"{who.run}@{who.step}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
@@ -111,11 +106,7 @@ class Meeting:
         self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why[:_WHY_MOST_CHARS]})
 
     def say_publishing(self, staging: str) -> None:
-        """Say which staging directory the next rename may publish.
-
-        Raises:
-            RankFailed: The others have given this rank up meanwhile.
-        """
+        """Say which staging directory the next rename may publish."""
         self._say(f"publishing-{self.who.rank}.json", {**self._me(), "staging": staging})
         # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
         if self.documents("fence"):

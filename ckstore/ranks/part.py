@@ -128,11 +128,7 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
 
 
 def stage_part(context: Context, staging: Staging, who: Who, content: Content) -> None:
-    """Put what a rank saves into `staging` and seal it.
-
-    Raises:
-        StateChanged, OSError, SaveFailed: As a save.
-    """
+    """Put what a rank saves into `staging` and seal it."""
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
     nbytes = sum(source.nbytes for source in captured.sources)

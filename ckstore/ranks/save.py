@@ -76,8 +76,6 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
     What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's.
 
     Raises:
-        MissingRanks: Some did not come before the deadline.
-        RankMismatch: Another process is the same rank, or ranks do not mean the same.
         RankFailed: A rank failed, or the disk did not answer it. After all of these nothing was published.
         UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
     """
@@ -191,11 +189,7 @@ class _Publishing(WorkWatch):
 
 
 def _beside(join: Join, parts: Sequence[Manifest]) -> Node:
-    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same.
-
-    Raises:
-        RankMismatch: It is not, or some ranks save a state and others commit files.
-    """
+    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same."""
     with_files = any(part.files for part in parts)
     if with_files:
         with_state = [rank for rank, part in enumerate(parts) if not part.files]

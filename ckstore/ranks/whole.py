@@ -65,12 +65,7 @@ class Parts:
 
 
 def stage_shards_of(context: Context, staging: Staging, request: Request, given: Parts) -> Staged:
-    """Join parts into `staging`.
-
-    Raises:
-        SaveFailed: Something of it is in no part.
-        RankMismatch: Parts do not belong together.
-    """
+    """Join parts into `staging`."""
     with ExitStack() as opened:
         parts = link_parts(context, staging, given.paths, opened)
         join = Join(context.settings.chunk_bytes)

@@ -122,7 +122,6 @@ class RankWork:
         Raises:
             RankFailed: The disk did not answer until the deadline; nothing was published.
             UnknownOutcome: The same, and the others, or this rank, may have published.
-            BaseException: As `work`.
         """
         if self.timeout_s == math.inf:
             return work()

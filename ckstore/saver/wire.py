@@ -32,11 +32,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
-    """Send a message; False if the other side takes no more at this moment and `wait` is False.
-
-    Raises:
-        OSError: The other side is gone.
-    """
+    """Send a message; False if the other side takes no more at this moment and `wait` is False."""
     data = encode(message)
     flags = 0 if wait else socket.MSG_DONTWAIT
     try:

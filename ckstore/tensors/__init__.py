@@ -1,4 +1,7 @@
 """States to leaves and storages, and back.
 
 The only room that imports torch or NumPy, and only when a state needs them.
+
+Unless a docstring says otherwise, functions raise `CannotStore` for a value that the format does not hold, `BadInput`
+for a target or a file that does not fit, and `MemoryError`.
 """

@@ -14,11 +14,7 @@ _HUGE_FROM_BYTES = 4 * 2**20
 
 
 def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
-    """Return fresh memory for a storage of `nbytes` bytes; its content is undefined.
-
-    Raises:
-        MemoryError: There is not so much.
-    """
+    """Return fresh memory for a storage of `nbytes` bytes; its content is undefined."""
     try:
         return _in_huge_pages(_fresh(kind, nbytes))
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ

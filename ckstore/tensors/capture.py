@@ -221,11 +221,7 @@ class Walk:
         return node
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
-        """Return the node of a value that is none of Python's plain ones.
-
-        Raises:
-            CannotStore: The format does not hold it.
-        """
+        """Return the node of a value that is none of Python's plain ones."""
         if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path, depth)
         if is_array(value):
@@ -246,11 +242,7 @@ class Walk:
         return refuse_value(value, path)
 
     def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
-        """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position.
-
-        Raises:
-            CannotStore: The file is closed.
-        """
+        """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position."""
         kind: LeafKind = "bytearray" if isinstance(value, bytearray) else "io.BytesIO"
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()

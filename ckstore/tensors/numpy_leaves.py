@@ -65,11 +65,7 @@ def is_scalar(value: object) -> bool:
 
 
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
-    """Return an array as a leaf; memory in C or Fortran order is not copied.
-
-    Raises:
-        CannotStore: Its dtype is not one that the format holds.
-    """
+    """Return an array as a leaf; memory in C or Fortran order is not copied."""
     dtype = _check_dtype(array.dtype, path)
     plain = array.view(np.ndarray)
     if not plain.size:
@@ -102,11 +98,7 @@ def flat_array(memory: StorageMemory) -> Bytes:
 
 
 def encode_scalar(value: object, path: str) -> Node:
-    """Return the node of a NumPy scalar (`is_scalar`).
-
-    Raises:
-        CannotStore: The format does not hold its type.
-    """
+    """Return the node of a NumPy scalar (`is_scalar`)."""
     scalar: Any = value
     if type(scalar) is np.str_ and fits_json(str(scalar)):
         return ["numpy.str_", str(scalar)]

@@ -68,11 +68,7 @@ _HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
-    """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones.
-
-    Raises:
-        CannotStore: It may not.
-    """
+    """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones."""
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
         why = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
@@ -83,11 +79,7 @@ def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) 
 
 
 def refuse_value(value: object, path: str) -> NoReturn:
-    """Raise the error for a value whose type the format does not hold.
-
-    Raises:
-        CannotStore: Always.
-    """
+    """Raise the error for a value whose type the format does not hold."""
     raise CannotStore(path, f"{type_name(type(value))} cannot be stored", hint=_hint(value))
 
 

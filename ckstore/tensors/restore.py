@@ -46,9 +46,6 @@ def build(
         device: Where tensors are made; each storage is moved once, so what was tied stays tied.
         keep: Says by name which leaves and plain values are wanted; None: all. The others are left
             out of dicts, with the containers that would be empty, and None in lists and tuples.
-
-    Raises:
-        BadInput: The torch that is installed cannot hold one of the leaves.
     """
     made = LeafMaker(leaves, memory, device)
     return build_with(state, made.leaf, leaves, keep)
@@ -83,11 +80,7 @@ def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None
 
 
 def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
-    """Raise if there are tensors, and they cannot go where `device` says.
-
-    Raises:
-        BadInput: They cannot.
-    """
+    """Raise if there are tensors, and they cannot go where `device` says."""
     if device != "cpu" and any(leaf.kind == "torch" for leaf in leaves):
         from ckstore.tensors import torch_leaves
 
@@ -99,9 +92,6 @@ def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -
 
     Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and
     filled. On another `device` a tensor has a copy of its own.
-
-    Raises:
-        BadInput: The torch that is installed cannot hold the leaf.
     """
     return _make(leaf, _moved(leaf, memory, device))
 

@@ -54,11 +54,7 @@ def is_optimizer(value: object) -> bool:
 
 
 def state_of(value: Stateful, path: str) -> object:
-    """Return the state of an object.
-
-    Raises:
-        CannotStore: It is another such object, which could go on for ever.
-    """
+    """Return the state of an object."""
     state = value.state_dict()
     if is_stateful(state):
         why = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
@@ -67,11 +63,7 @@ def state_of(value: Stateful, path: str) -> object:
 
 
 def hand_over(target: Any, state: object, path: str) -> None:
-    """Call `load_state_dict` of an object.
-
-    Raises:
-        BadInput: It raised, or reports keys that are missing or unexpected.
-    """
+    """Call `load_state_dict` of an object."""
     hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
     if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
         state = state.state_dict()  # type: ignore[attr-defined]
@@ -84,11 +76,7 @@ def hand_over(target: Any, state: object, path: str) -> None:
 
 @contextmanager
 def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
-    """Name the object whose `load_state_dict` is called in the block if it raises.
-
-    Raises:
-        BadInput: It raised.
-    """
+    """Name the object whose `load_state_dict` is called in the block if it raises."""
     try:
         yield
     except (CkstoreError, MemoryError):

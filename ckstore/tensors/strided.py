@@ -75,11 +75,7 @@ def _block(
 
 
 def gather(block: Block, strides: tuple[int, ...], item_bytes: int, data: memoryview) -> memoryview:
-    """Return the elements of a block in row-major order; `data` holds the bytes `low` to `high` of the storage.
-
-    Raises:
-        BadInput: NumPy is not installed.
-    """
+    """Return the elements of a block in row-major order; `data` holds the bytes `low` to `high` of the storage."""
     try:
         import numpy as np
     except ImportError as error:

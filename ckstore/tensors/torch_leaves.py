@@ -141,11 +141,7 @@ def wait_for_devices(members: Iterable[Admitted]) -> None:
 
 
 def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of a leaf; it shares the memory of `flat`, and lies on its device.
-
-    Raises:
-        BadInput: This torch lacks the dtype, or the leaf is not aligned to its elements.
-    """
+    """Return the tensor of a leaf; it shares the memory of `flat`, and lies on its device."""
     if leaf.dtype not in DTYPES:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
@@ -193,11 +189,7 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
 
 
 def check_device(device: object) -> None:
-    """Raise if tensors cannot go where `device` says; a function is not called.
-
-    Raises:
-        BadInput: As `to_device`.
-    """
+    """Raise if tensors cannot go where `device` says; a function is not called."""
     if isinstance(device, torch.device) or not callable(device):
         to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
 

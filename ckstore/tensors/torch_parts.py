@@ -67,11 +67,7 @@ def without_devices(extra: Node, device: object = None) -> Node:
 
 
 def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str) -> object:
-    """Return the tensor of these parts.
-
-    Raises:
-        BadInput: They do not fit, or its class is not allowed.
-    """
+    """Return the tensor of these parts."""
     name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
         msg = f"{name}: a tensor of kind {kind} has parts that are no tensors"

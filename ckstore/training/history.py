@@ -100,9 +100,6 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
     file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that comes last, so that it is the
     latest. Names that begin with a dot are passed over.
-
-    Raises:
-        BadInput: It is not a directory, or a file in it cannot be read.
     """
     base = foreign(expanded(folder))
     found: dict[int, Source] = {}
@@ -146,7 +143,6 @@ def _gather(where: Inside) -> list[Entry]:
 
     Raises:
         CannotStore: It has a pipe or the like, or a name that cannot be kept.
-        BadInput: It cannot be read.
     """
     with _reading(where):
         top = look_at(where, where.name)
@@ -197,11 +193,7 @@ def _named_latest(base: Inside, skipped: dict[str, str]) -> set[str]:
 
 @contextmanager
 def _reading(path: Inside) -> Iterator[None]:
-    """Read a file or a directory in the block.
-
-    Raises:
-        BadInput: It cannot be read.
-    """
+    """Read a file or a directory in the block."""
     try:
         yield
     except OSError as error:

@@ -41,11 +41,7 @@ class Frame:
         return Output(as_json=self.as_json)
 
     def find_store(self) -> Path:
-        """Return the path of the store that is meant.
-
-        Raises:
-            StoreNotFound: There is none.
-        """
+        """Return the path of the store that is meant."""
         return find_store(self.store, os.environ, Path.cwd())
 
     @contextmanager
@@ -53,7 +49,6 @@ class Frame:
         """Open the store for reading, and close it afterwards.
 
         Raises:
-            StoreNotFound: There is none.
             NewerFormat: A newer ckstore made it.
         """
         path = self.find_store()
@@ -70,7 +65,6 @@ class Frame:
             recover: False: leave everything as it is found.
 
         Raises:
-            StoreNotFound: There is none.
             NewerFormat: A newer ckstore made it.
         """
         path = self.find_store()

@@ -35,7 +35,6 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
     Raises:
         StoreNotFound: There is none; the message says where was looked, and why there.
         UnsafePlace: The nearest one belongs to another user, and nothing says that it is safe.
-        OSError: The place that was named cannot be looked at.
     """
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
     named = None if named is None else expanded(named)
@@ -117,11 +116,7 @@ def place_for_new(argument: Path | None, option: Path | None, environ: Mapping[s
 
 
 def is_store(path: Path) -> bool:
-    """Whether a store is at `path`.
-
-    Raises:
-        OSError: It cannot be looked at, for example because of permissions.
-    """
+    """Whether a store is at `path`."""
     try:
         (path / MARK).stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -61,7 +61,6 @@ def policy_of(
     """Return the policy that the options say; None: they say none.
 
     Raises:
-        BadInput: A rule has a value that is not allowed.
         BadParameter: A ``--keep-best`` cannot be read.
     """
     if keep_last is None and keep_every is None and not keep_best and keep_within is None:

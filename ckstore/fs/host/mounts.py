@@ -35,11 +35,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Look at the filesystem of the directory `path`, and at most so many layers of it.
-
-    Raises:
-        OSError: `path`, or the table of mounts, cannot be looked at.
-    """
+    """Look at the filesystem of the directory `path`, and at most so many layers of it."""
     mount = _mount_of(path)
     device = _device(mount)
     return PlaceFacts(

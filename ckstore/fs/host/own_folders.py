@@ -80,11 +80,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make a directory, and its parents that are missing, for this user alone; those that are there stay as they are.
-
-    Raises:
-        OSError: That did not work.
-    """
+    """Make a directory, and its parents that are missing, for this user alone; others stay as they are."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)

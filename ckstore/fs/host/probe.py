@@ -63,7 +63,6 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
 
     Raises:
         UnsafePlace: The store cannot work here.
-        OSError: It could not be tried.
     """
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
@@ -89,7 +88,6 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
 
     Raises:
         UnsafePlace: Something does not work; the message says what.
-        OSError: It could not be tried: no room, no permission, a broken disk.
     """
     name, lock = _own_directory(staging)
     own = lock.inside
@@ -179,11 +177,7 @@ def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
 
 
 def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
-    """Remove names that killed processes left while they tried links; those of living ones stay.
-
-    Raises:
-        OSError: One could not be removed.
-    """
+    """Remove names that killed processes left while they tried links; those of living ones stay."""
     for directory in others:
         for name in peek.names(directory):
             # Its owner removes it before its own directory, which no other process does while it lives.

@@ -37,11 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def magic_number(path: Path) -> int:
-    """Return the number that stands for the kind of filesystem that holds `path`.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Return the number that stands for the kind of filesystem that holds `path`."""
     buffer = ctypes.create_string_buffer(_SIZE)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         code = ctypes.get_errno()
@@ -54,9 +50,6 @@ def kind_by_number(path: Path) -> str:
 
     Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known here
     the number, as ``0x1234``.
-
-    Raises:
-        OSError: The system refused.
     """
     number = magic_number(path)
     return "" if number in _OF_THIS_MACHINE else _SHARED.get(number, f"{number:#x}")

@@ -41,11 +41,7 @@ class Place:
         return step_in_name([Path(self.name)]) if self.name else None
 
     def to_write(self) -> tuple[Path, str, int]:
-        """Return store, run and step to write to.
-
-        Raises:
-            BadInput: It is no file in a checkpoint that has a step.
-        """
+        """Return store, run and step to write to."""
         if not self.path:
             msg = f"{self} is no file in a checkpoint"
             example = f"{PREFIX}{self.written}/{self.run or 'RUN'}/{self.name or 'STEP'}/FILE"

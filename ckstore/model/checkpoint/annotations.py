@@ -51,9 +51,6 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
         metrics: As for `describe.describe`.
         note: Text, not empty.
         created: The time of the note.
-
-    Raises:
-        BadInput: Something in it cannot be, or there is nothing.
     """
     checked = describe(metrics, None, "", None).metrics
     if note is None:
@@ -75,10 +72,6 @@ def parse_annotations(data: bytes, where: str) -> Annotations:
     Args:
         data: Its whole content.
         where: Its path, for messages.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        BadInput: It is not an ``annotations.json``.
     """
     members = parse_object(data, where=where)
     if members.get("format") != _FORMAT:

@@ -88,10 +88,6 @@ def parse_pin(data: bytes, name: str, where: str) -> Pin:
         data: Its whole content.
         name: Of the pin.
         where: Its path, for messages.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        BadInput: It is not a pin.
     """
     members = parse_object(data, where=where)
     if members.get("format") != _FORMAT:

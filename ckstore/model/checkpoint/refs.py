@@ -55,11 +55,7 @@ def is_latest_valid(ref: object) -> bool:
 
 
 def parse_ref(text: str) -> Ref:
-    """Return what `text` asks for; whether there is such a checkpoint is not looked at.
-
-    Raises:
-        BadInput: It is not a ref.
-    """
+    """Return what `text` asks for; whether there is such a checkpoint is not looked at."""
     if not isinstance(text, str):
         raise BadInput(f"a ref is a str, got {type(text).__name__} {text!r}", hint=_GRAMMAR)
     before, at, after = text.partition("@")
@@ -112,7 +108,6 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
     Raises:
         NoSuchRef: Nothing has that name; the message says what there is.
         AmbiguousRef: Several have it; the message lists some.
-        BadInput: The kind is ``latest-valid``.
     """
     if ref.kind == "latest-valid":
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")

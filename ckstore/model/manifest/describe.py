@@ -64,11 +64,7 @@ def describe(
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metadata as plain JSON; ``{"$float": "nan"}``, ``{"$int": "…"}`` for what JSON lacks.
-
-    Raises:
-        BadInput: As for `describe`.
-    """
+    """Return metadata as plain JSON; ``{"$float": "nan"}``, ``{"$int": "…"}`` for what JSON lacks."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

@@ -68,7 +68,6 @@ def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[M
     Raises:
         DamagedBlob: The file is not framed as a manifest, or its digest is not that of its bytes.
         OtherHash: It is of a store with another hash.
-        NewerFormat: A newer ckstore wrote it.
         BadInput: Its bytes are as they were written, and what they say is not as the format says;
             or it is longer than `MANIFEST_MAX_BYTES`.
     """
@@ -83,9 +82,6 @@ def parse_facts(data: bytes, *, where: str, hash_prefix: str = "") -> Checkpoint
     """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at.
 
     That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
-
-    Raises:
-        As `parse_manifest`.
     """
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
@@ -122,11 +118,7 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
 
 
 def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
-    """Return metrics from JSON.
-
-    Raises:
-        BadInput: They are not as `manifest.encode_metric` writes them.
-    """
+    """Return metrics from JSON."""
     if not isinstance(metrics, dict):
         refuse(where, "metrics", "an object", metrics)
     decoded: dict[str, int | float] = {}

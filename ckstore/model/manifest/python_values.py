@@ -136,11 +136,7 @@ def is_python_value(node: list[Any]) -> bool:
 
 
 def decode_value(node: Any) -> object:
-    """Return the value of a node that is neither a container nor a leaf, and not one of torch or NumPy.
-
-    Raises:
-        BadInput: It names a time zone that this machine does not know.
-    """
+    """Return the value of a node that is neither a container nor a leaf, and not one of torch or NumPy."""
     if not isinstance(node, list) or node[0] not in _CHECKS:
         return decode_scalar(node)
     make = _MAKE.get(node[0])

@@ -37,9 +37,6 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
         leaves: All of the manifest.
         where: Its path, for messages.
         names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
-
-    Raises:
-        BadInput: It is not, or it does not, or containers are nested more than `MAX_DEPTH` deep.
     """
     walk = _Walk(leaves, where, names_most)
     walk.down([(_STATE, state)])
@@ -212,9 +209,6 @@ def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecor
         items: Its member ``files``.
         storage_count: How many storages it has.
         where: Its path, for messages.
-
-    Raises:
-        BadInput: It is not as the format says.
     """
     if not isinstance(items, list):
         refuse(where, "files", "an array", items)

@@ -19,11 +19,7 @@ ATTEMPT_MOST_CHARS = 200
 
 
 def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], what: str, where: str) -> Tiling:
-    """Return how the extents of a storage make its bytes.
-
-    Raises:
-        BadInput: It is not as the format says: the blocks must fill the tensor exactly.
-    """
+    """Return how the extents of a storage make its bytes."""
     if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
         refuse(where, f"tiling of {what}", "[shape, blocks]", item)
     shape = _sizes(item[0], f"shape of the tiling of {what}", where)
@@ -54,11 +50,7 @@ def _sizes(item: Any, what: str, where: str) -> Sizes:
 
 
 def read_ranks(item: Any, where: str) -> Ranks:
-    """Return how a checkpoint of several ranks was saved.
-
-    Raises:
-        BadInput: It is not as the format says.
-    """
+    """Return how a checkpoint of several ranks was saved."""
     if type(item) is not dict:
         refuse(where, "ranks", "an object", item)
     world_size = item.get("world_size")

@@ -34,11 +34,7 @@ class Metric:
 
 
 def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]) -> str:
-    """Return metrics as text, each sample with the label ``store`` and these labels, too.
-
-    Raises:
-        BadInput: A label cannot be one.
-    """
+    """Return metrics as text, each sample with the label ``store`` and these labels, too."""
     metrics = tuple(metrics)
     taken = {"store", *(metric.label for metric in metrics)}
     for name, text in labels.items():

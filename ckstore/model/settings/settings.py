@@ -72,11 +72,7 @@ def _check_uuid(uuid: object) -> None:
 
 
 def check_chunk_bytes(chunk_bytes: object) -> int:
-    """Return `chunk_bytes`.
-
-    Raises:
-        BadInput: It is not a multiple of 1 MiB between 1 MiB and 1 GiB.
-    """
+    """Return `chunk_bytes`."""
     if (
         isinstance(chunk_bytes, bool)
         or not isinstance(chunk_bytes, int)
@@ -96,10 +92,6 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
     Args:
         data: Its whole content.
         where: Its path, for messages.
-
-    Raises:
-        NewerFormat: A newer ckstore made the store.
-        BadInput: It is not a ``store.json``.
     """
     members = _members(data, where, _STORE_FORMAT)
     check_requires(members.get("requires", []), (), where)
@@ -124,12 +116,7 @@ def render_config(config: Mapping[str, Any]) -> bytes:
 
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:
-    """Return the settings in ``config.json``, without `format` and `version`; all members are kept.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        BadInput: It is not a ``config.json``.
-    """
+    """Return the settings in ``config.json``, without `format` and `version`; all members are kept."""
     members = _members(data, where, _CONFIG_FORMAT)
     del members["format"], members["version"]
     return decoded_metadata(check_metadata(members, where, "the settings"))

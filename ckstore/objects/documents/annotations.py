@@ -18,12 +18,7 @@ ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
 def read_annotations(directory: Inside) -> Annotations | None:
-    """Return what was added to the checkpoint in `directory`; None if nothing was.
-
-    Raises:
-        CkstoreError: The file is damaged, or a newer ckstore wrote it.
-        OSError: It cannot be read.
-    """
+    """Return what was added to the checkpoint in `directory`; None if nothing was."""
     path = directory / ANNOTATIONS
     try:
         data = files.read_file(path, most_bytes=ANNOTATIONS_MAX_BYTES)
@@ -43,7 +38,6 @@ def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> A
     Raises:
         BadInput: All of it together could not be read again; nothing was added.
         CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
-        OSError: It could not be written.
     """
     from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write

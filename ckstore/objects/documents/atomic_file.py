@@ -24,9 +24,6 @@ def changing(layout: Layout) -> locks.DirectoryLock:
     """Lock out everybody else who changes such a file, from reading its old content to writing the new one.
 
     It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
-
-    Raises:
-        InUse: Another process held it for longer.
     """
     return far_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
@@ -54,7 +51,6 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
     """As `replace_file`, by way of the temporary name `fresh`, which no other process uses meanwhile.
 
     Raises:
-        OSError: As there.
         CkstoreError: What `check` raises, which is called before the rename; nothing was changed.
     """
     with contextlib.suppress(FileNotFoundError):

@@ -107,11 +107,7 @@ def blobs_of(path: Inside) -> list[str]:
 
 
 def read_mark(dir_fd: int) -> Mark | None:
-    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark.
-
-    Raises:
-        OSError: This process lacks descriptors or memory, or the server lost the file.
-    """
+    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark."""
     try:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -166,9 +162,6 @@ def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
     Args:
         lock: On its directory.
         known: The `identity` of the mark before the checkpoint was looked at: a later one knows of later damage.
-
-    Raises:
-        OSError: It could not be removed.
     """
     if known is None or identity(lock.fd) != known:
         return False

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return every pin, expired ones too, by name.
-
-    Raises:
-        CkstoreError: One cannot be read: what it protects is unknown.
-    """
+    """Return every pin, expired ones too, by name."""
     try:
         names = sorted(name for entry in peek.names(layout.pins) if (name := pin_name(entry)) is not None)
     except FileNotFoundError:
@@ -53,8 +49,6 @@ def write_pin(layout: Layout, pin: Pin) -> None:
 
     Raises:
         BadInput: The file could not be read again; nothing was pinned.
-        InUse: Others write to the store all the time.
-        OSError: It is not pinned or, if only the directory could not be made durable, perhaps it is.
     """
     name = file_name(pin.name)
     where = str(layout.pins / name)
@@ -65,11 +59,7 @@ def write_pin(layout: Layout, pin: Pin) -> None:
 
 
 def remove_pin(layout: Layout, name: str) -> bool:
-    """Remove a pin durably, whatever its file says; False if there is none.
-
-    Raises:
-        OSError: It could not be removed, or perhaps comes back after a power cut.
-    """
+    """Remove a pin durably, whatever its file says; False if there is none."""
     if pin_name(file_name(name)) is None:
         return False
     try:

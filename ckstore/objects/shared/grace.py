@@ -48,11 +48,7 @@ class Grace:
 
 
 def begin(layout: Layout, grace_s: float) -> Grace:
-    """Ask the filesystem for the time, by a file that is made and removed in ``trash/``.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Ask the filesystem for the time, by a file that is made and removed in ``trash/``."""
     path = layout.trash / f".now-{uuid.uuid4().hex[:12]}"
     fd = open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     try:

@@ -58,7 +58,6 @@ def replace(
         FileNotFoundError: There is no other one, or no new one.
         InUse: The lock was lost while ``staging/`` was made durable; the old one is in its place.
         UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
-        OSError: Nothing was changed.
     """
     target = layout.checkpoint(*key)
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
@@ -83,7 +82,6 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
 
     Raises:
         UnknownOutcome: Whether it was done cannot be told.
-        OSError: It was not done.
     """
     try:
         links.rename(source, target)
@@ -167,9 +165,6 @@ def make_successor_durable(layout: Layout, name: str) -> None:
     """Make durable what took the place of what has this name in ``staging/``, before that goes; else nothing is done.
 
     The process that put it there may have died before it did so, and then neither of them might come back.
-
-    Raises:
-        OSError: What was replaced must stay.
     """
     for replaced in begun(layout, [name]):
         files.sync_directory(layout.checkpoints / replaced.key[0])
@@ -179,9 +174,6 @@ def complete(layout: Layout, gap: Gap) -> bool:
     """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open.
 
     The caller holds the exclusive lock of the run. With something at the place nothing is changed.
-
-    Raises:
-        OSError, CkstoreError: It stays as it is, or has not been made durable.
     """
     from ckstore.objects.checkpoints import look  # who only lists needs no more than names
 
@@ -213,22 +205,14 @@ def _make_durable(layout: Layout, target: Inside) -> None:
 
 
 def complete_run(layout: Layout, key: CheckpointKey) -> None:
-    """Fill the gaps of a run, all of them dead, since the caller holds the exclusive lock of the run.
-
-    Raises:
-        OSError, CkstoreError: As `complete`.
-    """
+    """Fill the gaps of a run, all of them dead, since the caller holds the exclusive lock of the run."""
     for gap in gaps(layout):
         if gap.key[0] == key[0]:
             complete(layout, gap)
 
 
 def try_complete(layout: Layout, gap: Gap) -> bool:
-    """Fill a gap if no other process has its run locked.
-
-    Raises:
-        OSError, CkstoreError: As `complete`.
-    """
+    """Fill a gap if no other process has its run locked."""
     lock = far_locks.try_run(layout, gap.key[0])
     if lock is None:
         return False

@@ -31,8 +31,6 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
-        DamagedBlob: It has no valid manifest.
-        InUse: Another process has it locked against all others, longer than `timeout_s`.
     """
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:

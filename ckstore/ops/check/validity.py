@@ -47,10 +47,6 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
 
     It is if it is complete, its blobs have their sizes and times, and no read found it damaged. No lock is taken, so
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
-
-    Raises:
-        NewerFormat: A newer ckstore wrote it.
-        OSError: The system refused to let it be looked at.
     """
     try:
         seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
@@ -72,8 +68,6 @@ def glance(path: Inside, run: str, step: int, seen: ManifestCache | None = None)
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
-        NewerFormat: A newer ckstore wrote it.
-        OSError: The system refused.
     """
     try:
         return _glance(path, run, step, seen)

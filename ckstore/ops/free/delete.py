@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
-    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it.
-
-    Raises:
-        InUse: A reader has it open, a tag names it, or it is pinned.
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        CkstoreError: A tag or a pin cannot be read.
-        OSError: The system refused.
-    """
+    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
     info = find(context, ref)
     if dry_run:
         check_droppable(context, info)

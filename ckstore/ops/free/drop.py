@@ -41,23 +41,13 @@ class Dropped:
 
 
 def make_kept_durable(context: Context, run: str) -> None:
-    """Make the checkpoints of a run as durable as those are gone that are dropped for them (rule F).
-
-    Raises:
-        OSError: Nothing of the run may be dropped.
-    """
+    """Make the checkpoints of a run as durable as those are gone that are dropped for them (rule F)."""
     for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
         files.sync_directory(parent)
 
 
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
-    """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone.
-
-    Raises:
-        InUse: It is open for reading, or has a tag or an unexpired pin.
-        NoSuchRef: It is gone.
-        CkstoreError: A tag or a pin cannot be read.
-    """
+    """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
     with _taken(info, context.layout.checkpoint(*info.key)):
         check_unprotected(context, info.key)
 
@@ -66,9 +56,6 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
     Raises:
-        InUse: It is open for reading, or has a tag or an unexpired pin.
-        NoSuchRef: It is gone, or another checkpoint has taken its place.
-        CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
         OSError: The system refused; it may or may not come back after a power cut.
     """
     layout = context.layout
@@ -101,10 +88,6 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
     """Move the checkpoint that this one replaced to trash, where a process died before it could.
 
     Else it would come back when this one has left its place.
-
-    Raises:
-        InUse: A reader has it open.
-        OSError: It may come back, so this one must not go.
     """
     found = [replaced.old for replaced in two_renames.begun(layout) if replaced.key == info.key]
     for old in found:

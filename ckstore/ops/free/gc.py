@@ -60,12 +60,7 @@ def gc(
     dry_run: bool = False,
     exclusive: bool = False,
 ) -> GcReport:
-    """Drop what a retention policy does not keep, if one is given, then `collect`; in a dry run say what both would do.
-
-    Raises:
-        As `collect`, `retain.plan_retention` and `retain.carry_out`.
-        BadInput: A run is given, and no policy.
-    """
+    """Drop what a policy does not keep, if there is one, then `collect`; in a dry run say what both would do."""
     if policy is None and run is not None:
         msg = f"run={run!r} limits a retention policy to one run, and there is no policy"
         raise BadInput(
@@ -92,8 +87,6 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
         exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
 
     Raises:
-        InUse: Another gc is at work.
-        CatalogUnavailable: The catalog, which lists what may go, cannot be used.
         CkstoreError: The system refused something. The next gc goes on with what is left.
     """
     context.check_writable()
@@ -220,11 +213,7 @@ def catalog_bytes(context: Context) -> int:
 
 
 def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
-    """Return what may go while other hosts may be at work; None: nothing waits, since there are none.
-
-    Raises:
-        CkstoreError, OSError: The setting cannot be read, or the filesystem cannot be asked for the time.
-    """
+    """Return what may go while other hosts may be at work; None: nothing waits, since there are none."""
     if not context.shared or exclusive:
         return None
     seconds = setting_of(context.layout, GRACE_S)
@@ -241,9 +230,6 @@ def _look_at_everything(context: Context) -> None:
     """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs.
 
     Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used.
     """
     keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
     reconcile_all(context, sorted(keys))

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPlan:
-    """Say what gc would free now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
-
-    Raises:
-        CatalogUnavailable: The catalog, which lists what may go, cannot be used.
-    """
+    """Say what gc would free now, or after the checkpoints `dropping` (run, step) were dropped; change nothing."""
     layout = context.layout
     going, judge = NameCount(), Judge(leases=not context.shared)
     stagings = trash.dead_stagings(layout)

@@ -42,7 +42,6 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
 
     Raises:
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
-        OSError: The system refused.
     """
     policy = policy_of(context.layout, MAKE_ROOM)
     if policy is None:

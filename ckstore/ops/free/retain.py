@@ -53,8 +53,6 @@ def plan_retention(
 
     Raises:
         BadInput: There is no policy; `run` is not a run name.
-        CkstoreError: A tag or a pin cannot be read, so that it is unknown what it protects.
-        OSError: The system refused.
     """
     if policy is None:
         policy = policy_of(context.layout, RETENTION)
@@ -75,7 +73,6 @@ def plan_asked(
     """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused.
 
     Raises:
-        NoSuchRef: The store has no checkpoint of that run.
         BadInput: No checkpoint has a metric of the policy; or as `plan_retention`.
     """
     made = plan_retention(context, policy, run, sure=sure)
@@ -199,9 +196,6 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
     run stays, which is held meanwhile.
 
     Raises:
-        BadInput: The plan was made to be shown only.
-        SaveFailed: The store cannot be written.
-        CkstoreError: A tag or a pin cannot be read.
         OSError: The system refused. Those before it were dropped, those after it were not.
     """
     if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest

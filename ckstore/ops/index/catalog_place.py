@@ -33,9 +33,6 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     """Return the filesystem of a store, with what its settings say of it, and what the user should know.
 
     Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
-
-    Raises:
-        OSError: The store cannot be looked at.
     """
     place = examine(root)
     try:
@@ -59,7 +56,6 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
 
     Raises:
         BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
-        UnsafePlace: It would lie on a shared filesystem, or there is no place for it.
     """
     why = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
@@ -135,11 +131,7 @@ def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | N
 
 
 def make_folder(catalog: Catalog) -> None:
-    """Make the directory that a catalog lies in, for this user alone.
-
-    Raises:
-        BadInput: That did not work.
-    """
+    """Make the directory that a catalog lies in, for this user alone."""
     from ckstore.fs.host.own_folders import make_private
 
     try:
@@ -150,11 +142,7 @@ def make_folder(catalog: Catalog) -> None:
 
 
 def refuse_foreign(catalog: Catalog) -> None:
-    """Raise if a catalog is that of another store; one that cannot be read is left to the code that repairs it.
-
-    Raises:
-        BadInput: It is.
-    """
+    """Raise if a catalog is that of another store; one that cannot be read is left to the code that repairs it."""
     try:
         owner = catalog.owner()
     except CatalogUnavailable:

@@ -38,11 +38,6 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
 
     Returns:
         What the user should know.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used now.
-        NewerFormat: It was written by a newer ckstore.
-        BadInput: It is that of another store.
     """
     try:
         return _reconcile(context, look)
@@ -60,9 +55,6 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     Returns:
         What the user should know. Nothing of a new store, and of a host or user that is new to one
         that others use, too.
-
-    Raises:
-        CatalogUnavailable, InUse, NewerFormat, BadInput: As `catch_up`.
     """
     begun_s = time.monotonic()
     is_new = not any(context.layout.published())  # looked at first: others save as soon as there is a catalog

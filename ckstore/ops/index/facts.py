@@ -44,9 +44,6 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
 
     Raises:
         FileNotFoundError, NotADirectoryError: The checkpoint is gone.
-        DamagedBlob: Its manifest cannot be relied on.
-        NewerFormat: A newer ckstore wrote it.
-        OSError: The system refused.
     """
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
@@ -69,11 +66,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
 
 
 def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` as the manifest has it, with what was added since and with its tags; a wrong row is mended.
-
-    Raises:
-        As `facts_at`.
-    """
+    """Return `info` as the manifest has it, with what was added since and with its tags; a wrong row is mended."""
     facts = facts_at(context, info.key)
     with context.layout.open_runs() as runs:
         found = as_it_is(context, runs, facts, info.tags)

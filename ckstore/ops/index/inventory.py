@@ -81,11 +81,7 @@ class StoreInventory:
         self._lost = sorted(lost)
 
     def restore_names(self) -> int:
-        """Give blobs that lost their canonical name that name again; return how many have it.
-
-        Raises:
-            OSError: The system refused.
-        """
+        """Give blobs that lost their canonical name that name again; return how many have it."""
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]

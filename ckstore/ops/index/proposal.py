@@ -61,9 +61,6 @@ def propose(
         run: None: all runs.
         newest: How many are wanted.
         listed: Run -> name -> inode number of everything that is there, where that is known.
-
-    Raises:
-        OSError: A directory cannot be looked at.
     """
     if context.shared:  # its inode numbers may be used again unseen by this host
         return None

@@ -41,10 +41,6 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
         context: The store.
         keys: Run and step of each.
         seen: Called with what was found at each place; it must not use the catalog.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used now.
-        NewerFormat: A newer ckstore wrote the catalog or a manifest.
     """
     from ckstore.objects.checkpoints import look
 
@@ -62,11 +58,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used now.
-    """
+    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
@@ -86,11 +78,7 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
 
 
 def runs_in_doubt(context: Context) -> set[str]:
-    """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told.
-
-    Raises:
-        CatalogUnavailable: It cannot be used.
-    """
+    """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}

@@ -64,11 +64,7 @@ def canonical_blobs(layout: Layout) -> Iterator[Inside]:
 
 
 def list_blobs(context: Context, *, timeout_s: float) -> int:
-    """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be used.
-    """
+    """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are."""
     count = 0
     batch: list[Inside] = []
     for path in canonical_blobs(context.layout):

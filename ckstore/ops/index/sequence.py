@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def next_sequence(context: Context) -> int:
-    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not.
-
-    Raises:
-        SaveFailed: There is none left.
-    """
+    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
     runs = context.directory_cache.look(context.layout)
     known = _Known(context)
     known.look(*_asked(context, runs, context.greatest_sequence.value))

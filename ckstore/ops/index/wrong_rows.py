@@ -23,11 +23,7 @@ _MEND_TIMEOUT_S = 1.0
 
 
 def remove(context: Context) -> list[str]:
-    """Remove the rows that do not fit their checksums; return what the user should know.
-
-    Raises:
-        CatalogUnavailable, InUse: The catalog cannot be written now, or is damaged beyond that.
-    """
+    """Remove the rows that do not fit their checksums; return what the user should know."""
     count = context.catalog.remove_wrong(timeout_s=TIMEOUT_S)
     return [_damaged(count)] if count else []
 

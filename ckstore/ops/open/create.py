@@ -31,13 +31,7 @@ _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
-    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already.
-
-    Raises:
-        BadInput: `root` holds something else, or an argument is invalid.
-        UnsafePlace: The filesystem cannot hold a store.
-        OSError: The system refused, or the store is made and its names may not survive a power cut.
-    """
+    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already."""
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
     settings.algorithm.start()  # raises here if the package for it is missing
@@ -92,11 +86,7 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def remove_leftovers(layout: Layout) -> None:
-    """Remove the temporary ``store.json.*`` of those who died while they made this store, and of those who come late.
-
-    Raises:
-        OSError: One could not be removed.
-    """
+    """Remove the temporary ``store.json.*`` of processes that died while they made this store, or came late."""
     for name in peek.names(layout.root):
         if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
@@ -104,14 +94,7 @@ def remove_leftovers(layout: Layout) -> None:
 
 
 def read_settings(root: Path) -> StoreSettings:
-    """Return what ``store.json`` says.
-
-    Raises:
-        StoreNotFound: There is no store at `root`.
-        NewerFormat: It was made by a newer ckstore.
-        BadInput: ``store.json`` is not valid.
-        DamagedBlob: It is not as it was written.
-    """
+    """Return what ``store.json`` says."""
     path = Layout(root).settings
     try:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)

@@ -31,12 +31,7 @@ _NEW = "not made yet"
 
 
 def check_new(root: Path, catalog_path: Path | None) -> None:
-    """Raise, before anything is made, if a new store at `root` could not have its catalog.
-
-    Raises:
-        BadInput, UnsafePlace: As `open_context`.
-        OSError: The place cannot be looked at.
-    """
+    """Raise, before anything is made, if a new store at `root` could not have its catalog."""
     there = next(folder for folder in (root, *root.parents) if folder.is_dir())
     catalog = catalog_of(examine(there), root, _NEW, catalog_path)
     try:
@@ -49,12 +44,7 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
 def open_context(
     root: Path, *, run: str | None = None, readonly: bool, recover: bool, catalog_path: Path | None
 ) -> tuple[Context, tuple[str, ...]]:
-    """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`.
-
-    Raises:
-        StoreNotFound, NewerFormat, BadInput, DamagedBlob, UnsafePlace: As there.
-        OSError: The store cannot be looked at.
-    """
+    """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
     settings = read_settings(root)
     place, notes = place_of(root)
     notes += _notes_at_opening(place, readonly=readonly)
@@ -91,9 +81,6 @@ def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
     Args:
         place: The filesystem of the store.
         readonly: Then whose the store is does not matter.
-
-    Raises:
-        OSError: The store cannot be looked at.
     """
     status = os.stat(place.path)
     # Numbers, not names: looking a name up may ask a directory service, which may not answer.

@@ -27,8 +27,6 @@ def recover(context: Context) -> list[str]:
     Called twice, or by several processes at once, it does no harm.
 
     Raises:
-        NewerFormat: The catalog was written by a newer ckstore.
-        UnsafePlace: The filesystem cannot do what a store needs.
         OSError: The system refused; the store is as it was or further on the way.
     """
     notes: list[str] = []

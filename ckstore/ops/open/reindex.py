@@ -92,11 +92,7 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
 
 
 def _check_space(context: Context) -> None:
-    """Refuse while there is no room for a second catalog: without one a full disk cannot be freed.
-
-    Raises:
-        InsufficientSpace: With the numbers.
-    """
+    """Refuse while there is no room for a second catalog: without one a full disk cannot be freed."""
     path = context.catalog.path
     try:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES

@@ -72,11 +72,7 @@ class CommittedFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read as much as there is room for; fewer bytes only at the end of the file.
-
-        Raises:
-            DamagedBlob: Bytes are damaged or missing.
-        """
+        """Read as much as there is room for; fewer bytes only at the end of the file."""
         self._check_open()
         out = memoryview(buffer).cast("B")
         count = max(0, min(len(out), self.nbytes - self._at))

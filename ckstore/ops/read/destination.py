@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def outside_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a destination.
-
-    Raises:
-        BadInput: It is in the store.
-    """
+    """Return the absolute path of a destination."""
     path = Path(os.path.abspath(destination))
     if path.parent.resolve().joinpath(path.name).is_relative_to(layout.path):
         raise BadInput(f"{path} is in the store {layout.root}", hint="choose a destination outside it")

@@ -46,11 +46,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
 
 
 def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:
-    """Return which file of each checkpoint is compared; None: what it holds as a whole.
-
-    Raises:
-        BadInput: Neither has files.
-    """
+    """Return which file of each checkpoint is compared; None: what it holds as a whole."""
     if isinstance(file, tuple):
         if len(file) == len(directories):
             return file

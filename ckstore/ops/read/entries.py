@@ -34,11 +34,7 @@ class Found:
 
 
 def entries_of(manifest: Manifest) -> dict[str, Found]:
-    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so.
-
-    Raises:
-        BadInput: Two values have the same name.
-    """
+    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:

@@ -84,11 +84,7 @@ def export_safetensors(
 
 
 def check_shard(max_shard_bytes: int | str) -> int:
-    """Return the most bytes of tensors in one file.
-
-    Raises:
-        BadInput: It is not a size.
-    """
+    """Return the most bytes of tensors in one file."""
     most_bytes = parse_size(max_shard_bytes) if isinstance(max_shard_bytes, str) else max_shard_bytes
     if type(most_bytes) is not int or most_bytes < 1:
         msg = f"max_shard_bytes must be at least 1 byte, a number or a size such as 5GB, got {max_shard_bytes!r}"

@@ -63,12 +63,7 @@ class Meter:
 def building(
     directory: CheckpointDirectory, path: Path, needed_bytes: int, *, one_file: bool = False
 ) -> Iterator[tuple[NewTree, RangeReader]]:
-    """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it.
-
-    Raises:
-        InsufficientSpace: There is no room for `needed_bytes`.
-        DamagedBlob: Bytes of the checkpoint are damaged or missing.
-    """
+    """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it."""
     try:
         with NewTree.beside(path, one_file=one_file) as tree:
             _check_space(tree, needed_bytes)
@@ -144,11 +139,7 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
 
 
 def read_back(fd: int, name: str, nbytes: int, parts: list[WrittenPart], meter: Meter) -> None:
-    """Make a file durable, read it from the disk, and compare it with what was to be written.
-
-    Raises:
-        CkstoreError: It differs.
-    """
+    """Make a file durable, read it from the disk, and compare it with what was to be written."""
     os.fsync(fd)
     direct.drop_cached(fd)
     found_bytes = os.fstat(fd).st_size

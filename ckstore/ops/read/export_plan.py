@@ -69,7 +69,6 @@ def plan_export(
     Raises:
         BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
             file, or there is no prefix to strip. The message names them.
-        NoSuchRef: `select` fits nothing.
     """
     keep = as_filter(select)
     refuse_files(manifest)
@@ -103,11 +102,7 @@ def plan_export(
 
 
 def refuse_files(manifest: Manifest) -> None:
-    """Raise if a checkpoint is not of a saved state.
-
-    Raises:
-        BadInput: It is not.
-    """
+    """Raise if a checkpoint is not of a saved state."""
     if manifest.files:
         msg = f"{manifest.run}@{manifest.step} was committed from files: there is nothing to export"
         raise BadInput(msg, hint=f"ckstore checkout {manifest.run}@{manifest.step} DEST gives the files back")
@@ -189,11 +184,7 @@ def _untie(
 
 
 def _prefix_of(select: Select) -> str:
-    """Return the path that everything selected lies in, as people write it.
-
-    Raises:
-        BadInput: There is none.
-    """
+    """Return the path that everything selected lies in, as people write it."""
     hint = "give select the name of one part, such as model"
     command_hint = "give --select the name of one part, such as model"
     if select is None or callable(select):

@@ -66,9 +66,7 @@ def state_of(
         can_select: Whether the caller can leave out what cannot be loaded, for the advice.
 
     Raises:
-        NoSuchRef: There is no such file.
         CannotLoad: It holds no state that can be loaded.
-        DamagedBlob: Bytes that say what it holds are damaged or missing.
     """
     if file is None:
         yield directory

@@ -27,11 +27,7 @@ Select = str | Sequence[str] | Callable[[str], bool] | None
 
 
 def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool] | None:
-    """Return `select`, which the caller gave as this argument, as a function of a name; None if everything is wanted.
-
-    Raises:
-        BadInput: It is none of the kinds of `Select`.
-    """
+    """Return `select`, given as this argument, as a function of a name; None if everything is wanted."""
     if select is None or callable(select):
         return select
     try:
@@ -106,12 +102,7 @@ def _source(
 
 
 def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
-    """Return what selects the state of a rank, or of it what `keep` does.
-
-    Raises:
-        BadInput: The checkpoint is not of ranks that saved states of their own.
-        NoSuchRef: It has no such rank.
-    """
+    """Return what selects the state of a rank, or of it what `keep` does."""
     manifest = directory.manifest
     name = f"{manifest.run}@{manifest.step}"
     if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:

@@ -135,12 +135,7 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
 
 
 def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
-    """Return what the caller says that the target holds.
-
-    Raises:
-        BadInput: The load before took another part of its checkpoint, or renamed it otherwise.
-        NoSuchRef, AmbiguousRef: `since` is a ref, and does not name one checkpoint.
-    """
+    """Return what the caller says that the target holds."""
     since = request.since
     if since is None:
         return None

@@ -19,9 +19,6 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
     """Map storages copy-on-write; those that cannot be mapped as they lie are read.
 
     With `verify`, every byte is read and checked now, not when it is used.
-
-    Raises:
-        DamagedBlob: Some bytes are damaged or missing.
     """
     with directory.reporting_damage():
         return _map_memories(directory, storages, verify=verify)

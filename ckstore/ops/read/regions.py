@@ -67,11 +67,7 @@ class RegionReader:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def block(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
-        """Read a block of the tensor with this shape, the last dimension in bytes, into `out`, row-major.
-
-        Raises:
-            DamagedBlob: A piece is damaged or missing.
-        """
+        """Read a block of the tensor with this shape, the last dimension in bytes, into `out`, row-major."""
         if not wanted.nbytes:
             return
         tiling = self._record.tiling
@@ -85,11 +81,7 @@ class RegionReader:
         self._block_of_rows(shape, wanted, out)
 
     def bytes(self, start: int, stop: int, out: memoryview) -> None:
-        """Read the row-major bytes `start` to `stop` of the storage into `out`.
-
-        Raises:
-            DamagedBlob: As `block`.
-        """
+        """Read the row-major bytes `start` to `stop` of the storage into `out`."""
         if start == stop:
             return
         if self._record.tiling is not None:

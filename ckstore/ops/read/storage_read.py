@@ -87,7 +87,6 @@ def read_storages(
 
     Raises:
         DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
-        OSError: Reading failed.
     """
     names = names_of(directory)
     parts: list[Part] = []
@@ -179,9 +178,6 @@ def stream_storages(
         verify: Check them before they are handed out.
         skip: What is not handed out.
         tally: As in `read_storages`.
-
-    Raises:
-        DamagedBlob, OSError: As `read_storages`.
     """
     names = names_of(directory)
     buffer = memoryview(b"")
@@ -227,9 +223,6 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 
     A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
     again and again; so what it says is not a measure.
-
-    Raises:
-        InsufficientSpace: They do not.
     """
     if nbytes < _ASK_FROM_BYTES:
         return
@@ -244,12 +237,7 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 def read_memories(
     directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool, tally: Tally | None = None
 ) -> dict[int, StorageMemory]:
-    """Read storages into fresh memory.
-
-    Raises:
-        InsufficientSpace: They do not fit into it.
-        DamagedBlob, OSError: As `read_storages`.
-    """
+    """Read storages into fresh memory."""
     names = names_of(directory)
     records = directory.manifest.storages
     storages = list(storages)
@@ -260,11 +248,7 @@ def read_memories(
 
 
 def check_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> None:
-    """Check that memories hold the bytes of their storages, by several threads.
-
-    Raises:
-        DamagedBlob: Some do not.
-    """
+    """Check that memories hold the bytes of their storages, by several threads."""
     names = names_of(directory)
 
     def check_storage(storage: int) -> None:

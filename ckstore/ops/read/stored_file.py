@@ -38,11 +38,7 @@ class StoredFile:
         self._last: RegionReader | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes.
-
-        Raises:
-            DamagedBlob: They are damaged, missing, or beyond the end.
-        """
+        """Return exactly these bytes."""
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -51,11 +47,7 @@ class StoredFile:
         return bytes(out)
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill `out` with the bytes from `offset`; the file has as many.
-
-        Raises:
-            DamagedBlob: They are damaged or missing.
-        """
+        """Fill `out` with the bytes from `offset`; the file has as many."""
         done = 0
         while done < len(out):
             at = bisect_right(self._starts, offset + done) - 1
@@ -75,7 +67,6 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     """Return the committed file of that path.
 
     Raises:
-        NoSuchRef: There is none.
         CannotLoad: It is a directory or a symlink.
     """
     name = f"{manifest.run}@{manifest.step}"

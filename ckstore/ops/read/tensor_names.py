@@ -43,11 +43,7 @@ class TensorNames:
         return name in self.leaves or name in self._by_plain
 
     def find(self, name: str) -> LeafRecord | tuple[str, Node]:
-        """Return the leaf of that name, or name and node of a tensor that is made of several.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: There is none, or there are several.
-        """
+        """Return the leaf of that name, or name and node of a tensor that is made of several."""
         meant = [name] if name in self.leaves or name in self._parts else self._by_plain.get(name, ())
         if len(meant) == 1:
             return self.leaves.get(meant[0]) or (meant[0], self._parts[meant[0]])

@@ -23,11 +23,7 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
     """Add metrics and a note to a checkpoint, durably; return what the store says about it now.
 
     Raises:
-        BadInput: Something in it cannot be, or there is nothing to add.
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Another process is deleting it, or other processes keep the store locked.
         CkstoreError: What was added before is damaged; nothing was changed.
-        OSError: The system refused.
     """
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))

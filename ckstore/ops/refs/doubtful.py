@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def doubtful_tags(layout: Layout) -> dict[str, str]:
-    """Return the entries of ``refs/`` whose checkpoint is unknown -> what is wrong with each.
-
-    Raises:
-        OSError: The system refused.
-    """
+    """Return the entries of ``refs/`` whose checkpoint is unknown -> what is wrong with each."""
     texts = layout.tag_texts()
     doubtful = {name: why for name, text in sorted(texts.items()) if (why := _doubt(layout, name, text))}
     if not doubtful:
@@ -41,12 +37,7 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
 
 
 def check_tags(layout: Layout) -> None:
-    """Raise if it is unknown which checkpoint a tag protects.
-
-    Raises:
-        DamagedBlob: The first of those tags, and what to do.
-        OSError: The system refused.
-    """
+    """Raise if it is unknown which checkpoint a tag protects."""
     for name, why in doubtful_tags(layout).items():
         raise damaged_tag(name, why)
 

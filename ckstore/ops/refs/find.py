@@ -36,10 +36,6 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
 
     Raises:
         NoSuchRef: There is none; the message says what there is.
-        InUse: A save that replaces it has not finished.
-        AmbiguousRef: There are several.
-        BadInput: It has no form of a ref.
-        DamagedBlob: The tag, or the checkpoint, is damaged.
     """
     if isinstance(ref, CheckpointInfo):
         context.run_was_open = False
@@ -76,11 +72,7 @@ def _has_id(ref: Ref, gap: Gap) -> bool:
 
 
 def text_of(ref: str | SupportsIndex) -> str:
-    """Return a ref as a string; a step may be any integer, NumPy's too.
-
-    Raises:
-        BadInput: It is neither.
-    """
+    """Return a ref as a string; a step may be any integer, NumPy's too."""
     if isinstance(ref, str):
         return ref
     try:
@@ -93,11 +85,7 @@ def text_of(ref: str | SupportsIndex) -> str:
 
 
 def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
-    """Raise if a directory with a manifest is there, and it is not a whole checkpoint: another answer would mislead.
-
-    Raises:
-        DamagedBlob: What is wrong with it.
-    """
+    """Raise if a directory with a manifest is there, and it is not a whole checkpoint: another answer would mislead."""
     from ckstore.objects.checkpoints import look
 
     if context.layout.stamp(*key) is None and not context.layout.passed_over:
@@ -154,12 +142,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
-    """Open the checkpoint that `ref` names for reading: locked, with a checked manifest.
-
-    Raises:
-        NoSuchRef, AmbiguousRef, BadInput: As `find`.
-        DamagedBlob: Its manifest is damaged.
-    """
+    """Open the checkpoint that `ref` names for reading: locked, with a checked manifest."""
     from ckstore.ops.check.marking import open_checked
 
     for _ in range(_OPEN_TRIES):
@@ -178,11 +161,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none.
-
-    Raises:
-        AmbiguousRef: No run is given, the store has several, and the handle is not bound to one.
-    """
+    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none."""
     run = run_meant(context, run)
     if not valid:
         return newest(context, in_one_run(context, Ref(run, "latest", "latest")).run)
@@ -202,10 +181,6 @@ def read_checkpoint(
         ref: Any ref.
         read: Called with the directory, for ``latest-valid`` perhaps with one after another.
         verify: Whether `read` checks every byte that it reads.
-
-    Raises:
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        DamagedBlob: It has no valid manifest.
     """
     if not is_latest_valid(ref):
         with open_directory(context, ref) as directory:

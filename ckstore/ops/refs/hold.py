@@ -23,12 +23,6 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
 
     Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the caller
     has made sure of it.
-
-    Raises:
-        NoSuchRef: It is gone, or another one has taken its place.
-        InUse: Another process is deleting it, or the lock of the run was lost.
-        SaveFailed: The store cannot be written.
-        OSError: The system refused.
     """
     context.check_writable()
     path = context.layout.checkpoint(info.run, info.step)

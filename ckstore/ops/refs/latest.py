@@ -30,9 +30,6 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
     Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
     says something else than the manifest makes no other checkpoint the newest.
-
-    Raises:
-        InUse: There would be one if a save that replaces it had finished.
     """
     sured: set[str] = set()
     settle(context)
@@ -92,9 +89,6 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
     """Return `ref` with the run that it is looked for in, where its kind is counted in runs.
 
     Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
-
-    Raises:
-        AmbiguousRef: ``latest`` or ``latest-valid`` without a run, and the store has several.
     """
     context.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):

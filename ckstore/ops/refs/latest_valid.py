@@ -111,12 +111,7 @@ def _why_locked(place: Inside, error: InUse) -> str:
 
 
 def newest_valid(context: Context, ref: str) -> CheckpointInfo:
-    """Return the newest checkpoint that is valid by a cheap look; blobs that a program wrote into are read.
-
-    Raises:
-        NoSuchRef: There is none.
-        BadInput: The ref has another form.
-    """
+    """Return the newest checkpoint that is valid by a cheap look; blobs that a program wrote into are read."""
     return take_newest_valid(context, ref, lambda info, _: info, read_touched=True)
 
 
@@ -148,11 +143,7 @@ def fill_from_newest_valid(
 
 
 def _run_of(context: Context, ref: str) -> str | None:
-    """Return the run that a ref to the newest valid checkpoint means; None: the only one.
-
-    Raises:
-        AmbiguousRef: It names none, and the store has several.
-    """
+    """Return the run that a ref to the newest valid checkpoint means; None: the only one."""
     parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind != "latest-valid":
         msg = f"{ref!r} is not a ref to the newest valid checkpoint"
@@ -185,11 +176,7 @@ def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_tou
 
 
 def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[int] | None = None) -> None:
-    """Read blobs of an open checkpoint, given by their index, or all; mark it if they are damaged.
-
-    Raises:
-        DamagedBlob: A tensor of the checkpoint is damaged.
-    """
+    """Read blobs of an open checkpoint, given by their index, or all; mark it if they are damaged."""
     with Verifier(context) as checker:
         chosen = range(len(directory.manifest.blobs)) if indexes is None else indexes
         damage = [found for found in checker.blobs(directory, chosen) if found.affects]

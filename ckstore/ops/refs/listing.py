@@ -50,9 +50,6 @@ def infos(
         newest: Only so many, the newest; what the others are is not looked at.
         only: Only those whose step it is true of; the others are not looked at either.
         at: Only those at these places, whose stamps are given; the directories are not listed.
-
-    Raises:
-        BadInput: `run` is not a run name.
     """
     if run is not None:
         check_run(run)
@@ -211,9 +208,6 @@ def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap
         context: The store.
         run: What is asked for is in this run; None: in any.
         is_meant: Whether it is what was at the place of a gap.
-
-    Raises:
-        InUse: The old checkpoint has left its place, and the new one has not come.
     """
     for gap in two_renames.gaps(context.layout):
         if run in (None, gap.key[0]) and is_meant(gap) and peek.exists(gap.old):  # else both went since it was listed

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | timedelta | datetime | None) -> Pin:
-    """Pin a checkpoint, durably.
-
-    Raises:
-        BadInput: `reason` or `expires` is invalid.
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Another process is deleting it, or other processes keep the store locked.
-        OSError: The system refused.
-    """
+    """Pin a checkpoint, durably."""
     info = find(context, ref)
     if not isinstance(reason, str) or not fits_json(reason):
         msg = f"reason: wanted a text, got {reason!r}"
@@ -51,11 +44,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
 
 
 def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[str]:
-    """Let the pins of a checkpoint that was replaced name the one that has its place; return their names.
-
-    Raises:
-        CkstoreError, OSError: One of them still names what was there before.
-    """
+    """Let the pins of a checkpoint that was replaced name the one that has its place; return their names."""
     moved = [found for found in read_pins(context.layout) if (found.run, found.step) == key]
     for found in moved:
         if found.id != checkpoint_id:
@@ -64,13 +53,7 @@ def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[
 
 
 def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
-    """Remove the pin of that name, or all pins of the checkpoint that `what` names; return their names.
-
-    Raises:
-        NoSuchRef: There is no such pin, or the checkpoint has none.
-        AmbiguousRef, BadInput: As `find`.
-        OSError: The system refused.
-    """
+    """Remove the pin of that name, or all pins of the checkpoint that `what` names; return their names."""
     context.check_writable()
     if isinstance(what, Pin):
         what = what.name
@@ -90,10 +73,6 @@ def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
 
 
 def pins(context: Context) -> list[Pin]:
-    """Return every pin, expired ones too, in the order in which they were made.
-
-    Raises:
-        CkstoreError: One cannot be read.
-    """
+    """Return every pin, expired ones too, in the order in which they were made."""
     found = sorted(read_pins(context.layout), key=lambda pin: (pin.created, pin.name))
     return [replace(pin, dangling=id_at(context.layout.checkpoint(pin.run, pin.step)) != pin.id) for pin in found]

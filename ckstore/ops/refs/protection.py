@@ -30,7 +30,6 @@ def check_unprotected(
 
     Raises:
         Protected: It is.
-        CkstoreError: A tag or a pin cannot be read, so what it protects is unknown.
     """
     check_tags(context.layout)
     name = f"{key[0]}@{key[1]}"
@@ -52,11 +51,7 @@ def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Pro
 
 
 def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
-    """Return the unexpired pins of every checkpoint that has some.
-
-    Raises:
-        CkstoreError: One cannot be read.
-    """
+    """Return the unexpired pins of every checkpoint that has some."""
     found: dict[CheckpointKey, list[Pin]] = {}
     for pin in read_pins(context.layout):
         if not pin.expired(now):

@@ -27,9 +27,6 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step.
 
     The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
-
-    Raises:
-        OSError: The tag has its old meaning or, after a power cut, perhaps its old one.
     """
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
@@ -43,14 +40,7 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
 
 
 def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
-    """Point the tag `name` to a checkpoint, durably; a tag that exists moves. Return what the store says about it now.
-
-    Raises:
-        BadInput: `name` is no name for a tag.
-        NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        InUse: Another process is deleting it.
-        OSError: The system refused.
-    """
+    """Point the tag `name` to a checkpoint, durably, also if it exists. Return what the store says about it now."""
     info = find(context, ref)
     check_tag(name)
     with held(context, info):
@@ -60,13 +50,7 @@ def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
 
 
 def untag(context: Context, name: str) -> None:
-    """Remove a tag durably; also one that dangles, and any other file or symlink in ``refs/``.
-
-    Raises:
-        NoSuchRef: There is none of that name.
-        BadInput: It is a directory.
-        OSError: The system refused.
-    """
+    """Remove a tag durably; also one that dangles, and any other file or symlink in ``refs/``."""
     context.check_writable()
     if name not in context.layout.tag_texts():
         raise _no_tag(context, name)

@@ -47,10 +47,6 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
 
     Returns:
         What was done to make room, a sentence each.
-
-    Raises:
-        InsufficientSpace: With the numbers of bytes and inodes, and what would free how much.
-        OSError: The system refused.
     """
     if context.measure(_at_most(context, sources)).fits:
         return ()

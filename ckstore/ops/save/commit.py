@@ -48,11 +48,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
 def capture_files(
     context: Context, paths: Sequence[Path], request: Request, options: CommitOptions
 ) -> tuple[Request, Captured, tuple[str, ...]]:
-    """Return the request, with its step, the files as the store sees them, and what the user should know of them.
-
-    Raises:
-        As `ckstore.Store.commit`.
-    """
+    """Return the request, with its step, the files as the store sees them, and what the user should know of them."""
     is_step_given = request.step is not None
     if not is_step_given:
         request = replace(request, step=step_in_name(paths))
@@ -91,11 +87,7 @@ class _CapturedFiles(Captured):
     paths: tuple[Path, ...] = ()
 
     def first_changed(self) -> str | None:
-        """Return None: a change is an error here, which says which file it is.
-
-        Raises:
-            StateChanged: A file was written, made, moved or removed since it was captured.
-        """
+        """Return None: a change is an error here, which says which file it is."""
         try:
             now = gather(self.paths)
         except (BadInput, OSError) as error:

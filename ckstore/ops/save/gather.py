@@ -27,10 +27,6 @@ def gather(paths: Sequence[Path]) -> list[Entry]:
     """Return everything that is to be committed: what is in one directory, or several paths under their own names.
 
     A path that was named may be a symlink; below it none is followed.
-
-    Raises:
-        BadInput: A path is not there, two have one name, or a name cannot be kept.
-        CannotStore: Something is neither a file, nor a directory, nor a symlink.
     """
     if not paths:
         raise BadInput("commit takes at least one path, got none")
@@ -56,12 +52,7 @@ def _resolved(path: Path) -> Path:
 
 
 def check_names(entries: Sequence[Entry]) -> None:
-    """Refuse files whose names cannot be kept, or of which two have one name.
-
-    Raises:
-        CannotStore: A name cannot be kept.
-        BadInput: Two have one name.
-    """
+    """Refuse files whose names cannot be kept, or of which two have one name."""
     seen: set[str] = set()
     for entry in entries:
         try:
@@ -90,11 +81,7 @@ def _step_of(name: str) -> int | None:
 
 
 def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
-    """Refuse several checkpoints at once: one commit makes one checkpoint of them.
-
-    Raises:
-        BadInput: Several of the paths, or of what is in a single one, are named as checkpoints are.
-    """
+    """Refuse several checkpoints at once: one commit makes one checkpoint of them."""
     steps = {
         entry.path: step
         for entry in entries
@@ -126,11 +113,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
 
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
-    """Refuse to put a store into itself.
-
-    Raises:
-        BadInput: A path lies in the store, or holds it.
-    """
+    """Refuse to put a store into itself."""
     root = store.resolve()
     for path in paths:
         here = path.resolve()

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def order_of(request: Request, parent: str) -> Order:
-    """Return the order of a request, which is checked; its number and its state are still to come.
-
-    Raises:
-        BadInput: Says which argument, what is wanted and what was given.
-    """
+    """Return the order of a request, which is checked; its number and its state are still to come."""
     request.check()
     return Order(
         number=0,

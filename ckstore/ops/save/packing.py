@@ -67,9 +67,6 @@ class Packer:
         """Add the bytes of a source, no more than a pack has, whose digest the key has.
 
         `apart`: not at the start of a pack, so that the pack is not the piece itself.
-
-        Raises:
-            StateChanged: The bytes have another digest.
         """
         if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
             self._flush()
@@ -135,10 +132,6 @@ def place_small(
     Returns:
         The key of each source in order, where each piece is by its key, and how many bytes of pieces were written. A
         key is the digest, or, of further bytes with the same digest, the digest and a number: `digest_of_key`.
-
-    Raises:
-        StateChanged: A source gave other bytes when it was read again.
-        OSError: A blob could not be written.
     """
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []

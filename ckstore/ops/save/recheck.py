@@ -113,9 +113,6 @@ class Recheck:
             digest: The blob; the save has claimed it.
             bytes_of: Gives the bytes that the blob should have from one offset to another. They may be those of a live
                 tensor: if they differ, the blob is compared with its name.
-
-        Raises:
-            OSError: This process lacks what is needed to read.
         """
         part = self._due.get(digest)
         if part is None or not self._may_go_on():
@@ -148,11 +145,7 @@ class Recheck:
         return self.is_right(digest, self._known[digest].nbytes)
 
     def is_right(self, digest: str, nbytes: int) -> bool:
-        """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it.
-
-        Raises:
-            OSError: This process lacks what is needed to read.
-        """
+        """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it."""
         begun_s = time.monotonic()
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:

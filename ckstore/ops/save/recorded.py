@@ -59,11 +59,7 @@ class RecordedSource:
         self._samples = samples
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Raise: the bytes are not here.
-
-        Raises:
-            SaveFailed: Always.
-        """
+        """Raise: the bytes are not here."""
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not in hand", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
@@ -93,11 +89,7 @@ class RecordedSource:
 
 
 def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Manifest:
-    """Return the manifest of the checkpoint that storages are to be taken from.
-
-    Raises:
-        SaveFailed: It is no longer there.
-    """
+    """Return the manifest of the checkpoint that storages are to be taken from."""
     try:
         with CheckpointDirectory.at(context.layout.checkpoint(run, step), context.layout.hash_prefix) as directory:
             if directory.manifest_id == manifest_id:
@@ -121,9 +113,6 @@ def recorded_sources(
         order: What is to be saved.
         kept: What of it is taken from there.
         in_hand: For each of these storages bytes of it, by where they start.
-
-    Raises:
-        SaveFailed: The checkpoint has them in another form.
     """
     theirs = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)

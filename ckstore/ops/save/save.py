@@ -98,11 +98,7 @@ class Request:
     progress: Progress | None = None
 
     def check(self) -> None:
-        """Raise if something in it is invalid.
-
-        Raises:
-            BadInput: Says which argument, what is wanted and what was given.
-        """
+        """Raise if something in it is invalid."""
         check_run(self.run)
         if self.step is not None:
             check_step(self.step)
@@ -355,11 +351,7 @@ def _step_after(step: int, run: str) -> int:
 
 
 def _check_names(name_chars: int, texts: StateTexts) -> None:
-    """Raise if the names of all values of a state are longer than a manifest may have them.
-
-    Raises:
-        CannotStore: They are.
-    """
+    """Raise if the names of all values of a state are longer than a manifest may have them."""
     most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
     if name_chars > most:
         why = f"the paths to its values have {name_chars} characters, at most {most} can be read"

@@ -105,11 +105,6 @@ def store_sources(
         compare: Another person may have chosen the bytes: where the digest cannot rule that out, what the store has
             is compared byte by byte before it is used.
         progress: Called with the bytes that are stored and those to be stored.
-
-    Raises:
-        StateChanged: A source changed meanwhile.
-        OSError: A blob could not be read or written.
-        SaveFailed: The staging directory was taken away.
     """
     compare = compare and not context.algorithm.collision_resistant
     writer = _ChunkWriter(context, staging, recheck, compare=compare)
@@ -339,7 +334,6 @@ class _ChunkWriter:
 
         Raises:
             NotUnchanged: They were, as a sample, and are others.
-            SaveFailed: The store does not have it any more.
         """
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
@@ -360,9 +354,6 @@ class _ChunkWriter:
         """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
 
         Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
-
-        Raises:
-            CannotStore: The bytes were made to collide behind zeros, too.
         """
         for chunk in self._unsure:
             data = self._copy_again(chunk)
@@ -429,11 +420,7 @@ class _ChunkWriter:
             return first
 
     def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
-        """Copy a chunk to private memory part by part, each of them valid until the next.
-
-        Raises:
-            StateChanged: After the last part, if those that were given are not what was hashed before.
-        """
+        """Copy a chunk to private memory part by part, each of them valid until the next."""
         if not hasattr(self._local, "part"):
             self._local.part = aligned_buffer(_PART_BYTES)
         running = self._context.algorithm.start()
@@ -463,11 +450,7 @@ class _ChunkWriter:
         return copy, algorithm.digest_of_parts(running)
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:
-        """Copy a chunk whose digest is known, as `_copy`.
-
-        Raises:
-            StateChanged: It has other bytes by now.
-        """
+        """Copy a chunk whose digest is known, as `_copy`."""
         data, copied = self._copy(chunk.source, chunk.start, chunk.stop)
         if copied != chunk.piece:
             raise state_changed(chunk.source.name)

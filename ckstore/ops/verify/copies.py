@@ -77,11 +77,7 @@ class Copies:
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: Wanted) -> Right | None:
-        """Return a right copy of a blob; None if there is none.
-
-        Raises:
-            OSError: One could not be read for want of descriptors or memory, and no other is right.
-        """
+        """Return a right copy of a blob; None if there is none."""
         unread: list[OSError] = []
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
@@ -98,11 +94,7 @@ class Copies:
         return None
 
     def assembled(self, wanted: Wanted) -> Right | None:
-        """Return a blob put together from pieces that are right; None if some are nowhere.
-
-        Raises:
-            OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
-        """
+        """Return a blob put together from pieces that are right; None if some are nowhere."""
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
             *(p for tree in self._sources for p in tree.named(wanted)),
@@ -119,11 +111,7 @@ class Copies:
         return None
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
-        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere.
-
-        Raises:
-            OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
-        """
+        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""
         for tree in self._sources:
             for path, found in tree.manifests:
                 if (found.run, found.step) != (run, step):
@@ -273,11 +261,7 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Fi
 
 
 def is_right(path: File, wanted: Wanted) -> bool:
-    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has.
-
-    Raises:
-        OSError: This process lacks descriptors or memory, or the server lost the file: it is not known.
-    """
+    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
     return _read_if_right(path, wanted) is not None
 
 

@@ -65,10 +65,6 @@ def repair(
         sources: Other stores and directories with right bytes.
         canonical: Blobs whose canonical name gives other bytes, of a copy that no checkpoint has.
         right: Device and inode number of what is right under another name: only its name is wrong.
-
-    Raises:
-        BadInput: A source is not a directory.
-        SaveFailed, OSError: Nothing could be prepared.
     """
     done = Repaired()
     copies = Copies(context, sources)

@@ -51,7 +51,6 @@ class SaverKeeper:
 
         Raises:
             InUse: One that was closed does not end.
-            SaveFailed: None can be started.
         """
         while self._closing and self.process is not None:
             if not self._queue.changed.wait(self._queue.terms.timeout_s):
@@ -94,11 +93,7 @@ class SaverKeeper:
         self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._path}")
 
     def _watched(self) -> SaverProcess:
-        """Return a new saver, with a thread that reads what it says once the lock is free.
-
-        Raises:
-            SaveFailed: There are no more descriptors, processes or threads.
-        """
+        """Return a new saver, with a thread that reads what it says once the lock is free."""
         process: SaverProcess | None = None
         try:
             process = SaverProcess()

@@ -22,11 +22,7 @@ _CMDLINE_BYTES = 256 * 1024
 
 
 def savers_of(store: str) -> tuple[SaverStatus, ...]:
-    """Return the savers of the store at this path that this user may look at, by process.
-
-    Raises:
-        CkstoreError: The processes of this host cannot be listed.
-    """
+    """Return the savers of the store at this path that this user may look at, by process."""
     try:
         processes = [folder for folder in _PROC.iterdir() if folder.name.isdigit()]
     except OSError as error:

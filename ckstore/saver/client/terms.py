@@ -26,11 +26,7 @@ class Terms:
     nice: int = 0
 
     def check(self) -> None:
-        """Raise if something cannot be meant.
-
-        Raises:
-            BadInput: Says what.
-        """
+        """Raise if something cannot be meant."""
         if self.max_in_flight < 1:
             raise BadInput(f"max_in_flight must be at least 1, got {self.max_in_flight}")
         if self.when_busy not in ("wait", "skip", "error"):

@@ -41,11 +41,7 @@ class Unchanged:
     chunk_bytes: int
 
     def names_in(self, captured: Captured) -> set[str]:
-        """Return what it names of a state.
-
-        Raises:
-            BadInput: Nothing, so a name is misspelt.
-        """
+        """Return what it names of a state."""
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
         if captured.leaves and not names:
             some = ", ".join(leaf.name for leaf in captured.leaves[:3])

@@ -26,9 +26,6 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         context: The store.
         order: What to save, and how.
         snapshot: Descriptor of the memory.
-
-    Raises:
-        CkstoreError: As `ckstore.Store.save`.
     """
     context.last_parents.update(order.last_parents)
     about = order.about
@@ -55,11 +52,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
 
 
 def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource, ...]:
-    """Return where the bytes of each storage are: in the snapshot, or in an earlier checkpoint.
-
-    Raises:
-        SaveFailed: That is no longer there.
-    """
+    """Return where the bytes of each storage are: in the snapshot, or in an earlier checkpoint."""
     kept = order.kept
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]

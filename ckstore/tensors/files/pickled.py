@@ -75,9 +75,6 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
     Args:
         state: The state.
         number: Gives the number of a storage that is one; None for those that hold their bytes.
-
-    Raises:
-        BadInput: It holds something that has no place in a module.
     """
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []

@@ -46,11 +46,7 @@ def named_value(value: Any) -> Node | None:
 
 
 def member_of(name: str, member: str, path: str) -> enum.Enum:
-    """Return the member of an enumeration.
-
-    Raises:
-        BadInput: There is no such enumeration here, or it has no such member.
-    """
+    """Return the member of an enumeration."""
     kind = find_enum(name, path)
     found = kind.__members__.get(member)
     if found is None:
@@ -60,11 +56,7 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
 
 
 def check_names(node: Node, path: str) -> None:
-    """Look for what is named at and below a node, so that a load that lacks it begins nothing.
-
-    Raises:
-        BadInput: Something is not allowed, or not there.
-    """
+    """Look for what is named at and below a node, so that a load that lacks it begins nothing."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "enum":
         member_of(node[1], node[2], path)
@@ -84,11 +76,7 @@ def check_names(node: Node, path: str) -> None:
 
 
 def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind.
-
-    Raises:
-        CannotStore: It has a field without a value.
-    """
+    """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind."""
     if tensordicts.is_tensor_dict(value):
         return tensordicts.KIND, tensordicts.fields_of(value, path)
     kind = type(value)
@@ -108,11 +96,7 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
-    """Return the object of that class with these fields; its ``__init__`` is not called.
-
-    Raises:
-        BadInput: The class is not allowed, or has other fields.
-    """
+    """Return the object of that class with these fields; its ``__init__`` is not called."""
     kind: Any = find(name, path)
     if name == tensordicts.KIND:
         return tensordicts.put_together(fields, path)

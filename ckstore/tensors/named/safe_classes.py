@@ -77,9 +77,6 @@ def find(name: str, path: str) -> Any:
     Args:
         name: As `name_of` gives it.
         path: Of the value that needs it, for the message.
-
-    Raises:
-        BadInput: This program has not allowed it.
     """
     found = _found(name)
     if found is None:
@@ -97,9 +94,6 @@ def find_enum(name: str, path: str) -> type[enum.Enum]:
     """Return the enumeration of that name, which is allowed, or in a module that this program has imported.
 
     Its members exist already: one that was not allowed does no harm.
-
-    Raises:
-        BadInput: There is none.
     """
     found = _found(name) or _imported_enum(name)
     if isinstance(found, type) and issubclass(found, enum.Enum):

@@ -19,11 +19,7 @@ def is_tensor_dict(value: object) -> bool:
 
 
 def fields_of(value: Any, path: str) -> dict[str, Any]:
-    """Return what a TensorDict is made of.
-
-    Raises:
-        CannotStore: It has items that are not tensors.
-    """
+    """Return what a TensorDict is made of."""
     items = dict(value.items())
     other = next((name for name, item in items.items() if not _is_item(item)), None)
     if other is not None:
@@ -34,11 +30,7 @@ def fields_of(value: Any, path: str) -> dict[str, Any]:
 
 
 def put_together(fields: Mapping[str, Any], path: str) -> object:
-    """Return the TensorDict of these fields, on the device on which its items are.
-
-    Raises:
-        BadInput: They do not fit.
-    """
+    """Return the TensorDict of these fields, on the device on which its items are."""
     torch, library = sys.modules["torch"], sys.modules["tensordict"]
     try:
         items, batch_size, device, names = (fields[name] for name in _FIELDS)

@@ -88,11 +88,7 @@ class Comparison:
         return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind == "numbers"
 
     def wants(self, node: Node, path: str) -> bool:
-        """Whether what is at and below a node is selected.
-
-        Raises:
-            BadInput: A part of it is.
-        """
+        """Whether what is at and below a node is selected."""
         keep = self.terms.keep
         if keep is None:
             return True
@@ -108,11 +104,7 @@ class Comparison:
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
     def found_in(self, node: Node, path: str, *, rename_all: bool) -> Found:
-        """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them.
-
-        Raises:
-            BadInput: Two of them are equal then.
-        """
+        """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them."""
         found: Found = {}
         for own, item in node[1]:
             key = decode_key(own)

@@ -72,9 +72,6 @@ class IntoPlan:
 
         Args:
             storage_bytes: Sizes of the storages; None: each ends with its last element.
-
-        Raises:
-            MemoryError: There is not so much.
         """
         self.direct, self.copied, self.indirect = self._filling.decide(storage_bytes)
 

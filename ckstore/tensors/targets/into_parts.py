@@ -37,11 +37,7 @@ class How(Enum):
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> How | None:
-    """Plan how `target` takes the parts of `node`; None if it does not, which is said then.
-
-    Raises:
-        BadInput: The parts need a class that is not allowed.
-    """
+    """Plan how `target` takes the parts of `node`; None if it does not, which is said then."""
     check_names(node, name)
     on_meta = target.device.type == "meta"
     unlike = "" if on_meta else _unlike(comparison, target, node)

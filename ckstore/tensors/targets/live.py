@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def holds_live(target: object, path: str, depth: int = 1) -> bool:
-    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth.
-
-    Raises:
-        BadInput: `target` contains itself, or is nested deeper than any checkpoint.
-    """
+    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth."""
     if is_tensor(target) or is_array(target) or is_stateful(target):
         return True
     if isinstance(target, dict | list | tuple):

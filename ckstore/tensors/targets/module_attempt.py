@@ -120,11 +120,7 @@ class Attempt:
         return [key for key in missing if key not in misfits], unexpected
 
     def _load(self, loader: Loader, values: dict[str, Any]) -> tuple[Iterable[str], Iterable[str]]:
-        """Load a part as torch does, and return what it reports.
-
-        Raises:
-            BadInput: It raised.
-        """
+        """Load a part as torch does, and return what it reports."""
         how = {"assign": True} if self._assign(values) else {}
         state = OrderedDict(values)
         metadata = self._metadata()

@@ -15,11 +15,7 @@ _SUGGESTED_MOST = 20
 
 
 def check_rename(rename: object) -> Rename:
-    """Return `rename`; None is an empty one.
-
-    Raises:
-        BadInput: It does not map strings to strings.
-    """
+    """Return `rename`; None is an empty one."""
     if rename is None:
         return {}
     pairs = rename.items() if isinstance(rename, Mapping) else None

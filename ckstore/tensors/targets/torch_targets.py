@@ -171,11 +171,7 @@ def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
 
 
 def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with memory on the CPU, of shape, dtype and strides of one on the meta device.
-
-    Raises:
-        MemoryError: There is not so much.
-    """
+    """Return a tensor with memory on the CPU, of shape, dtype and strides of one on the meta device."""
     strides = row_major(target.shape) if may_overlap(target.shape, target.stride()) else target.stride()
     try:
         return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")

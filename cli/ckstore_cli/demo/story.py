@@ -48,7 +48,6 @@ def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: F
         quick: A smaller model and fewer steps.
 
     Raises:
-        BadInput: There is something in `directory`.
         DemoFailed: The resumed run did not end with the state of the uninterrupted one, bit for bit; or a trainer
             failed, or no save could be cut.
     """

@@ -147,11 +147,7 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
 
 
 def _refuse_parts_of_lists(entries: Mapping[str, Found], wanted: Mapping[str, Found]) -> None:
-    """Raise if only some elements of a list are wanted: torch loads no list that has gaps.
-
-    Raises:
-        BadInput: It is so.
-    """
+    """Raise if only some elements of a list are wanted: torch loads no list that has gaps."""
     elements = {found.path[: i + 1] for found in wanted.values() for i in _places_in_lists(found.path)}
     lists = {path[:-1] for path in elements}
     for found in entries.values():

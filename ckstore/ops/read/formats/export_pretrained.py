@@ -139,11 +139,7 @@ def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: in
 
 
 def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
-    """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find.
-
-    Raises:
-        BadInput: There is something else, or something below a key.
-    """
+    """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find."""
     if plan.metadata:
         msg = f"{form.call} takes quantized tensors only from a directory that the library itself has written"
         hint = "export as safetensors, which torchao's own loader reads, or as torch"
@@ -242,11 +238,7 @@ class _Beside:
         return ExportedFile(file.path, nbytes, sum(leaf.storage in file.storages for leaf in leaves))
 
     def added(self, one: Added) -> ExportedFile:
-        """Copy a file of the user.
-
-        Raises:
-            BadInput: It cannot be read, or was changed.
-        """
+        """Copy a file of the user."""
         return ExportedFile(one.name, self._copy(one.name, _read(one)))
 
     def _committed(self, file: FileRecord) -> Iterator[memoryview]:
@@ -276,11 +268,7 @@ class _Beside:
 
 
 def _read(one: Added) -> Iterator[memoryview]:
-    """Give a file of the user in parts.
-
-    Raises:
-        BadInput: It cannot be read, or is not any more what it was when it was looked at.
-    """
+    """Give a file of the user in parts."""
     nbytes = one.entry.nbytes
     try:
         for at in range(0, max(nbytes, 1), _READ_BYTES):

@@ -71,11 +71,7 @@ def pickled_node(
     chosen: Sequence[LeafRecord],
     keep: Callable[[str], bool] | None,
 ) -> PickledState:
-    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read for it.
-
-    Raises:
-        BadInput: What goes through memory is too large for it.
-    """
+    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read for it."""
     leaves = directory.manifest.leaves
     parts = {leaves[i].name: node[2] for _, node in parts_in(state) for i in leaf_numbers(node)}
     # The indices of a sparse tensor are looked at when it is made; a subclass, as a rule, only holds its parts.

@@ -87,11 +87,7 @@ class Chosen:
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
-    """Return which committed files are those of the model; a symlink stands for the file of the checkpoint it leads to.
-
-    Raises:
-        BadInput: There are no weights at the top.
-    """
+    """Return which committed files are the model's; a symlink stands for the file that it leads to."""
     weights: list[str] = []
     beside: list[str] = []
     left_out: list[str] = []

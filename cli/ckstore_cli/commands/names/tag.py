@@ -55,11 +55,7 @@ def tag(frame: Frame, name: str | None, ref: str | None) -> None:
 
 
 def _show(frame: Frame, out: Output, name: str) -> None:
-    """Print where a tag points; nothing is moved.
-
-    Raises:
-        NoSuchRef: There is no such tag.
-    """
+    """Print where a tag points; nothing is moved."""
     with frame.reading() as store:
         there = {found.name: found for found in store.tags()}
     found = there.get(name)

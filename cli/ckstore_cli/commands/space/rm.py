@@ -70,7 +70,6 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     """Return what a ref or a range names.
 
     Raises:
-        NoSuchRef: Nothing.
         AmbiguousRef: The ref fits several.
     """
     found = _RANGE.fullmatch(ref)
@@ -113,7 +112,6 @@ def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
 
     Raises:
         AmbiguousRef: None is named, and the store has several: what is deleted is not guessed.
-        NoSuchRef: There is no such run.
     """
     there = sorted({info.run for info in infos})
     some = ", ".join(there[:5])

@@ -137,11 +137,7 @@ def _check(
     share: float | None,
     wait: str | None,
 ) -> None:
-    """Raise where the options do not belong to the setting.
-
-    Raises:
-        BadInput: They do not.
-    """
+    """Raise where the options do not belong to the setting."""
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
@@ -161,11 +157,7 @@ def _check(
 
 
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
-    """Raise where --auto does not belong to the setting, or is not alone.
-
-    Raises:
-        BadInput: It does not.
-    """
+    """Raise where --auto does not belong to the setting, or is not alone."""
     if unset and setting not in (SHARED, THREADS):
         raise BadInput("only shared and threads have --auto", hint=_SHARED_HOW)
     if setting == SHARED and (wanted is None) != unset:
