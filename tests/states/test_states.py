@@ -1,0 +1,30 @@
+"""Each row of the table that needs nothing but torch."""
+
+from __future__ import annotations
+
+from itertools import chain, count
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import Store
+from tests.states import optimizers
+from tests.states.table import Row, prove
+
+ROWS: list[Row] = [*chain(optimizers.rows())]
+_STEPS = count(1)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of options and layers that will go
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One store for all rows: each has a step of its own."""
+    torch.set_num_threads(1)
+    return Store.init(tmp_path_factory.mktemp("states") / "store")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_state_is_kept_and_goes_on_as_with_torch(row: Row, store: Store) -> None:
+    prove(row, store, next(_STEPS))
