@@ -25,7 +25,14 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "RAdam": [{}, {"decoupled_weight_decay": True, **_DECAY}, _UP],
     "RMSprop": [{}, {"momentum": 0.9}, {"centered": True}, {"centered": True, "momentum": 0.9}, _DECAY, _UP],
     "Rprop": [{}, {"etas": (0.4, 1.3)}, {"step_sizes": (1e-5, 1.0)}, _UP],
-    "SGD": [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.5}, _DECAY, _UP],
+    "SGD": [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.9, "dampening": 0.5},
+        _DECAY,
+        _UP,
+    ],
 }
 _FUSED = {"Adagrad", "Adam", "AdamW", "SGD"}
 _OTHERS: dict[str, list[dict[str, Any]]] = {
@@ -114,7 +121,10 @@ def _several(name: str, container: type) -> Run:
     def parts() -> Parts:
         made = model()
         optimizers = [torch.optim.AdamW(made[0].parameters()), torch.optim.SGD(made[2].parameters(), momentum=0.9)]
-        return {"model": made, "optimizer": container(zip("ab", optimizers, strict=True)) if container is dict else optimizers}
+        return {
+            "model": made,
+            "optimizer": container(zip("ab", optimizers, strict=True)) if container is dict else optimizers,
+        }
 
     def step(parts: Parts) -> object:
         held = parts["optimizer"]
@@ -182,8 +192,13 @@ def rows() -> Iterator[Run]:
     yield _groups("AdamW, a part frozen", _frozen)
     yield _groups("Adam, a group added later", _added)
     yield _groups("AdamW with hooks on its state", _hooked)
-    yield _groups("SGD, one group a parameter", lambda made: torch.optim.SGD([{"params": [p]} for p in made.parameters()], lr=0.1))
-    yield _groups("Adam, differentiable", lambda made: torch.optim.Adam(made.parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False))
+    yield _groups(
+        "SGD, one group a parameter", lambda made: torch.optim.SGD([{"params": [p]} for p in made.parameters()], lr=0.1)
+    )
+    yield _groups(
+        "Adam, differentiable",
+        lambda made: torch.optim.Adam(made.parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False),
+    )
     yield _several("optimizers in a list", list)
     yield _several("optimizers in a dict", dict)
     yield _scaled("GradScaler")

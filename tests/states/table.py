@@ -51,14 +51,14 @@ class Run:
     advice: Advice | None = None
 
     def made(self, seed: int) -> Parts:
-        torch.manual_seed(seed)
+        seed_torch(seed)
         return self.make()
 
     def go_on(self, parts: Parts, steps: Iterable[int]) -> list[object]:
         """Return what came out of these steps, and the state after them."""
         out = []
         for step in steps:
-            torch.manual_seed(1000 + step)
+            seed_torch(1000 + step)
             out.append(self.step(parts))
         return [out, state_of(parts)]
 
@@ -107,16 +107,17 @@ def is_stateful(part: object) -> bool:
 
 
 def state_of(part: Any) -> Any:
-    """Return a copy of the state of a part: what goes on does not change it."""
-    return torch_trip(_states(part))
-
-
-def _states(part: Any) -> Any:
+    """Return the state of a part, or of each of several; it changes as they go on."""
     if is_stateful(part):
         return part.state_dict()
     if type(part) is dict:
-        return {name: _states(item) for name, item in part.items()}
-    return [_states(item) for item in part] if type(part) is list else part
+        return {name: state_of(item) for name, item in part.items()}
+    return [state_of(item) for item in part] if type(part) is list else part
+
+
+def seed_torch(seed: int) -> None:
+    """Seed what torch draws from on the CPU; torch.manual_seed asks every kind of device, which takes a millisecond."""
+    torch.default_generator.manual_seed(seed)
 
 
 def torch_trip(value: Any) -> Any:
@@ -142,7 +143,7 @@ def prove(row: Row, store: Store, step: int) -> None:
 def _prove_run(row: Run, store: Store, step: int) -> None:
     saved = row.made(0)
     row.go_on(saved, range(STEPS))
-    state = state_of(saved)
+    state = torch_trip(state_of(saved))
     store.save(saved, step=step)
 
     same(state, store.load(step), "load")
@@ -158,7 +159,7 @@ def _prove_advice(row: Run, advice: Advice, store: Store, step: int) -> None:
         store.save(saved, step=step)
     hints = [caught.value.hint, *caught.value.refused.values()]
     assert any(advice.hint in hint for hint in hints), hints
-    state = state_of(saved)
+    state = torch_trip(state_of(saved))
 
     store.save(advice.store(saved), step=step)
 
@@ -170,7 +171,7 @@ def _goes_on(row: Run, state: Any, load: Callable[[Parts], object], how: str, *,
     ours, theirs = row.made(1), row.made(1)
     row.go_on(ours, range(used))
     row.go_on(theirs, range(used))
-    assert list(differences(state, state_of(ours))), "the fresh parts are those that were saved: this proves nothing"
+    assert any(differences(state, state_of(ours))), "the fresh parts are those that were saved: this proves nothing"
 
     load(ours)
     take(theirs, torch_trip(state))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain, count
-from pathlib import Path
 
 import pytest
 import torch
 
 from ckstore import Store
-from tests.states import optimizers
+from tests.states import modules, optimizers, schedulers
 from tests.states.table import Row, prove
 
-ROWS: list[Row] = [*chain(optimizers.rows())]
+ROWS: list[Row] = [*chain(optimizers.rows(), schedulers.rows(), modules.rows())]
 _STEPS = count(1)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of options and layers that will go

@@ -8,6 +8,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
@@ -141,7 +143,7 @@ class _Optimizer:
                 self.comparison.mismatch(leaf.name, torch_targets.describe(live), shown)
                 return False
             return True
-        if parameter is None:
+        if parameter is None or is_lazy(parameter):  # the module, loaded before, gives it its shape
             return True
         if self._is_torchs and last in _LIKE_THE_PARAMETER and leaf.shape not in {tuple(parameter.shape), ()}:
             wanted = f"shape {list(parameter.shape)}, that of its parameter,"
