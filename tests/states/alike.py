@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import decimal
 import io
 import struct
 from collections import OrderedDict, deque
@@ -99,6 +100,8 @@ def _bits(value: Any) -> Any:
         return struct.pack(">dd", value.real, value.imag)
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
+    if isinstance(value, decimal.Decimal):
+        return str(value)  # one that is no number is not equal to itself
     if isinstance(value, dt.datetime):
         return value.isoformat(), value.fold, repr(value.tzinfo)
     if isinstance(value, io.BytesIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -185,15 +186,12 @@ _CHANGED: dict[str, tuple[Callable[[], Any], Batch]] = {
         lambda: Extra(lambda held: torch.tensor(held["scales"]), lambda held: {"scales": held.tolist()}),
         _plain(5, 4),
     ),
-    "extra state, bytes": (
-        lambda: Extra(lambda held: repr(held).encode(), lambda held: eval(held)),  # noqa: S307 - its own
-        _plain(5, 4),
-    ),
+    "extra state, bytes": (lambda: Extra(lambda held: json.dumps(held).encode(), json.loads), _plain(5, 4)),
     "extra state, a BytesIO": (
-        lambda: Extra(lambda held: io.BytesIO(repr(held).encode()), lambda held: eval(held.read())),  # noqa: S307
+        lambda: Extra(lambda held: io.BytesIO(json.dumps(held).encode()), lambda held: json.loads(held.read())),
         _plain(5, 4),
     ),
-    "extra state, a string": (lambda: Extra(repr, lambda held: eval(held)), _plain(5, 4)),  # noqa: S307
+    "extra state, a string": (lambda: Extra(json.dumps, json.loads), _plain(5, 4)),
     "tied weights": (Tied, _whole(5, 2, 3)),
     "hooks that rename": (Renames, _plain(5, 4)),
     "hooks that add a tensor": (Adds, _plain(5, 4)),

@@ -88,6 +88,7 @@ class Refused:
         does: An expression of `value`; the hint holds it, and what it gives is stored.
         again: Makes the value again of what was loaded; None: that is what the expression gave.
         hint: What the hint says if that is no expression.
+        called: What the hint calls the value.
         using: What else the expression names.
     """
 
@@ -96,6 +97,7 @@ class Refused:
     does: str
     again: Callable[[Any], Any] | None = None
     hint: str = ""
+    called: str = "value"
     using: dict[str, Any] = field(default_factory=dict)
 
 
@@ -218,7 +220,7 @@ def _prove_refused(row: Refused, store: Store, step: int) -> None:
     assert caught.value.path.startswith("part[0]")
     assert (row.hint or row.does) in caught.value.hint
 
-    stored = eval(row.does, {"value": value, "torch": torch, **row.using})  # noqa: S307 - the expression of a row
+    stored = eval(row.does, {row.called: value, "torch": torch, **row.using})  # noqa: S307 - the expression of a row
     store.save({"value": stored}, step=step)
 
     back = store.load(step)["value"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import chain, count
+from itertools import count
 
 import pytest
 import torch
 
 from ckstore import Store
-from tests.states import modules, optimizers, schedulers
+from tests.states import loaders, modules, optimizers, quantized, schedulers, values
 from tests.states.table import Row, prove
 
-ROWS: list[Row] = [*chain(optimizers.rows(), schedulers.rows(), modules.rows())]
+_TABLES = (optimizers, schedulers, modules, quantized, loaders, values)
+ROWS: list[Row] = [row for table in _TABLES for row in table.rows()]
 _STEPS = count(1)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of options and layers that will go
