@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,14 +52,14 @@ class Run:
     advice: Advice | None = None
 
     def made(self, seed: int) -> Parts:
-        seed_torch(seed)
+        seed_all(seed)
         return self.make()
 
     def go_on(self, parts: Parts, steps: Iterable[int]) -> list[object]:
         """Return what came out of these steps, and the state after them."""
         out = []
         for step in steps:
-            seed_torch(1000 + step)
+            seed_all(1000 + step)
             out.append(self.step(parts))
         return [out, state_of(parts)]
 
@@ -117,9 +118,10 @@ def state_of(part: Any) -> Any:
     return [state_of(item) for item in part] if type(part) is list else part
 
 
-def seed_torch(seed: int) -> None:
-    """Seed what torch draws from on the CPU; torch.manual_seed asks every kind of device, which takes a millisecond."""
+def seed_all(seed: int) -> None:
+    """Seed what runs draw from on the CPU; torch.manual_seed asks every kind of device, which takes a millisecond."""
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
 
 
 def torch_trip(value: Any) -> Any:

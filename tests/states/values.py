@@ -194,6 +194,12 @@ _PLAIN: dict[str, Callable[[], Any]] = {
     "the state of RandomState as a tuple": lambda: np.random.RandomState(0).get_state(),
 }
 
+
+def _tied() -> list[Any]:
+    tied = torch.arange(4)
+    return [tied, tied[1:], {"again": tied}]
+
+
 _DTYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16"),
     *("float32", "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz"),
@@ -222,7 +228,7 @@ _TENSORS: dict[str, Callable[[], Any]] = {
     "sparse, COO, not coalesced": lambda: torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,)),
     "sparse, COO, with dense dimensions": lambda: torch.sparse_coo_tensor([[0, 1]], torch.rand(2, 3), (4, 3)),
     "sparse, CSR": lambda: torch.eye(2).to_sparse_csr(),
-    "tied tensors": lambda: (lambda t: [t, t[1:], {"again": t}])(torch.arange(4)),
+    "tied tensors": _tied,
 }
 _BACK: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a datetime that comes twice": (  # of which the pickle of torch.save forgets which of both it is
