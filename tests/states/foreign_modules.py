@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ _TORCHAO: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("torchao.prototype.quantization.gguf.api", "GGUFWeightOnlyConfig", {}),
 ]
+_UNKNOWN_TO_TORCH = {"CodebookWeightOnlyConfig", "Int8MixedPrecisionTrainingConfig"}
+"""The tensors of these are not among torch's safe globals."""
 _TORCHAO_TRAINING = ("int8_weight_only_quantized_training", "Int8MixedPrecisionTrainingConfig")
 
 
@@ -46,13 +49,15 @@ def _computes(name: str, make: Callable[[], Any], width: int = 64, dtype: torch.
     return Run(name, lambda: {"model": make()}, step)
 
 
-def _learns(name: str, make: Callable[[], Any], width: int = 64) -> Run:
+def _learns(
+    name: str, make: Callable[[], Any], width: int = 64, optimizer: Callable[[Any], Any] = torch.optim.AdamW
+) -> Run:
     """Return the row of a module that is trained, as far as it can be."""
 
     def parts() -> Parts:
         made = make()
         trained = [p for p in made.parameters() if p.requires_grad]
-        return {"model": made, "optimizer": torch.optim.AdamW(trained, lr=0.01)}
+        return {"model": made, "optimizer": optimizer(trained)}
 
     def step(parts: Parts) -> object:
         parts["optimizer"].zero_grad()
@@ -66,12 +71,13 @@ def _learns(name: str, make: Callable[[], Any], width: int = 64) -> Run:
 
 def _quantized(module: str, name: str, options: dict[str, Any]) -> Run:
     def make() -> Any:
-        made = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+        made = nn.Sequential(nn.Linear(128, 256)).bfloat16()
         _of(_QUANTIZATION, "quantize_")(made, _of(module, name)(**options))
         return made
 
     words = ", ".join(f"{key}={value}" for key, value in options.items())
-    return _computes(f"torchao: {name}({words})", make, dtype=torch.bfloat16)
+    row = _computes(f"torchao: {name}({words})", make, 128, torch.bfloat16)
+    return replace(row, allow=name in _UNKNOWN_TO_TORCH)
 
 
 def _quantized_training(name: str) -> Run:
@@ -80,7 +86,8 @@ def _quantized_training(name: str) -> Run:
         _of(_QUANTIZATION, "quantize_")(made, _of("torchao.prototype.quantized_training", name)())
         return made
 
-    return _learns(f"torchao: {name}", make)
+    row = _learns(f"torchao: {name}", make, optimizer=lambda given: _of("torchao.optim.adam", "_AdamW")(given))
+    return replace(row, allow=name in _UNKNOWN_TO_TORCH)
 
 
 def _learns_to_be_quantized() -> Any:
@@ -91,7 +98,12 @@ def _learns_to_be_quantized() -> Any:
 
 
 def _bitsandbytes(kind: str, **options: Any) -> Callable[[], Any]:
-    return lambda: _of("bitsandbytes.nn", kind)(64, 64, **options).to("cpu")
+    def make() -> Any:
+        made = _of("bitsandbytes.nn", kind)(64, 64, **options).to("cpu")
+        made(torch.zeros(1, 64))  # from here on its weight is quantized, also on the CPU
+        return made
+
+    return make
 
 
 class _Small(nn.Module):
@@ -111,7 +123,9 @@ def _adapted(linear: Callable[[int, int], Any], **options: Any) -> Callable[[], 
         config = peft.LoraConfig(
             **{"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, **options}
         )
-        return peft.get_peft_model(_Small(linear).to("cpu"), config)
+        made = peft.get_peft_model(_Small(linear).to("cpu"), config)
+        made(torch.zeros(1, 64))  # from here on the weights are quantized, also on the CPU
+        return made
 
     return make
 
@@ -163,7 +177,8 @@ def rows() -> Iterator[Run]:
     for kind in ("nf4", "fp4"):
         for nested in (True, False):
             make = _bitsandbytes("Linear4bit", quant_type=kind, compress_statistics=nested)
-            yield _computes(f"bitsandbytes: Linear4bit({kind}, compress_statistics={nested})", make)
+            row = _computes(f"bitsandbytes: Linear4bit({kind}, compress_statistics={nested})", make)
+            yield replace(row, torch_refuses=True)
     yield Run(
         "bitsandbytes: StableEmbedding",
         lambda: {"model": _of("bitsandbytes.nn", "StableEmbedding")(16, 8)},
@@ -172,6 +187,6 @@ def rows() -> Iterator[Run]:
     yield _learns("peft: LoRA", _adapted(nn.Linear))
     yield _learns("peft: DoRA", _adapted(nn.Linear, use_dora=True))
     yield _learns("peft: LoRA of 8 bits", _adapted(_eight_bits))
-    yield _learns("peft: QLoRA, the whole model", _adapted(_four_bits))
+    yield replace(_learns("peft: QLoRA, the whole model", _adapted(_four_bits)), torch_refuses=True)
     for name, linear in (("LoRA", nn.Linear), ("LoRA of 8 bits", _eight_bits), ("QLoRA", _four_bits)):
         yield _learns(f"peft: {name}, the adapters alone", lambda linear=linear: _Adapters(_adapted(linear)))

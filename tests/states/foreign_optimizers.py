@@ -19,6 +19,8 @@ _NEEDS_MODEL = {"adammini", "lomo", "adalomo"}
 _NEEDS_GRAPH = {"adahessian", "sophiah"}
 _NEEDS_GROUPS = {"adago", "adamuon", "distributedmuon", "muon", "muonclip", "normuon"}
 _NEEDS_RANKS = {"demo", "distributedmuon"}
+_KEEP_OBJECTS = {"apollo", "conda", "fira", "galore", "scalableshampoo"}
+"""Their state has objects of classes of their own."""
 _NEEDS_MATRICES = {"spectralsphere"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "bsam": {"num_data": 10},
@@ -84,7 +86,7 @@ def of_pytorch_optimizer(kind: str, name: str = "", **options: Any) -> Run:
             ]
         return {"model": made, "optimizer": _library().load_optimizer(kind)(given, **own)}
 
-    return Run(name or _named("pytorch-optimizer", kind, options), parts, _step_of(kind))
+    return Run(name or _named("pytorch-optimizer", kind, options), parts, _step_of(kind), allow=kind in _KEEP_OBJECTS)
 
 
 def _step_of(kind: str) -> Callable[[Parts], object]:
@@ -169,7 +171,8 @@ def _low_rank(kind: str, **options: Any) -> Run:
         groups = [{"params": matrices, **_LOW_RANK, **options}, {"params": vectors}]
         return {"model": made, "optimizer": _library().load_optimizer(kind)(groups, lr=0.01)}
 
-    return Run(_named("pytorch-optimizer", kind, {"rank": 2, **options}), parts, plain_step)
+    words = _named("pytorch-optimizer", kind, {"rank": 2, **options})
+    return Run(words, parts, plain_step, allow=kind in _KEEP_OBJECTS)
 
 
 def _wrapped(name: str, make: Callable[[Any, Any], Any], step: Callable[[Parts], object] = plain_step) -> Run:

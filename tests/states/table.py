@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+import ckstore
 from ckstore import Store
-from ckstore.errors import CannotStore
+from ckstore.errors import BadInput, CannotStore, DoesNotFit
 from tests.states.alike import differences
 
 Parts = dict[str, Any]
@@ -44,12 +46,16 @@ class Run:
         make: Makes the parts, by their names; which numbers they begin with depends on torch's seed.
         step: Goes on by one, and returns all that came out of it.
         advice: Of a run that is refused; None: it is stored.
+        allow: Whether the refusal says by which line its classes are allowed; then it is stored.
+        torch_refuses: Whether fresh parts refuse the state in torch's own way.
     """
 
     name: str
     make: Callable[[], Parts]
     step: Callable[[Parts], object]
     advice: Advice | None = None
+    allow: bool = False
+    torch_refuses: bool = False
 
     def made(self, seed: int) -> Parts:
         seed_all(seed)
@@ -72,11 +78,13 @@ class Value:
         name: Of the row.
         make: Makes it.
         back: What comes back if that is something else than what torch.load gives, as docs/reference/state.md says.
+        allow: Whether the refusal says by which line its classes are allowed; then it is stored.
     """
 
     name: str
     make: Callable[[], Any]
     back: Callable[[Any], Any] | None = None
+    allow: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,9 +156,14 @@ def _prove_run(row: Run, store: Store, step: int) -> None:
     saved = row.made(0)
     row.go_on(saved, range(STEPS))
     state = torch_trip(state_of(saved))
+    if row.allow:
+        allow(saved, store, step)
     store.save(saved, step=step)
 
     same(state, store.load(step), "load")
+    if row.torch_refuses:
+        _loads_or_refuses(row, saved, lambda parts: store.load_into(parts, step))
+        return
     _goes_on(row, state, lambda parts: store.load_into(parts, step), "load_into")
     _goes_on(row, state, lambda parts: take(parts, store.load(step)), "load and load_state_dict")
     _goes_on(row, state, lambda parts: store.load_into(parts, step), "load_into what has gone on", used=1)
@@ -185,6 +198,40 @@ def _goes_on(row: Run, state: Any, load: Callable[[Parts], object], how: str, *,
     same(row.go_on(theirs, steps), row.go_on(ours, steps), f"{how}, then {STEPS} steps")
 
 
+def _loads_or_refuses(row: Run, saved: Parts, load: Callable[[Parts], object]) -> None:
+    """Load what torch refuses: then all of it is there, and goes on as the saved parts do; or nothing was touched."""
+    ours, theirs = row.made(1), row.made(1)
+    state, before = torch_trip(state_of(saved)), torch_trip(state_of(ours))
+    with pytest.raises(Exception, match=r"\S"):
+        take(theirs, torch_trip(state))
+    try:
+        load(ours)
+    except (BadInput, DoesNotFit):
+        same(before, state_of(ours), "refused")
+        return
+    same(state, state_of(ours), "load_into")
+    steps = range(STEPS, 2 * STEPS)
+    same(row.go_on(saved, steps), row.go_on(ours, steps), f"load_into, then {STEPS} steps")
+
+
+_LINE = re.compile(r"(?:from [\w.]+ import \w+; )?ckstore\.add_safe_globals\(\[\w+\]\)")
+
+
+def allow(value: Any, store: Store, step: int) -> None:
+    """Run the lines that the refusal of a value gives, until nothing more is refused."""
+    for _ in range(5):
+        try:
+            store.save({"value": value}, step=step, run="allowed")
+        except CannotStore as error:
+            lines = {line for hint in (error.hint, *error.refused.values()) for line in _LINE.findall(hint or "")}
+            assert lines, str(error)
+            for line in lines:
+                exec(line, {"ckstore": ckstore})  # noqa: S102 - the line that the message says
+        else:
+            return
+    pytest.fail("what the message said was done, and it is still refused")
+
+
 def take(parts: Any, state: Any) -> None:
     """Give a state to parts in torch's way."""
     for name, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
@@ -199,6 +246,10 @@ def take(parts: Any, state: Any) -> None:
 def _prove_value(row: Value, store: Store, step: int) -> None:
     value = row.make()
     wanted = torch_trip(value) if row.back is None else row.back(value)
+    if row.allow:
+        with pytest.raises(CannotStore):
+            store.save({"value": value}, step=step)
+        allow(value, store, step)
     store.save({"value": value}, step=step)
     target = {"value": _other(value)}
 

@@ -14,7 +14,7 @@ import random
 import threading
 import types
 import uuid
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -74,6 +74,13 @@ class Frozen:
 
     steps: int
     weight: torch.Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """A dataclass without a dict of attributes."""
+
+    steps: int
 
 
 class Plain:
@@ -181,6 +188,9 @@ _PLAIN: dict[str, Callable[[], Any]] = {
     "a PurePosixPath": lambda: pathlib.PurePosixPath("/a"),
     "a PureWindowsPath": lambda: pathlib.PureWindowsPath("C:/a"),
     "torch.Size": lambda: torch.Size([2, 3]),
+    "torch.layout": lambda: torch.strided,
+    "torch.memory_format": lambda: torch.channels_last,
+    "torch.qscheme": lambda: torch.per_tensor_affine,
     "torch.device": lambda: torch.device("cpu"),
     "torch.device with an index": lambda: torch.device("cuda", 1),
     "numpy.str_": lambda: np.str_("a"),
@@ -247,16 +257,24 @@ _KEPT_BY_THEIR_CLASS: dict[str, Callable[[], Any]] = {
     "an Enum": lambda: Colour.RED,
     "an IntEnum": lambda: Level.HIGH,
     "a Flag": lambda: Wish.FAST,
-    "two Flags": lambda: Wish.FAST | Wish.SMALL,
     "a StrEnum": lambda: Word.MEAN,
-    "a dataclass": lambda: Config(0.1, inner=Config(0.2)),
-    "a frozen dataclass with a tensor": lambda: Frozen(3, torch.ones(2)),
     "a Namespace": lambda: argparse.Namespace(lr=0.1, names=["a"]),
     "a SimpleNamespace": lambda: types.SimpleNamespace(lr=0.1, held={"a": torch.ones(2)}),
     "a BytesIO": lambda: io.BytesIO(b"abc"),
-    "a dict of a dataclass and an Enum": lambda: {"config": Config(0.5), "how": [Colour.BLUE, Level.LOW]},
+    "a UserDict": lambda: UserDict(a=1),
     "torch.qint8 as a dtype": lambda: torch.qint8,
     "torch.quint8 as a dtype": lambda: torch.quint8,
+}
+
+
+_ALLOWED: dict[str, Callable[[], Any]] = {
+    "a dataclass": lambda: Config(0.1, inner=Config(0.2)),
+    "a frozen dataclass with a tensor": lambda: Frozen(3, torch.ones(2)),
+    "a dataclass with slots": lambda: Slotted(3),
+    "a dict of a dataclass and an Enum": lambda: {"config": Config(0.5), "how": [Colour.BLUE, Level.LOW]},
+    "an object of an allowed class": Plain,
+    "a function": lambda: half,
+    "a class": lambda: Plain,
 }
 
 
@@ -295,7 +313,8 @@ _REFUSED: list[Refused] = [
     Refused("torch.Generator", _generator, "value.get_state()"),
     Refused("numpy.random.Generator", lambda: np.random.default_rng(0), "value.bit_generator.state"),
     Refused("numpy.random.RandomState", lambda: np.random.RandomState(0), "value.get_state(legacy=False)"),
-    Refused("torch.layout", lambda: torch.strided, "str(value)"),
+    Refused("two Flags", lambda: Wish.FAST | Wish.SMALL, "value.value", Wish),
+    Refused("a dataclass", lambda: Config(0.1), "dataclasses.asdict(value)", using={"dataclasses": dataclasses}),
     Refused(
         "an untyped storage",
         lambda: torch.ones(2).untyped_storage(),
@@ -379,6 +398,8 @@ def rows() -> Iterator[Row]:
     """Yield the rows."""
     for name, make in {**_PLAIN, **_TENSORS, **_KEPT_BY_THEIR_CLASS}.items():
         yield Value(name, make)
+    for name, make in _ALLOWED.items():
+        yield Value(f"{name}, allowed", make, allow=True)
     for name, (make, back) in _BACK.items():
         yield Value(name, make, back)
     for name in _DTYPES:
