@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime as dt
 import decimal
 import io
 import struct
-from collections import OrderedDict, deque
+import types
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +37,8 @@ def differences(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
             yield f"{path}: wanted {len(wanted)} items, found {len(found)}"
         for i, (item, other) in enumerate(zip(wanted, found, strict=False)):
             yield from differences(item, other, f"{path}[{i}]")
-    elif dataclasses.is_dataclass(wanted) or _is_only_its_attributes(wanted):
-        yield from differences(vars(wanted), vars(found), f"{path}.")
+    elif _is_its_attributes(wanted):
+        yield from differences(_attributes(wanted), _attributes(found), f"{path}.")
     elif _bits(wanted) != _bits(found):
         yield f"{path}: wanted {wanted!r:.80}, found {found!r:.80}"
 
@@ -86,9 +88,17 @@ def _quantized(tensor: torch.Tensor) -> list[Any]:
     return [tensor.int_repr(), tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
 
 
-def _is_only_its_attributes(value: object) -> bool:
-    """Whether a value has attributes and compares by its identity alone."""
+def _is_its_attributes(value: object) -> bool:
+    """Whether a value is no more than what is set on it."""
+    if dataclasses.is_dataclass(value) or isinstance(value, argparse.Namespace | types.SimpleNamespace | UserDict):
+        return True
     return hasattr(value, "__dict__") and type(value).__eq__ is object.__eq__ and not callable(value)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return vars(value)
 
 
 def _bits(value: Any) -> Any:

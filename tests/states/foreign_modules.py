@@ -86,7 +86,7 @@ def _quantized_training(name: str) -> Run:
         _of(_QUANTIZATION, "quantize_")(made, _of("torchao.prototype.quantized_training", name)())
         return made
 
-    row = _learns(f"torchao: {name}", make, optimizer=lambda given: _of("torchao.optim.adam", "_AdamW")(given))
+    row = _learns(f"torchao: {name}", make, optimizer=_of("torchao.optim.adam", "_AdamW"))
     return replace(row, allow=name in _UNKNOWN_TO_TORCH)
 
 

@@ -220,16 +220,22 @@ _LINE = re.compile(r"(?:from [\w.]+ import \w+; )?ckstore\.add_safe_globals\(\[\
 def allow(value: Any, store: Store, step: int) -> None:
     """Run the lines that the refusal of a value gives, until nothing more is refused."""
     for _ in range(5):
-        try:
-            store.save({"value": value}, step=step, run="allowed")
-        except CannotStore as error:
-            lines = {line for hint in (error.hint, *error.refused.values()) for line in _LINE.findall(hint or "")}
-            assert lines, str(error)
-            for line in lines:
-                exec(line, {"ckstore": ckstore})  # noqa: S102 - the line that the message says
-        else:
+        refused = _refusal(value, store, step)
+        if refused is None:
             return
+        lines = {line for hint in (refused.hint, *refused.refused.values()) for line in _LINE.findall(hint or "")}
+        assert lines, str(refused)
+        for line in lines:
+            exec(line, {"ckstore": ckstore})  # noqa: S102 - the line that the message says
     pytest.fail("what the message said was done, and it is still refused")
+
+
+def _refusal(value: Any, store: Store, step: int) -> CannotStore | None:
+    try:
+        store.save({"value": value}, step=step, run="allowed")
+    except CannotStore as error:
+        return error
+    return None
 
 
 def take(parts: Any, state: Any) -> None:

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 import torch
+from ckstore.tensors.named import safe_classes
 
 from ckstore import Store
 from tests.states import loaders, modules, optimizers, quantized, schedulers, values
@@ -23,6 +24,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """One store for all rows: each has a step of its own."""
     torch.set_num_threads(1)
     return Store.init(tmp_path_factory.mktemp("states") / "store")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row begins with no class allowed."""
+    monkeypatch.setattr(safe_classes, "_allowed", {})
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
