@@ -30,8 +30,11 @@ _TORCHAO: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("torchao.prototype.quantization.gguf.api", "GGUFWeightOnlyConfig", {}),
 ]
-_UNKNOWN_TO_TORCH = {"CodebookWeightOnlyConfig", "Int8MixedPrecisionTrainingConfig"}
-"""The tensors of these are not among torch's safe globals."""
+_UNKNOWN_TO_TORCH = {
+    *("CodebookWeightOnlyConfig", "Int8MixedPrecisionTrainingConfig", "NF4WeightOnlyConfig"),
+    "int8_weight_only_quantized_training",
+}
+"""The tensors of these, or what says how they are put together, are not among torch's safe globals."""
 _TORCHAO_TRAINING = ("int8_weight_only_quantized_training", "Int8MixedPrecisionTrainingConfig")
 
 

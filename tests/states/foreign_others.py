@@ -174,17 +174,12 @@ def _values() -> Iterator[Row]:
         using={"omegaconf": importlib.import_module("omegaconf")},
     )
     yield Refused("pydantic: a model", _pydantic, "value.model_dump()")
-    yield Refused(
+    yield Value(
         "transformers: a BatchEncoding",
         lambda: _of("transformers", "BatchEncoding")({"input_ids": torch.ones(1, 3)}),
-        "dict(value)",
-        _of("transformers", "BatchEncoding"),
+        allow=True,
     )
-    yield Refused(
-        "transformers: a configuration",
-        lambda: _of("transformers", "GPT2Config")(n_layer=1),
-        "value.to_dict()",
-    )
+    yield Value("transformers: a configuration", lambda: _of("transformers", "GPT2Config")(n_layer=1), allow=True)
 
 
 def rows() -> Iterator[Row]:
