@@ -177,6 +177,7 @@ def _values() -> Iterator[Row]:
     yield Value(
         "transformers: a BatchEncoding",
         lambda: _of("transformers", "BatchEncoding")({"input_ids": torch.ones(1, 3)}),
+        lambda value: value,  # of which pickle forgets an attribute
         allow=True,
     )
     yield Value("transformers: a configuration", lambda: _of("transformers", "GPT2Config")(n_layer=1), allow=True)

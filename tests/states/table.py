@@ -165,7 +165,6 @@ def _prove_run(row: Run, store: Store, step: int) -> None:
         _loads_or_refuses(row, saved, lambda parts: store.load_into(parts, step))
         return
     _goes_on(row, state, lambda parts: store.load_into(parts, step), "load_into")
-    _goes_on(row, state, lambda parts: take(parts, store.load(step)), "load and load_state_dict")
     _goes_on(row, state, lambda parts: store.load_into(parts, step), "load_into what has gone on", used=1)
 
 

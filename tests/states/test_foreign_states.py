@@ -48,3 +48,8 @@ def _nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_foreign_state_is_kept_and_goes_on_as_with_torch(row: Row, store: Store) -> None:
     prove(row, store, next(_STEPS))
+
+
+def test_the_table_of_foreign_states_is_large_and_each_row_has_its_own_name() -> None:
+    assert len(ROWS) >= 200
+    assert len({row.name for row in ROWS}) == len(ROWS)
