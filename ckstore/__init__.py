@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.follow import Follower
     from ckstore.saver.client.pending import PendingSave
     from ckstore.store import RefLike, Store, open_checkpoint
+    from ckstore.tensors.named.safe_classes import add_safe_globals, get_safe_globals
 
 __all__ = [
     "AmbiguousRef",
@@ -162,6 +163,8 @@ __all__ = [
     "Use",
     "VerifyReport",
     "__version__",
+    "add_safe_globals",
+    "get_safe_globals",
     "open_checkpoint",
 ]
 
@@ -201,6 +204,7 @@ _HOMES = {
     "ckstore.saver.client.pending": "PendingSave",
     "ckstore.store": "RefLike Store open_checkpoint",
     "ckstore.ops.config": "StoreConfig",
+    "ckstore.tensors.named.safe_classes": "add_safe_globals get_safe_globals",
 }
 """Module -> the public names that it defines."""
 

@@ -38,9 +38,9 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
 
     ``accelerator.save_state(directory)`` then commits the directory when all processes have written it, whatever the
     backend: FSDP and DeepSpeed write theirs by themselves. It also takes ``step`` and ``metrics``; without ``step`` it
-    is the number in the name of the directory. ``accelerator.load_state("ckstore:latest-valid")`` resumes from the
-    store, ``ckstore:REF`` from any checkpoint. ``total_limit`` is taken over: directories are deleted after the commit
-    of the new one, not before.
+    is the number in the name of the directory, and for a name without one the next step, with the name as message.
+    ``accelerator.load_state("ckstore:latest-valid")`` resumes from the store, ``ckstore:REF`` from any checkpoint.
+    ``total_limit`` is taken over: directories are deleted after the commit of the new one, not before.
 
     Args:
         accelerator: An `accelerate.Accelerator`.
@@ -84,7 +84,7 @@ class Installed:
         """Save as `Accelerator.save_state`, then commit."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
-        if self._names_itself:
+        if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
         result = self._save(output_dir, safe_serialization, **options)
         wait_for_all()
@@ -139,11 +139,12 @@ class Installed:
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
 
-    def _commit(self, directory: Path, step: int, metrics: Mapping[str, float]) -> CheckpointInfo | None:
+    def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | None:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         if self._names_itself and self._keep_count is not None and info is not None:
-            there = {_step_of(path): path for path in directory.parent.glob("checkpoint_*") if path.is_dir()}
+            folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
+            there = {number: path for path in folders if (number := _step_of(path)) is not None}
             keep_newest(there, self._keep_count, {directory})
         return info
 
@@ -164,9 +165,6 @@ class Installed:
         return (f"{told}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
 
 
-def _step_of(directory: Path) -> int:
+def _step_of(directory: Path) -> int | None:
     match = _NUMBER.search(directory.name)
-    if match is None:
-        msg = f"there is no step in the name {directory.name}"
-        raise BadInput(msg, hint="save_state(directory, step=…)")
-    return int(match[1])
+    return None if match is None else int(match[1])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     """Files lie where DeepSpeed expects them; the directory of a tag is committed before ``latest`` names it.
 
+    The step is the number in the tag; a tag without one, such as ``best``, takes the next step, and is its message.
+
     Args:
         config: That of the engine.
         store: The store.
@@ -37,9 +39,6 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         wait_for_all()
         directory = Path(info.save_dir) / str(info.tag)
         step = step_in_name([directory])
-        if step is None:
-            msg = f"there is no step in the tag {info.tag!r}"
-            raise BadInput(msg, hint="leave the tag out, or give one such as global_step500")
         about = Conditions(world_size=rank_and_world()[1], rng_ranks=())
         from_rank_zero(lambda: commit_directory(self.store, directory, step, self.run, metrics={}, conditions=about))
         return True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
 from ckstore.model.manifest.info import CheckpointInfo
@@ -36,7 +36,7 @@ _RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\
 def commit_directory(
     store: Store,
     directory: str | os.PathLike[str],
-    step: int,
+    step: int | None,
     run: str | None,
     *,
     metrics: Mapping[str, float],
@@ -44,12 +44,14 @@ def commit_directory(
 ) -> CheckpointInfo | None:
     """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced.
 
+    Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
     """
-    metadata = {CONDITIONS: conditions.to_json()}
+    about: dict[str, Any] = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}}
+    if step is None:
+        about["message"] = os.path.basename(directory)
     return unless_protected(
-        lambda: store.commit(directory, step, run, metrics=metrics, metadata=metadata, if_exists="replace"),
-        os.fspath(directory),
+        lambda: store.commit(directory, step, run, **about, if_exists="replace"), os.fspath(directory)
     )
 
 

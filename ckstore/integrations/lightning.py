@@ -16,6 +16,7 @@ from lightning.fabric.plugins import CheckpointIO
 
 from ckstore.errors import BadInput, CkstoreWarning, InUse, NoSuchRef
 from ckstore.fs import files
+from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of, unless_protected
 from ckstore.objects.documents import atomic_file
 from ckstore.training.history import run_of
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _PREFIX = "ckstore:"
 _MARKER_MOST_BYTES = 4096
 _HAS_STEP = re.compile(r"step=\d+")
+_OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
+_ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
 _NOT_IN_RUN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -56,6 +59,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.run = run_of(store, run)
         self.delete = delete
         self.background = background
+        self._told: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
 
     def save_checkpoint(
@@ -67,9 +71,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
-        state = {**checkpoint}
-        if isinstance(state.get("hyper_parameters"), Mapping):
-            state["hyper_parameters"] = dict(state["hyper_parameters"])
+        state = self._storable(checkpoint)
         step, run = int(checkpoint["global_step"]), self._run_of(path)
         options: dict[str, Any] = {"metrics": _metrics(state), "if_exists": "replace"}
         if self.background:
@@ -77,6 +79,23 @@ class CkstoreCheckpointIO(CheckpointIO):
             self._to_do.append((Path(path), self.store.save_async(state, step, run, **options)))
         else:
             self._mark(Path(path), lambda: self.store.save(state, step, run, **options))
+
+    def _storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint whose hyperparameters and schedulers a store can hold; warn of what was changed."""
+        state, changed = {**checkpoint}, dict[str, str]()
+        for name, value in checkpoint.items():
+            if isinstance(value, Mapping) and name.endswith("hyper_parameters"):
+                state[name] = kept_as_text(dict(value) if isinstance(value, dict) else value, name, changed)
+            elif name.endswith(_OF_HYPERPARAMETERS):
+                state[name] = kept_as_text(value, name, changed)
+            elif name == "lr_schedulers":
+                # A scheduler takes a state up as its attributes: one that is left out stays as the program made it.
+                state[name] = [
+                    without_refused(one, f"{name}[{i}]", changed) if isinstance(one, dict) else one
+                    for i, one in enumerate(value)
+                ]
+        warn_once(changed, self._told, _ADVICE)
+        return state
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
         """Have a state saved, then write its marker."""

@@ -96,6 +96,12 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             raise CkstoreError(
                 msg, hint="the operating system reported the cause above; nothing in the store is lost"
             ) from error
+        except TypeError as error:
+            from ckstore.ops.arguments import unknown_argument  # seldom needed
+
+            if msg := unknown_argument(method, kwargs):
+                raise TypeError(msg) from error
+            raise
         except MemoryError as error:
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
             raise CkstoreError(msg, hint="nothing in the store is lost") from error

@@ -6,7 +6,9 @@ torch and NumPy are not imported here: a value can only be theirs if another mod
 
 from __future__ import annotations
 
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
@@ -14,16 +16,17 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import encode_bytes, encode_complex, encode_float, encode_int, encode_key, join
-from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_bytearray
+from ckstore.model.manifest.python_values import FACTORY_NAMES, NotStored, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
+from ckstore.tensors.named.objects import named_value, taken_apart
 from ckstore.tensors.numbers import pack_numbers
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
 from ckstore.tensors.refusals import refuse_key, refuse_value
 from ckstore.tensors.stateful import is_stateful, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
@@ -226,28 +229,30 @@ class Walk:
             from ckstore.tensors import numpy_leaves
 
             return numpy_leaves.encode_scalar(value, path)
+        if (found := torch_value(value) or named_value(value) or self._object(value, path, depth)) is not None:
+            return found
         if is_named_tuple(value):
             return self._container(value, path, depth)
-        if (found := torch_value(value)) is not None:
-            return found
-        if type(value) is bytearray:
-            return self.byte_array(value, path)
+        if type(value) in (bytearray, io.BytesIO):
+            return self.held_bytes(value, path)
         if is_stateful(value):
-            if id(value) in self._open:
-                why = "contains itself and cannot be stored"
-                raise CannotStore(path, why, hint="leave the object out of its own state_dict()")
-            self._open.add(id(value))
-            try:
+            with self._inside(value, path, "leave the object out of its own state_dict()"):
                 return self.node(state_of(value, path), path, depth)
-            finally:
-                self._open.discard(id(value))
         return refuse_value(value, path)
 
-    def byte_array(self, value: bytearray, path: str) -> Node:
-        """Return the node of a bytearray."""
-        if len(value) <= BYTES_INLINE_MAX:
-            return encode_bytearray(value)
-        return self._text("bytearray", path, bytes(value))
+    def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
+        """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position.
+
+        Raises:
+            CannotStore: The file is closed.
+        """
+        kind: LeafKind = "bytearray" if isinstance(value, bytearray) else "io.BytesIO"
+        try:
+            data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
+        except ValueError as error:
+            why = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
+            raise CannotStore(path, why, hint="save before it is closed, or leave it out") from error
+        return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 
     def _tensor(self, value: Any, path: str, depth: int) -> Node:
         if type(value) not in self._tensor_kinds or not is_plain_layout(value):
@@ -271,15 +276,40 @@ class Walk:
         self._tensors[storage].append((index, admitted))
         return ["leaf", index]
 
-    def _parts(self, apart: Parts, path: str, depth: int) -> Node:
+    def _object(self, value: object, path: str, depth: int) -> Node | None:
+        found = taken_apart(value, path)
+        if found is None:
+            return None
+        name, fields = found
+        with self._inside(value, path, "store a flatter state"):
+            return ["object", self._named(fields, path, depth), name]
+
+    def _named(self, parts: Mapping[str, Any], path: str, depth: int) -> list[Node]:
+        """Return the pairs of a node whose parts have names."""
         if depth > MAX_DEPTH:
-            raise CannotStore(
-                path, f"nested deeper than {MAX_DEPTH} and cannot be stored", hint="store a flatter state"
-            )
-        self.name_chars += len(path) * len(apart.tensors)
-        pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in apart.tensors.items()]
-        before = self.leaf_count
+            why = f"nested deeper than {MAX_DEPTH} and cannot be stored"
+            raise CannotStore(path, why, hint="store a flatter state")
+        self.name_chars += len(path) * len(parts)
+        return [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in parts.items()]
+
+    @contextmanager
+    def _inside(self, value: object, path: str, hint: str) -> Iterator[None]:
+        """Mark an object as being walked through, so that one that contains itself is found."""
+        if id(value) in self._open:
+            raise CannotStore(path, "contains itself and cannot be stored", hint=hint)
+        self._open.add(id(value))
+        try:
+            yield
+        finally:
+            self._open.discard(id(value))
+
+    def _parts(self, apart: Parts, path: str, depth: int) -> Node:
+        pairs = self._named(apart.tensors, path, depth)
+        before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
+        for i, error in enumerate(self.refused[refused:], refused):  # by the name that the tensor has in the state
+            why = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
+            self.refused[i] = CannotStore(path, why, hint=error.hint)
         if self.leaf_count > before:
             why = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
             raise CannotStore(path, why, hint="store the plain tensors that it is made of")

@@ -116,7 +116,7 @@ class _Walk(Walk):
     def foreign(self, value: Any, path: str, depth: int) -> Node:
         if type(value) is bytearray:
             self._count(nbytes=len(value))
-            return self.byte_array(value, path)
+            return self.held_bytes(value, path)
         self._count()
         place = self._places.get(type(value))
         if place is None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import (
+    TORCH_NAMED,
     decode_value,
     encode_date,
     encode_datetime,
@@ -47,15 +47,16 @@ def is_named_tuple(value: object) -> bool:
 
 
 def torch_value(value: Any) -> Node | None:
-    """Return the node of a dtype, a device or a size of torch; None if it is something else."""
+    """Return the node of a dtype, a layout, a device, a size … of torch; None if it is something else."""
     torch: Any = sys.modules.get("torch")
     kind = type(value)
     if torch is None:
         return None
     if kind is torch.Size and all(type(size) is int and abs(size) <= SAFE_INT for size in value):
         return ["torch.Size", list(value)]
-    if kind is torch.dtype and (name := str(value).removeprefix("torch.")) in TORCH_ITEMSIZE:
-        return ["torch.dtype", name]
+    tag = f"torch.{kind.__name__}"
+    if tag in TORCH_NAMED and kind is getattr(torch, kind.__name__):
+        return [tag, str(value).removeprefix("torch.")]
     return ["torch.device", str(value)] if kind is torch.device else None
 
 
@@ -82,8 +83,18 @@ def _of_torch(tag: str, held: Any) -> object:
 
     if tag == "torch.Size":
         return torch.Size(held)
-    try:
-        return torch.device(held) if tag == "torch.device" else getattr(torch, held)
-    except (AttributeError, RuntimeError) as error:
-        msg = f"{tag} {held} is not known to torch {torch.__version__}"
-        raise BadInput(msg, hint="load it with the torch that saved it, or select the rest") from error
+    if tag == "torch.device":
+        try:
+            return torch.device(held)
+        except RuntimeError as error:
+            raise _unknown(tag, held) from error
+    # torch has functions by such names, too, and imports some modules when they are asked for.
+    value = vars(torch).get(held)
+    if type(value) is not getattr(torch, tag.removeprefix("torch.")):
+        raise _unknown(tag, held)
+    return value
+
+
+def _unknown(tag: str, held: object) -> BadInput:
+    msg = f"{tag} {held} is not known to torch {sys.modules['torch'].__version__}"
+    return BadInput(msg, hint="load it with the torch that saved it, or select the rest")

@@ -11,7 +11,7 @@ import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import SAFE_INT
@@ -43,9 +43,9 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
 _HINTS_BY_NAME = {
-    "argparse.Namespace": "store vars(value)",
-    "torch.dtype": "store str(value)",
-    "torch.layout": "store str(value)",
+    "torch.utils.data.dataloader.DataLoader": "use StatefulDataLoader of torchdata, which keeps its place",
+    "omegaconf.dictconfig.DictConfig": "store omegaconf.OmegaConf.to_container(value)",
+    "omegaconf.listconfig.ListConfig": "store omegaconf.OmegaConf.to_container(value)",
     "torch._C.Generator": "store value.get_state()",
     "torch.Generator": "store value.get_state()",
     "torch.UntypedStorage": "store a tensor over it",
@@ -55,6 +55,16 @@ _HINTS_BY_NAME = {
     "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
 }
+_HINTS_BY_ATTRIBUTE = (
+    ("__dataclass_fields__", "store dataclasses.asdict(value)"),
+    ("model_dump", "store value.model_dump()"),
+    ("__attrs_attrs__", "store attrs.asdict(value)"),
+)
+"""What classes have that a decorator or a base of a library made."""
+
+
+_HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
+"""Flags of a type (Include/object.h): a class statement made it; it cannot be called."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
@@ -94,6 +104,19 @@ def type_name(kind: type) -> str:
     return name if kind.__module__ == "builtins" else f"{kind.__module__}.{name}"
 
 
+def is_made_of_fields(kind: Any) -> bool:
+    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well.
+
+    One with a `state_dict` is that instead.
+    """
+    if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
+        return kind is types.SimpleNamespace
+    made_by: Any = kind.__new__
+    has_fields = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__)
+    is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return made_by is object.__new__ and has_fields and not is_stateful
+
+
 def _hint(value: object) -> str:
     name = type_name(type(value))
     if name in _HINTS_BY_NAME:
@@ -101,10 +124,21 @@ def _hint(value: object) -> str:
     for kinds, hint in _HINTS:
         if isinstance(value, kinds):
             return hint
-    if hasattr(type(value), "__dataclass_fields__"):
-        return "store dataclasses.asdict(value)"
+    kind = type(value)
+    for attribute, instead in _HINTS_BY_ATTRIBUTE:
+        if hasattr(kind, attribute):
+            return f"allow its class: {_how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):
         return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"
+    if is_made_of_fields(kind):
+        return f"allow its class: {_how_to_allow(kind)}"
     return "store what it consists of, or give its class state_dict and load_state_dict"
+
+
+def _how_to_allow(kind: type) -> str:
+    """Return the line by which a program allows a class."""
+    line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
+    is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__
+    return line if is_own else f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}; {line}"

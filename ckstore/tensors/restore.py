@@ -5,6 +5,7 @@ Takes manifests that `model/manifest/parse` has checked. torch and NumPy are imp
 
 from __future__ import annotations
 
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,8 @@ from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.named import objects
+from ckstore.tensors.named.safe_classes import find
 from ckstore.tensors.numbers import unpack_numbers
 from ckstore.tensors.plain_values import value_of
 
@@ -60,7 +63,13 @@ def build_with(
     path: str = "",
 ) -> object:
     """Return the value that `state`, at `path`, stands for, with the leaves that `leaf` gives by their number."""
-    value = _Building(leaf, leaves, keep).value(state, path)
+    try:
+        value = _Building(leaf, leaves, keep).value(state, path)
+    except BadInput:
+        if keep is not None:
+            raise
+        # Names are only made where they are selected by; the error is to have the name.
+        value = _Building(leaf, leaves, lambda _: True).value(state, path)
     if value is _ABSENT:
         return {} if isinstance(state, list) and state[0] in DICTS else None
     return value
@@ -146,6 +155,8 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
         return unpack_numbers(leaf.dtype, memory.view[: leaf.shape[0] * (itemsize(leaf.kind, leaf.dtype) or 0)])
     if leaf.kind == "bytearray":
         return bytearray(memory.view)
+    if leaf.kind == "io.BytesIO":
+        return io.BytesIO(memory.view)
     data = bytes(memory.view)
     return data if leaf.kind == "bytes" else text_of_leaf(leaf, data)
 
@@ -153,10 +164,13 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
 class _Building:
     """One walk down the nodes. Names are made only if the caller selects by them."""
 
-    def __init__(self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None) -> None:
+    def __init__(
+        self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None, within: str = ""
+    ) -> None:
         self._leaf = leaf
         self._leaves = leaves
         self._keep = keep
+        self._within = within  # whose attributes these are: what they hold has no names
 
     def value(self, node: Node, path: str) -> Any:
         tag = node[0] if isinstance(node, list) else None
@@ -168,7 +182,9 @@ class _Building:
                 return _ABSENT
         if tag == "leaf":
             return self._leaf(node[1])
-        return value_of(node)
+        if tag == "enum":
+            return objects.member_of(node[1], node[2], path or self._within)
+        return find(node[1], path or self._within) if tag == "global" else value_of(node)
 
     def _mapping(self, node: Node, path: str) -> Any:
         out: dict[Any, Any] = {}
@@ -210,23 +226,36 @@ class _Building:
         return not self._keep(path) if was_empty else is_empty
 
     def _parts(self, node: Node, path: str) -> Any:
-        parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
-        absent = [own for own, part in parts.items() if part is _ABSENT]
-        if parts and len(absent) == len(parts):
+        parts = self._named(node, path, "tensor")
+        if parts is None:
             return _ABSENT
-        if absent:
-            msg = f"{path or 'the state itself'} is one tensor, of the parts {', '.join(parts)}"
-            raise BadInput(msg, hint="select all of them, or none")
         from ckstore.tensors import torch_parts
 
-        extra = _Building(self._leaf, self._leaves, None).value(node[3], "")
+        devices = {getattr(part, "device", None) for part in parts.values()}
+        context = torch_parts.without_devices(node[3], devices.pop()) if len(devices) == 1 else node[3]
+        extra = _Building(self._leaf, self._leaves, None, path).value(context, "")
         return torch_parts.put_together(node[2], parts, extra, path)
+
+    def _object(self, node: Node, path: str) -> Any:
+        fields = self._named(node, path, "object")
+        return _ABSENT if fields is None else objects.put_together(node[2], fields, path or self._within)
+
+    def _named(self, node: Node, path: str, what: str) -> dict[str, Any] | None:
+        """Return the parts of a tensor or an object by name; None if it was not asked for."""
+        parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
+        absent = [own for own, part in parts.items() if part is _ABSENT]
+        if self._is_absent(path, was_empty=not parts, is_empty=len(absent) == len(parts)):
+            return None
+        if absent:
+            msg = f"{path or 'the state itself'} is one {what}, of the parts {', '.join(parts)}"
+            raise BadInput(msg, hint="select all of them, or none")
+        return parts
 
     def _ordered(self, node: Node, path: str) -> Any:
         out = self._dict(OrderedDict(), node[1], path)
         if out is not _ABSENT and node[2] is not None:
             # Attributes have no names to select by; they go with their dict.
-            attributes: Any = _Building(self._leaf, self._leaves, None).value(node[2], "")
+            attributes: Any = _Building(self._leaf, self._leaves, None, path).value(node[2], "")
             vars(out).update(attributes)
         return out
 
@@ -235,4 +264,5 @@ class _Building:
         **dict.fromkeys(DICTS, _mapping),
         "odict": _ordered,
         "parts": _parts,
+        "object": _object,
     }

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeGuard
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError
 from ckstore.model.names import plain
+from ckstore.tensors.named.tensordicts import is_tensor_dict
 from ckstore.tensors.refusals import type_name
 
 _NEVER = (dict, OrderedDict, list, tuple)
@@ -68,6 +69,8 @@ def hand_over(target: Any, state: object, path: str, **how: bool) -> None:
     Raises:
         BadInput: It raised.
     """
+    if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
+        state = state.state_dict()  # type: ignore[attr-defined]
     try:
         target.load_state_dict(state, **how)
     except (CkstoreError, MemoryError):

@@ -1,6 +1,6 @@
-"""Tensors that are made of other tensors: sparse ones, and subclasses that torch was told to trust. Imported for those.
+"""Tensors that are made of other tensors: sparse ones, and subclasses that the program allows. Imported for those.
 
-A class is never imported by its name: it is looked for among torch's safe globals, where the program has put it.
+Which classes are allowed `safe_classes` decides: none is imported by its name.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.names import plain
+from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.torch_refusals import is_named_refused
+from ckstore.tensors.walks import with_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ckstore.model.manifest.manifest import Node
 
 
 class Parts(NamedTuple):
@@ -45,20 +50,29 @@ def take_apart(tensor: Any) -> Parts | None:
             "values": found.values(),
         }
         return Parts("sparse_csr", parts, found.shape)
-    if plain or is_named_refused(type(tensor)) or _safe_class(full_name(type(tensor))) is not type(tensor):
+    kind = type(tensor)
+    if plain or is_named_refused(kind) or not _has_protocol(kind) or not is_allowed(kind):
         return None
     names, context = tensor.__tensor_flatten__()
     outer = tuple(tensor.shape), tuple(tensor.stride())
-    return Parts(full_name(type(tensor)), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
+    return Parts(name_of(kind), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
+
+
+def without_devices(extra: Node, device: object = None) -> Node:
+    """Return what says how parts are put together with its devices left out, or replaced by `device`.
+
+    A context may repeat where the tensor was when it was saved; now it is where its parts are.
+    """
+    return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
 
 
 def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str) -> object:
     """Return the tensor of these parts.
 
     Raises:
-        BadInput: They do not fit, or its class is not among torch's safe globals.
+        BadInput: They do not fit, or its class is not allowed.
     """
-    name = path or "the state itself"
+    name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
         msg = f"{name}: a tensor of kind {kind} has parts that are no tensors"
         raise BadInput(msg, hint="select other names")
@@ -73,7 +87,10 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
             crow, col = parts["crow_indices"], parts["col_indices"]
             return torch.sparse_csr_tensor(crow, col, parts["values"], tuple(extra), check_invariants=True)
         context, shape, strides = extra
-        return _trusted(kind, name).__tensor_unflatten__(parts, context, torch.Size(shape), tuple(strides))
+        found = find(kind, path)
+        if not _has_protocol(found):
+            raise TypeError("it is not a tensor by torch's protocol")  # noqa: TRY301
+        return found.__tensor_unflatten__(parts, context, torch.Size(shape), tuple(strides))
     except BadInput:
         raise
     except Exception as error:
@@ -81,23 +98,8 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
         raise BadInput(msg, hint="load it with the version of its library that saved it") from error
 
 
-def full_name(kind: type) -> str:
-    """Return the name by which a class is known among torch's safe globals."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _trusted(kind: str, name: str) -> Any:
-    found = _safe_class(kind)
-    if found is None:
-        msg = f"{name} is a {kind}, which is not among the safe globals of torch here"
-        raise BadInput(msg, hint="import its class and give it to torch.serialization.add_safe_globals([…])")
-    return found
-
-
-def _safe_class(name: str) -> Any:
-    """Return the class of that name, a subclass of Tensor that can be taken apart; None if torch was not told of it."""
-    for given in torch.serialization.get_safe_globals():
-        kind: Any = given[0] if isinstance(given, tuple) else given
-        if isinstance(kind, type) and issubclass(kind, torch.Tensor) and full_name(kind) == name:
-            return kind if hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__") else None
-    return None
+def _has_protocol(kind: Any) -> bool:
+    """Whether tensors of a class can be taken apart and put together by torch's protocol for subclasses."""
+    if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
+        return False
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")

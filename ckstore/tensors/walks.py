@@ -30,15 +30,49 @@ def leaf_numbers(node: Node) -> Iterator[int]:
 
 def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
     """Return a node whose leaves have other numbers: those that `number_of`, called once for each in order, gives."""
+    return with_others(node, "leaf", lambda leaf: ["leaf", number_of(leaf[1])])
+
+
+def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
+    """Return a node in which `other` gives a new one for each node with this tag, called in order."""
     if not isinstance(node, list):
         return node
-    if node[0] == "leaf":
-        return ["leaf", number_of(node[1])]
+    if node[0] == tag:
+        return other(node)
     if node[0] in SEQUENCES:
-        return [node[0], [with_leaves(item, number_of) for item in node[1]], *node[2:]]
+        return [node[0], [with_others(item, tag, other) for item in node[1]], *node[2:]]
     if node[0] in PAIRS:
-        return [node[0], [[own, with_leaves(item, number_of)] for own, item in node[1]], *node[2:]]
+        return [node[0], [[own, with_others(item, tag, other)] for own, item in node[1]], *node[2:]]
     return node
+
+
+def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
+    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts.
+
+    With another `tag` give the nodes that have it.
+    """
+    if not isinstance(node, list):
+        return
+    if node[0] == tag:
+        yield path, node
+    elif node[0] in SEQUENCES:
+        for i, item in enumerate(node[1]):
+            yield from parts_in(item, join_index(path, i), tag)
+    elif node[0] in PAIRS:
+        for own, item in node[1]:
+            yield from parts_in(item, join(path, decode_key(own)), tag)
+
+
+def shape_of_parts(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of a tensor that is made of others, as its node says it; None if it says none."""
+    extra = node[3]
+    if node[2] != "sparse_csr":  # (shape, coalesced) or (context, shape, strides)
+        items = extra[1] if isinstance(extra, list) and extra[0] == "tuple" else []
+        at = 0 if node[2] == "sparse_coo" else 1
+        extra = items[at] if len(items) > at else None
+    if not isinstance(extra, list) or extra[0] not in ("torch.Size", "tuple"):
+        return None
+    return tuple(extra[1]) if all(type(size) is int for size in extra[1]) else None
 
 
 def name_below(path: str, key: object) -> str:

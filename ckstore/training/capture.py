@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from ckstore.errors import BadInput, CkstoreWarning
+from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.refusals import type_name
 from ckstore.tensors.stateful import is_stateful
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description, place
@@ -17,17 +21,21 @@ VERSION = 1
 RECORD = "training"
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
+"""Those that most runs have; a record says which of them a checkpoint lacks."""
+_warned: set[str] = set()
+"""The classes of data loaders of which this process was told that they keep no place."""
 
 
 def capture(
-    *,
     model: Any = None,
     optimizer: Any = None,
+    *,
     scheduler: Any = None,
     scaler: Any = None,
     dataloader: Any = None,
     rng: bool = True,
     extra: Mapping[str, Any] | None = None,
+    **parts: Any,
 ) -> dict[str, Any]:
     """Return the state of a run, to be given to `Store.save`; `restore` is its counterpart.
 
@@ -40,15 +48,27 @@ def capture(
         scheduler: Of the learning rate.
         scaler: A `GradScaler`.
         dataloader: One with ``state_dict`` is stored with its place. Of another the state of its ``generator`` and the
-            epoch of its sampler are stored, and the report of `restore` says that it begins an epoch.
+            epoch of its sampler are stored; a `CkstoreWarning` says at the first capture that a resume begins an epoch.
         rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank.
         extra: Anything else that a state may hold, such as the step.
+        parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model. A
+            value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
+
+    Raises:
+        BadInput: A part has the name of another entry of the state.
     """
     _, world_size = rank_and_world()
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    parts: dict[str, Any] = {name: unwrapped(part) for name, part in given.items() if part is not None}
+    parts = given_parts(parts)
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
+    values = {name: part for name, part in parts.items() if not loads_in_place(part)}
+    if twice := {*(extra or {})} & values.keys():
+        raise BadInput(f"{min(twice)} is in extra, too", hint="give it once")
+    held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
+    extra = {**(extra or {}), **values}
     if dataloader is not None:
-        parts["dataloader"] = place(dataloader)
+        held["dataloader"] = place(dataloader)
+        if not is_stateful(dataloader):
+            _warn_of_place(dataloader)
     states = of_all_ranks(random_states()) if rng else {}
     conditions = Conditions(
         world_size=world_size,
@@ -59,15 +79,48 @@ def capture(
     )
     record = {
         "version": VERSION,
-        "present": [name for name in PARTS if name in parts],
-        "missing": [name for name in PARTS if name not in parts],
+        "present": sorted(held, key=_by_place),
+        "missing": [name for name in PARTS if name not in held],
         "extra": bool(extra),
         "conditions": conditions.to_json(),
     }
     if states:
-        parts["rng"] = {rng_name(rank): state for rank, state in states.items()}
+        held["rng"] = {rng_name(rank): state for rank, state in states.items()}
     # One string: a part of a state that is loaded by its name comes without the empty lists in it.
-    return {RECORD: json.dumps(record), **parts, **({"extra": dict(extra)} if extra else {})}
+    return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
+
+
+def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of other names that are not None.
+
+    Raises:
+        BadInput: One has the name of the record.
+    """
+    if RECORD in parts:
+        raise BadInput(f"{RECORD} is the name of the record in the state", hint="give this part another name")
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def loads_in_place(part: Any) -> bool:
+    """Whether a value can be loaded into: an object with a state, a tensor, or a container of such."""
+    if isinstance(part, dict | list | tuple):
+        return any(map(loads_in_place, part.values() if isinstance(part, dict) else part))
+    return is_stateful(part) or is_tensor(part)
+
+
+def _by_place(name: str) -> int:
+    return PARTS.index(name) if name in PARTS else len(PARTS)
+
+
+def _warn_of_place(loader: Any) -> None:
+    kind = type_name(type(loader))
+    if kind not in _warned and rank_and_world()[0] == 0:
+        _warned.add(kind)
+        msg = (
+            f"a {kind} keeps no place in its data: a run that is resumed within an epoch begins it again; "
+            f"torchdata.stateful_dataloader.StatefulDataLoader, with the same arguments, goes on where it was"
+        )
+        warnings.warn(msg, CkstoreWarning, stacklevel=3)
 
 
 def rng_name(rank: int) -> str:

@@ -31,7 +31,7 @@ def length_of(dataset: Any) -> int | None:
     """Return how many samples a data set has; None: it does not say, as a stream."""
     try:
         return len(dataset)
-    except TypeError:  # a stream
+    except (TypeError, NotImplementedError):  # a stream
         return None
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.words import printable
+from ckstore.tensors.refusals import type_name
 from ckstore.tensors.stateful import is_stateful
-from ckstore.training.capture import PARTS, RECORD, VERSION, rng_name, unwrapped
+from ckstore.training.capture import RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.loader import description, set_place
 from ckstore.training.newest import untried
@@ -33,7 +34,7 @@ class ResumeReport:
         unused: Parts that it holds and that were not asked for.
         inexact: What will not continue exactly, one sentence each; empty: the run goes on as if it had not stopped,
             as far as ckstore can tell.
-        extra: What was given to `capture` as `extra`.
+        extra: What was given to `capture` as `extra`, and values of other names into which nothing is loaded.
     """
 
     info: CheckpointInfo
@@ -74,6 +75,7 @@ def restore(
     dataloader: Any = None,
     rng: bool = True,
     strict: bool = True,
+    **parts: Any,
 ) -> ResumeReport:
     """Read a captured state into the objects of a run, in place; every rank calls it.
 
@@ -89,15 +91,21 @@ def restore(
         dataloader: See `model`.
         rng: Whether to set the random states of this rank.
         strict: False: a part that the checkpoint lacks is reported and left as it is.
+        parts: Any other part by the name that it had in `capture`, such as ``ema=ema``.
 
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        BadInput: The checkpoint is none of `capture`.
+        BadInput: The checkpoint is none of `capture`, or nothing can be loaded into a part.
         DoesNotFit: A part is missing, or differs from what it is to be loaded into.
         DamagedBlob: Bytes are damaged. What was restored until then stays in the objects; ``latest-valid`` restores
             the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
     """
-    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    parts = given_parts(parts)
+    plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
+    if plain is not None:
+        msg = f"{plain}: nothing can be loaded into a {type_name(type(parts[plain]))}"
+        raise BadInput(msg, hint=f'leave it out: restore(…).extra["{plain}"] has what was captured')
+    given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
     if dataloader is not None:
         wanted["dataloader"] = dataloader
@@ -119,7 +127,7 @@ def _restore_from(
     """Restore from one checkpoint; `begun` gets the parts that are restored -> its name."""
     record, before = _record(store, info)
     present = tuple(record["present"])
-    missing = tuple(name for name in PARTS if name in wanted and name not in present)
+    missing = tuple(name for name in wanted if name not in present)
     for name in missing:
         if name in begun:
             msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
@@ -127,7 +135,7 @@ def _restore_from(
     if missing and strict:
         msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
         raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
-    restored = tuple(name for name in PARTS if name in wanted and name in present)
+    restored = tuple(name for name in present if name in wanted)
     rank, world_size = rank_and_world()
     has_rng = rng and rank in before.rng_ranks
     random, place, extra = _Receiver(), _Receiver(), _Receiver()

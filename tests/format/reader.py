@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import io
 import itertools
 import json
 import math
@@ -111,7 +112,8 @@ class Parts:
     extra: Any
 
 
-PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.dtype", "torch.device", "numpy.str_"}
+PLAIN = {"date", "datetime", "timedelta", "path", "torch.Size", "torch.device", "numpy.str_"}
+PLAIN |= {"enum", "global", "torch.dtype", "torch.layout", "torch.memory_format", "torch.qscheme"}
 
 
 @dataclass
@@ -244,6 +246,8 @@ class Checkpoint:
             return self.storage(leaf["storage"]).decode("utf-8", "surrogatepass")
         if leaf["kind"] == "bytearray":
             return bytearray(self.storage(leaf["storage"]))
+        if leaf["kind"] == "io.BytesIO":
+            return io.BytesIO(self.storage(leaf["storage"]))
         if leaf["kind"] == "numbers":
             (count,) = leaf["shape"]
             code = {"int64": "q", "float64": "d", "bool": "?"}[leaf["dtype"]]
@@ -322,6 +326,8 @@ class Checkpoint:
             return set(map(key_of, node[1])) if tag == "set" else frozenset(map(key_of, node[1]))
         if tag == "bytearray":
             return bytearray(base64.b64decode(node[1], validate=True))
+        if tag == "io.BytesIO":
+            return io.BytesIO(base64.b64decode(node[1], validate=True))
         if tag == "decimal":
             return Decimal(node[1])
         if tag in PLAIN:
@@ -332,13 +338,13 @@ class Checkpoint:
             if tag == "deque":
                 return deque(values, node[2])
             return values if tag == "list" else tuple(values)
-        check(tag in ("dict", "odict", "counter", "defaultdict", "parts"), f"no node: {tag}")
+        check(tag in ("dict", "odict", "counter", "defaultdict", "parts", "object"), f"no node: {tag}")
         items = []
         for k, child in node[1]:
             items.append((key_of(k), self._value(child, join(name, key_of(k)), depth + 1, named)))
         if tag == "parts":
             return Parts(node[2], dict(items), self._value(node[3], name, depth + 1, []))
-        if tag == "defaultdict":
+        if tag in ("defaultdict", "object"):
             return Plain(tag, [dict(items), node[2]])
         if tag == "dict":
             return dict(items)

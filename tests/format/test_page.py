@@ -121,5 +121,6 @@ def test_the_nodes_of_the_page_are_those_that_the_reader_knows() -> None:
     tags = re.findall(r"`\[\"([\w.]+)\"", section("Nodes").partition("| node |")[2])
 
     wanted = "int float complex bytes numpy list tuple deque dict defaultdict counter odict set frozenset parts leaf"
-    plain = "bytearray decimal date datetime timedelta path torch.Size torch.dtype torch.device numpy.str_"
-    assert set(tags) == {*wanted.split(), *plain.split()}
+    plain = "bytearray io.BytesIO decimal date datetime timedelta path numpy.str_ object enum global"
+    of_torch = "torch.Size torch.device torch.dtype torch.layout torch.memory_format torch.qscheme"
+    assert set(tags) == {*wanted.split(), *plain.split(), *of_torch.split()}

@@ -3,9 +3,12 @@
 The reader knows nothing of ckstore, so here its values are compared with the states that were saved.
 """
 
+import argparse
 import collections
 import datetime as dt
 import decimal
+import http
+import io
 import itertools
 import json
 import math
@@ -84,6 +87,8 @@ def plain(value: Any, inner: Any) -> Any:
             return kind, bits(value.real), bits(value.imag)
         case list() | tuple():
             return kind, [inner(item) for item in value]
+        case io.BytesIO():
+            return kind, value.tell(), value.getvalue()
         case dict():
             return kind, [(inner(k), inner(v)) for k, v in value.items()]
         case _:
@@ -136,6 +141,7 @@ def every_kind_of_node() -> dict[Any, Any]:
         "odict": collections.OrderedDict([("b", 1), ("a", torch.ones(2))]),
         3: {-7: "negative", 2**60: "great", 0: [torch.zeros(1)]},
         "sets": [{1, "a", (2, "b")}, frozenset([None, 0.5]), set()],
+        "files": [io.BytesIO(b"a"), io.BytesIO(b"a" * 1000)],
         "more": [bytearray(b"a"), bytearray(b"a" * 1000), decimal.Decimal("1.10"), collections.deque([1], 3)],
         "keys": {None: 1, True: [torch.ones(1)], 2.5: torch.ones(2), (0, "a[b]", (1,)): torch.ones(3)},
         "numbers": [list(range(-9, 2000)), [0.1, -0.0] * 700, [True, False] * 700, [2**63] * 1100],
@@ -223,9 +229,15 @@ def test_values_that_the_reader_leaves_are_as_the_page_has_them(store: ckstore.S
         pathlib.PurePosixPath("a/b"),
         torch.Size([1, 2]),
         torch.bfloat16,
+        torch.qint8,
+        torch.strided,
+        torch.channels_last,
+        torch.per_tensor_affine,
         torch.device("cuda:0"),
         np.str_("a"),
         collections.defaultdict[Any, Any](list, {1: 2}),
+        argparse.Namespace(lr=0.5, w=[1]),
+        http.HTTPStatus.OK,
     ]
     store.save([*state, torch.eye(2).to_sparse()], step=1)
 
@@ -238,9 +250,15 @@ def test_values_that_the_reader_leaves_are_as_the_page_has_them(store: ckstore.S
         ("path", ["PurePosixPath", "a/b"]),
         ("torch.Size", [[1, 2]]),
         ("torch.dtype", ["bfloat16"]),
+        ("torch.dtype", ["qint8"]),
+        ("torch.layout", ["strided"]),
+        ("torch.memory_format", ["channels_last"]),
+        ("torch.qscheme", ["per_tensor_affine"]),
         ("torch.device", ["cuda:0"]),
         ("numpy.str_", ["a"]),
         ("defaultdict", [{1: 2}, "list"]),
+        ("object", [{"lr": 0.5, "w": [1]}, "argparse.Namespace"]),
+        ("enum", ["http.HTTPStatus", "OK"]),
     ]
     assert (sparse.kind, sorted(sparse.tensors)) == ("sparse_coo", ["indices", "values"])
     assert sparse.extra == (reader.Plain("torch.Size", [[2, 2]]), True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckstore import BadInput, CkstoreWarning, Store
+from ckstore import CkstoreWarning, Store
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
@@ -86,19 +86,20 @@ def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_
     assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
 
 
-def test_a_directory_without_a_number_needs_a_step(tmp_path: Path, store: Store) -> None:
+def test_a_directory_without_a_number_takes_the_next_step_and_its_name_as_message(tmp_path: Path, store: Store) -> None:
     from accelerate import Accelerator
 
     from ckstore.integrations.accelerate import install
 
     accelerator = Accelerator(cpu=True)
     kept = install(accelerator, store)
-    with pytest.raises(BadInput, match="no step in the name"):
-        accelerator.save_state(str(tmp_path / "state"))
+    accelerator.save_state(str(tmp_path / "initial"))
     accelerator.save_state(str(tmp_path / "state"), step=7)
+    accelerator.save_state(str(tmp_path / "final"))
     assert kept.last is not None
-    assert kept.last.step == 7
+    assert [(info.step, info.message) for info in store.checkpoints()] == [(0, "initial"), (7, ""), (8, "final")]
     accelerator.load_state(str(tmp_path / "state"))
+    accelerator.load_state("ckstore:0")
 
 
 def test_a_directory_of_which_the_store_knows_nothing_is_not_deleted(tmp_path: Path, store: Store) -> None:

@@ -12,6 +12,7 @@ and by process).
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -320,6 +321,24 @@ def test_a_block_is_read_in_another_shape_than_it_was_saved_in(pair: Group, stor
             reader.block(shape, block, memoryview(out))
             places = tuple(slice(at, at + n) for at, n in zip(block.offsets, block.sizes, strict=True))
             assert out == np.frombuffer(wanted, np.uint8).reshape(shape)[places].tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_file_in_memory_is_a_value_as_torch_has_it(store: Store, tmp_path: Path) -> None:
+    files = {"short": io.BytesIO(b"loss"), "long": io.BytesIO(b"loss" * 1000)}
+    files["long"].seek(7)
+
+    dcp.save(store, {"train": files, "w": torch.ones(2)}, step=1)
+    store.export(1, tmp_path / "out", format="dcp")
+    target: dict[str, Any] = {"train": {name: io.BytesIO() for name in files}, "w": torch.zeros(2)}
+    exported: dict[str, Any] = {"train": {name: io.BytesIO() for name in files}, "w": torch.zeros(2)}
+    torch_load(target, storage_reader=CkstoreReader(store))
+    torch_load(exported, checkpoint_id=tmp_path / "out")
+
+    for found in (target, exported, store.load(1)):
+        for name, file in files.items():
+            back = found["train"][name]
+            assert (type(back), back.tell(), back.read()) == (io.BytesIO, 0, file.getvalue())
 
 
 def test_a_plan_that_reads_a_plain_value_as_a_tensor_is_refused(store: Store) -> None:

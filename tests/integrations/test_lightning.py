@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.util
 import os
 import shutil
@@ -65,6 +66,36 @@ def test_model_checkpoint_keeps_the_best_and_the_last_and_resumes_by_its_names(t
     assert torch.equal(store.load(last)["state_dict"]["layer.weight"], model.layer.weight)
     again, _ = fit(store, tmp_path, str(tmp_path / "ckpt" / "last.ckpt"), save_last=True)
     assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+def test_hyperparameters_that_cannot_be_stored_end_no_training(tmp_path: Path, store: Store) -> None:
+    more = {"make": functools.partial(torch.optim.AdamW, lr=0.1), "act": torch.nn.GELU, "depth": 2}
+
+    with pytest.warns(
+        CkstoreWarning, match=r"hyper_parameters\.more\.make \(functools\.partial, kept as text\)"
+    ) as told:
+        model, _ = fit(store, tmp_path, more=more)
+    assert len([one for one in told if one.category is CkstoreWarning]) == 1
+    kept = store.load(8)["hyper_parameters"]["more"]
+    assert (kept["act"], kept["depth"]) == ("torch.nn.modules.activation.GELU", 2)
+    with pytest.warns(CkstoreWarning):
+        again, _ = fit(store, tmp_path / "again", "ckstore:6", more=more)
+    assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+def test_a_function_in_a_scheduler_is_left_out_and_the_scheduler_keeps_its_own(tmp_path: Path, store: Store) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scheduler.warm = torch.sqrt  # type: ignore[attr-defined]
+    io = CkstoreCheckpointIO(store)
+
+    with pytest.warns(CkstoreWarning, match=r"lr_schedulers\[0\]\.warm \(.*, left out\)"):
+        io.save_checkpoint({"global_step": 1, "lr_schedulers": [scheduler.state_dict()]}, tmp_path / "a-step=1.ckpt")
+    scheduler.load_state_dict(store.load(1)["lr_schedulers"][0])
+
+    assert scheduler.warm is torch.sqrt  # type: ignore[attr-defined]
 
 
 def test_in_the_background_nothing_is_removed_before_the_next_is_durable(tmp_path: Path, store: Store) -> None:

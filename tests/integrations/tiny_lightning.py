@@ -14,7 +14,13 @@ STEPS = 8
 
 
 def fit(
-    store: Store | None, folder: Path, ckpt_path: str | None = None, *, background: bool = False, **checkpoint: Any
+    store: Store | None,
+    folder: Path,
+    ckpt_path: str | None = None,
+    *,
+    background: bool = False,
+    more: Any = None,
+    **checkpoint: Any,
 ) -> tuple[Any, Any]:
     import torch
     from lightning.pytorch import LightningModule, Trainer
@@ -23,9 +29,9 @@ def fit(
     from ckstore.integrations.lightning import CkstoreCheckpointIO
 
     class Model(LightningModule):
-        def __init__(self, width: int = 8) -> None:
+        def __init__(self, width: int = 8, more: Any = None) -> None:
             super().__init__()
-            self.save_hyperparameters()
+            self.save_hyperparameters(ignore="more" if more is None else None)
             self.layer = torch.nn.Linear(width, 1)
 
         def training_step(self, batch: Any, _index: int) -> Any:
@@ -37,7 +43,7 @@ def fit(
             return torch.optim.Adam(self.parameters(), lr=0.01)
 
     torch.manual_seed(1)
-    model = Model()
+    model = Model(more=more)
     # Two batches an epoch, so that each save is at the end of one: Lightning does not resume a plain loader inside.
     data: Any = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
     callback = ModelCheckpoint(folder / "ckpt", every_n_train_steps=2, **{"save_top_k": -1, **checkpoint})

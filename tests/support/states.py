@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import io
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -159,12 +160,14 @@ def plain_values() -> st.SearchStrategy[Any]:
         st.sets(every_key(), max_size=3),
         st.frozensets(every_key(), max_size=3),
         st.binary(max_size=4).map(bytearray),
+        (st.binary(max_size=4) | st.just(b"ab" * 129)).map(io.BytesIO),
         st.decimals() | st.decimals(allow_nan=False, places=3),
         st.datetimes(timezones=zones),
         st.dates(),
         st.timedeltas(),
         st.sampled_from([Path("a/b"), PurePosixPath("/"), PureWindowsPath("c:/a")]),
         st.sampled_from([torch.Size([2, 0]), torch.Size([]), torch.float32, torch.device("cuda", 1), np.str_("é")]),
+        st.sampled_from([torch.qint8, torch.sparse_coo, torch.channels_last, torch.per_channel_affine]),
     )
 
 
@@ -306,6 +309,8 @@ def _bits_of_value(value: Any) -> Any:
         return sorted(map(repr, value))
     if isinstance(value, decimal.Decimal):
         return str(value)
+    if isinstance(value, io.BytesIO):
+        return value.tell(), value.getvalue()
     if isinstance(value, dt.datetime):
         return value.isoformat(), value.fold, repr(value.tzinfo)
     return value

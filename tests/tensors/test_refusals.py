@@ -23,8 +23,16 @@ from ckstore.errors import CannotStore
 from ckstore.tensors.capture import capture
 
 
-class Color(enum.IntEnum):
-    RED = 1
+def hidden() -> Any:
+    class Elsewhere(enum.IntEnum):
+        RED = 1
+
+    return Elsewhere.RED
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
 
 
 class Steps(int):
@@ -70,6 +78,16 @@ def unnamed_zone() -> dt.datetime:
     return dt.datetime(2026, 1, 1, tzinfo=ZoneInfo.from_file(io.BytesIO(rules)))
 
 
+def loader() -> Any:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset())
+
+
+def closed_file() -> io.BytesIO:
+    file = io.BytesIO(b"a")
+    file.close()
+    return file
+
+
 DEEP_KEY: Any = 1
 for _ in range(9):
     DEEP_KEY = (DEEP_KEY,)
@@ -77,7 +95,8 @@ for _ in range(9):
 PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("struct sequence", lambda: torch.zeros(2).max(0), "return_types.max cannot be stored", "tuple(value)"),
     ("list subclass", type("Items", (list,), {}), "Items cannot be stored", "list(value)"),
-    ("int enum", lambda: Color.RED, "Color cannot be stored", "value.value"),
+    ("local enum", hidden, "Elsewhere cannot be stored", "value.value"),
+    ("joined flags", lambda: Access.READ | Access.WRITE, "Access cannot be stored", "value.value"),
     ("int subclass", lambda: Steps(1), "Steps cannot be stored", "int(value)"),
     ("float subclass", lambda: Rate(1), "Rate cannot be stored", "float(value)"),
     ("str subclass", lambda: Word("a"), "Word cannot be stored", "str(value)"),
@@ -94,7 +113,7 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ),
     ("time zone from a file", unnamed_zone, "zone", "astimezone"),
     ("path subclass", lambda: type("Where", (PurePosixPath,), {})("a"), "Where cannot be stored", "str(value)"),
-    ("quantized dtype", lambda: torch.qint8, "torch.dtype cannot be stored", "str(value)"),
+    ("closed file in memory", closed_file, "a closed io.BytesIO", "before it is closed"),
     ("memoryview", lambda: memoryview(b"a"), "memoryview cannot be stored", "bytes(value)"),
     ("range", lambda: range(3), "range cannot be stored", "list(value)"),
     ("function", lambda: capture, "function cannot be stored", "leave it out"),
@@ -102,7 +121,14 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("module", lambda: dt, "module cannot be stored", "leave it out"),
     ("torch generator", torch.Generator, "Generator cannot be stored", "get_state()"),
     ("numpy generator", np.random.default_rng, "Generator cannot be stored", "bit_generator.state"),
-    ("foreign object", Plain, "Plain cannot be stored", "state_dict and load_state_dict"),
+    (
+        "loader",
+        loader,
+        "DataLoader cannot be stored",
+        "StatefulDataLoader",
+    ),
+    ("foreign object", Plain, "Plain cannot be stored", "import Plain; ckstore.add_safe_globals([Plain])"),
+    ("bare object", object, "object cannot be stored", "state_dict and load_state_dict"),
     ("half a Stateful", OnlySaves, "OnlySaves cannot be stored", "not load_state_dict"),
     ("masked array", lambda: np.ma.array([1], mask=[False]), "MaskedArray cannot be stored", "value.mask"),
     ("numpy bytes", lambda: np.bytes_(b"a"), "numpy.bytes_ cannot be stored", "bytes(value)"),
@@ -195,7 +221,7 @@ def test_a_tensor_inside_vmap_is_refused() -> None:
     torch.func.vmap(save)(torch.zeros(3, 2))
 
 
-@pytest.mark.parametrize("key", [b"a", Color.RED, np.int64(3), Word("a"), math.nan, (1, b"a"), frozenset(), DEEP_KEY])
+@pytest.mark.parametrize("key", [b"a", Access.READ, np.int64(3), Word("a"), math.nan, (1, b"a"), frozenset(), DEEP_KEY])
 def test_a_key_that_the_format_does_not_hold_is_refused(key: Any) -> None:
     with pytest.raises(CannotStore, match=r"^a\.b: a key of type \S+, .* cannot be stored \(keys are str, int") as no:
         capture({"a": {"b": {key: 1}}})

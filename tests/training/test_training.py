@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import random
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,47 @@ def test_a_run_goes_on_bit_for_bit_from_what_was_captured(store: Store) -> None:
     assert report.present == ("model", "optimizer", "scheduler", "scaler", "dataloader")
     assert report.extra == {"epoch": 2, "losses": []}
     assert report.inexact == ("the data loader keeps no place in the data: it begins an epoch",)
+
+
+def test_any_named_part_comes_back_in_place_and_a_plain_value_in_the_report(store: Store) -> None:
+    run = Run()
+    ema = torch.optim.swa_utils.AveragedModel(run.model)
+    run.epochs(1)
+    ema.update_parameters(run.model)
+    queue = {"keys": torch.arange(4.0)}
+    store.save(capture(run.model, run.optimizer, ema=ema, queue=queue, teacher=None, tokens=7, extra={"epoch": 1}))
+
+    again = Run()
+    other = torch.optim.swa_utils.AveragedModel(again.model)
+    place = torch.zeros(4)
+    report = restore(
+        store, model=again.model, optimizer=again.optimizer, ema=other, queue={"keys": place}, teacher=None
+    )
+
+    assert all(map(torch.equal, ema.state_dict().values(), other.state_dict().values()))
+    assert torch.equal(place, queue["keys"])
+    assert report.present == ("model", "optimizer", "ema", "queue")
+    assert report.extra == {"epoch": 1, "tokens": 7}
+    assert report.unused == ()
+    with pytest.raises(BadInput, match="tokens: nothing can be loaded into a int"):
+        restore(store, model=again.model, tokens=0)
+    with pytest.raises(DoesNotFit, match="holds no teacher"):
+        restore(store, model=again.model, teacher=again.model)
+    with pytest.raises(BadInput, match="training is the name of the record"):
+        capture(run.model, training=1)
+    with pytest.raises(BadInput, match="epoch is in extra, too"):
+        capture(run.model, epoch=1, extra={"epoch": 1})
+
+
+def test_a_loader_that_keeps_no_place_is_named_at_the_first_capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("ckstore.training.capture"), "_warned", set())
+    run = Run()
+
+    with pytest.warns(CkstoreWarning, match=r"DataLoader keeps no place.*stateful_dataloader.StatefulDataLoader"):
+        capture(dataloader=run.loader, rng=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture(dataloader=run.loader, rng=False)
 
 
 def test_wrappers_of_the_model_are_not_in_the_checkpoint(store: Store) -> None:

@@ -30,7 +30,7 @@ from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.tiles import block_of, in_bytes
 from ckstore.ops.acts import act
 from ckstore.ops.read.entries import Found, entries_of
-from ckstore.ops.read.load import continue_from
+from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import open_directory
@@ -168,24 +168,33 @@ def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
 def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
     context = store._context  # noqa: SLF001
     with open_directory(context, info) as directory:
-        found = entries_of(directory.manifest)
-        reader: RegionReader | None = None
-        read_bytes = 0
-        for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
-            name = item.storage_index.fqn
-            if name not in found:
-                raise NoSuchRef(f"{info.name} has no value named {name!r}")
-            leaf = found[name].tensor
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _bytes(directory, found[name]))
-                continue
-            if leaf is None:
-                raise BadInput(f"{name} of {info.name} is not a tensor, and the plan reads it as one")
-            if reader is None or reader.storage != leaf.storage:
-                read_bytes += 0 if reader is None else reader.read_bytes
-                reader = RegionReader(directory, leaf.storage, leaf.name)
-            _read_tensor(reader, leaf, item, planner)
+        try:
+            read_bytes = _read_items(directory, info, plan, planner)
+        except BaseException:
+            lose_parents(context)  # some tensors are of this checkpoint now, and others are not
+            raise
         continue_from(context, directory)
+    return read_bytes
+
+
+def _read_items(directory: CheckpointDirectory, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
+    found = entries_of(directory.manifest)
+    reader: RegionReader | None = None
+    read_bytes = 0
+    for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
+        name = item.storage_index.fqn
+        if name not in found:
+            raise NoSuchRef(f"{info.name} has no value named {name!r}")
+        leaf = found[name].tensor
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, _bytes(directory, found[name]))
+            continue
+        if leaf is None:
+            raise BadInput(f"{name} of {info.name} is not a tensor, and the plan reads it as one")
+        if reader is None or reader.storage != leaf.storage:
+            read_bytes += 0 if reader is None else reader.read_bytes
+            reader = RegionReader(directory, leaf.storage, leaf.name)
+        _read_tensor(reader, leaf, item, planner)
     return read_bytes + (0 if reader is None else reader.read_bytes)
 
 

@@ -15,6 +15,8 @@ NUMPY_MAX_DIMENSIONS = 64
 MAX_SIZE = 2**53
 
 _LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
+_ARRAYS = ("torch", "numpy", "numbers")
+"""Kinds of leaves that have a dtype and a shape."""
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
@@ -82,7 +84,7 @@ class _Leaves:
             )
         if type(offset) is not int or offset < 0:
             refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
-        if kind in ("bytes", "bytearray", "str"):
+        if kind not in _ARRAYS:
             if offset:
                 refuse(self.where, f"offset of leaf {shown(name)}", f"none for kind {kind}", offset)
             return LeafRecord(name, kind, "", (), storage)

@@ -33,7 +33,7 @@ MAX_ELEMENTS = 2**63
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
-LeafKind = Literal["torch", "numpy", "numbers", "bytes", "bytearray", "str"]
+LeafKind = Literal["torch", "numpy", "numbers", "bytes", "bytearray", "io.BytesIO", "str"]
 Node = Any
 """A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
 
@@ -79,7 +79,8 @@ class LeafRecord(NamedTuple):
 
     Attributes:
         name: Path in the state, ``model.layers[0].weight``.
-        kind: ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray`` or ``str``.
+        kind: ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray``, ``io.BytesIO`` or
+            ``str``.
         dtype: ``float32`` or, for NumPy, ``<f4``; empty for bytes and str.
         shape: Sizes, outermost first; empty for a scalar, bytes and str.
         storage: Index into the manifest's `storages`.

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 SEQUENCES = ("list", "tuple", "deque")
 """Tags of nodes that hold nodes."""
 DICTS = ("dict", "odict", "counter", "defaultdict")
-PAIRS = (*DICTS, "parts")
+PAIRS = (*DICTS, "parts", "object")
 """Tags of nodes that hold pairs of a key and a node."""
+SPARSE_KINDS = ("sparse_coo", "sparse_csr")
+"""Kinds of `parts` that name no class."""
 
 _NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d"}

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import io
 import re
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT, canonical_text, fits_json
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import (
     bytes_in,
     bytes_of_text,
@@ -35,7 +36,16 @@ _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath,
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,18})?|Infinity|s?NaN[0-9]*)\Z", re.ASCII)
 _OFFSET = re.compile(r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{6})?)?\Z")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,3}\Z")
+CLASS_MOST = 500
 _DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,4})?\Z")
+_TORCH_NAMES = {
+    "torch.dtype": re.compile(r"(?:bool|(?:b?float|complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z"),
+    "torch.layout": re.compile(r"(?:strided|jagged|_mkldnn|sparse_(?:coo|csr|csc|bsr|bsc))\Z"),
+    "torch.memory_format": re.compile(r"(?:preserve_format|contiguous_format|channels_last(?:_3d)?)\Z"),
+    "torch.qscheme": re.compile(r"per_(?:tensor|channel)_(?:affine(?:_float_qparams)?|symmetric)\Z"),
+}
+TORCH_NAMED = tuple(_TORCH_NAMES)
+"""Classes of torch whose values are known by their names in it, such as ``torch.qint8``."""
 
 
 class NotStored(ValueError):
@@ -113,9 +123,9 @@ def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     return ["set" if type(value) is set else "frozenset", nodes]
 
 
-def encode_bytearray(value: bytearray) -> Any:
-    """Return the node of a short bytearray."""
-    return ["bytearray", text_of_bytes(bytes(value))]
+def encode_held_bytes(kind: str, data: bytes) -> Any:
+    """Return the node of a short ``bytearray`` or ``io.BytesIO``."""
+    return [kind, text_of_bytes(data)]
 
 
 def is_python_value(node: list[Any]) -> bool:
@@ -213,23 +223,43 @@ def _is_torch_size(held: list[Any]) -> bool:
     return all(type(size) is int and abs(size) <= SAFE_INT for size in sizes)
 
 
+def _is_bytes(held: list[Any]) -> bool:
+    return len(held) == 1 and bytes_in(held[0]) is not None
+
+
 def _is_text(held: list[Any]) -> bool:
     return len(held) == 1 and type(held[0]) is str
 
 
+def _named_as(pattern: re.Pattern[str]) -> Callable[[list[Any]], bool]:
+    return lambda held: _is_text(held) and pattern.match(held[0]) is not None
+
+
+def is_class_name(text: object) -> bool:
+    """Whether `text` may name a class or a function."""
+    return type(text) is str and 1 <= len(text) <= CLASS_MOST
+
+
+def _is_enum(held: list[Any]) -> bool:
+    return len(held) == 2 and is_class_name(held[0]) and is_class_name(held[1])
+
+
 _CHECKS: dict[str, Any] = {
-    "bytearray": lambda held: len(held) == 1 and bytes_in(held[0]) is not None,
+    "bytearray": _is_bytes,
     "date": _is_date,
     "datetime": _is_datetime,
     "decimal": _is_decimal,
+    "enum": _is_enum,
     "frozenset": _is_set,
+    "global": lambda held: len(held) == 1 and is_class_name(held[0]),
+    "io.BytesIO": _is_bytes,
     "numpy.str_": _is_text,
     "path": _is_path,
     "set": _is_set,
     "timedelta": _is_timedelta,
     "torch.Size": _is_torch_size,
-    "torch.device": lambda held: _is_text(held) and _DEVICE.match(held[0]) is not None,
-    "torch.dtype": lambda held: _is_text(held) and held[0] in TORCH_ITEMSIZE,
+    "torch.device": _named_as(_DEVICE),
+    **{tag: _named_as(pattern) for tag, pattern in _TORCH_NAMES.items()},
 }
 _MAKE: dict[str, Any] = {
     "bytearray": lambda text: bytearray(bytes_of_text(text)),
@@ -237,6 +267,7 @@ _MAKE: dict[str, Any] = {
     "datetime": _datetime,
     "decimal": decimal.Decimal,
     "frozenset": lambda nodes: frozenset(map(decode_key, nodes)),
+    "io.BytesIO": lambda text: io.BytesIO(bytes_of_text(text)),
     "path": lambda kind, text: _PATHS[kind](text),
     "set": lambda nodes: set(map(decode_key, nodes)),
     "timedelta": dt.timedelta,

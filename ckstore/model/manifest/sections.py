@@ -16,11 +16,10 @@ from ckstore.model.document import is_big_decimal, refuse, shown
 from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
 from ckstore.model.manifest.nodes import bytes_in, decode_key, identity_of, is_float, join
-from ckstore.model.manifest.python_values import FACTORIES, is_python_value
+from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class_name, is_python_value
 from ckstore.model.names import check_path, parent_of
 
 _INDEX_CHARS = 3
-_KIND_MOST = 500
 _ATTRIBUTES = object()
 """Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
 
@@ -124,7 +123,7 @@ class _Walk:
             return enumerate(node[1])
         if (tag in ("dict", "counter") and size == 2) or (tag in ("odict", "defaultdict") and size == 3):
             return self.pairs(node, place, key)
-        if tag == "parts" and size == 4:
+        if (tag == "parts" and size == 4) or (tag == "object" and size == 3):
             return self.parts(node, place, key)
         if (
             (tag == "float" and size == 2 and is_float(node[1]))
@@ -174,13 +173,13 @@ class _Walk:
         return [*pairs, (_ATTRIBUTES, attributes)]
 
     def parts(self, node: list[Any], place: _Place, key: Any) -> _Children:
-        """Check the parts of a tensor; what tells how they are put together holds no leaf."""
-        if type(node[2]) is not str or not 1 <= len(node[2]) <= _KIND_MOST:
-            self.refuse(place, key, f"a kind of 1 to {_KIND_MOST} characters", node[2])
+        """Check the parts of a tensor, or the fields of an object; `extra` of a tensor holds no leaf."""
+        if not is_class_name(node[2]):
+            self.refuse(place, key, f"a class or kind of 1 to {CLASS_MOST} characters", node[2])
         pairs = list(self.pairs(["dict", node[1]], place, key))
         if any(type(own) is not str for own, _ in pairs):
             self.refuse(place, key, "names of parts that are strings", node[1])
-        return [*pairs, (_ATTRIBUTES, node[3])]
+        return [*pairs, (_ATTRIBUTES, node[3])] if node[0] == "parts" else pairs
 
     def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
         refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)

@@ -37,7 +37,7 @@ class PlainValues:
     Attributes:
         values: Name and node of each, in the order of the state.
         attributes: The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and
-            for how tensors of several parts are put together: ``.kind`` and ``.extra``.
+            for how tensors of several parts are put together: ``.kind`` and ``.extra``. Of objects, ``.class``.
         torch_versions: Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
     """
 
@@ -83,6 +83,8 @@ class _Walk:
                 self._found.values.append((path, node))
         if wanted and tag == "odict" and node[2] is not None:
             self._attributes(node[2], path)
+        if wanted and tag == "object":
+            self._found.attributes.append((join(path, "class"), node[2]))
         if wanted and tag == "parts":
             self._found.attributes.append((join(path, "kind"), node[2]))
             inner = PlainValues()
@@ -145,7 +147,7 @@ def json_of_leaf(leaf: LeafRecord, data: bytes) -> Any:
     """Return the JSON value of a leaf with these bytes, row-major for a tensor."""
     if leaf.kind == "str":
         return json_of_text(text_of_leaf(leaf, data))
-    if leaf.kind in ("bytes", "bytearray"):
+    if leaf.kind in ("bytes", "bytearray", "io.BytesIO"):
         return {leaf.kind: text_of_bytes(data)}
     return {leaf.kind: leaf.dtype, "shape": list(leaf.shape), "data": text_of_bytes(data)}
 

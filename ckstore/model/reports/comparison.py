@@ -13,13 +13,13 @@ from ckstore.model.manifest.files import file_changes
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, decode_key, join, numpy_number
-from ckstore.model.manifest.python_values import decode_value
+from ckstore.model.manifest.python_values import TORCH_NAMED, decode_value
 from ckstore.model.manifest.tiles import Block
 from ckstore.model.names import join_index, spellings
 from ckstore.model.reports.diff import Diff, DiffLeaf, LeafChange, PlainChange
 
-_SHOWN_AS_TEXT = ("datetime", "numpy.str_", "torch.Size", "torch.device", "torch.dtype")
-"""Values that need a library, or time zones that this machine may not know."""
+_SHOWN_AS_TEXT = ("datetime", "enum", "global", "numpy.str_", "torch.Size", "torch.device", *TORCH_NAMED)
+"""Values that need a library or the program's own classes, or time zones that this machine may not know."""
 _Piece = tuple[int | Block, int, str]
 
 
@@ -146,7 +146,7 @@ def _key(node: Node) -> object:
     """Return what two equal values have in common: the type of a container, the bits of a value."""
     if not _is_container(node):
         return type(node), repr(node)
-    return "container", node[0], node[2] if node[0] in ("deque", "defaultdict", "parts") else None
+    return "container", node[0], node[2] if node[0] in ("deque", "defaultdict", "parts", "object") else None
 
 
 def _shown(node: Node) -> object:

@@ -19,6 +19,7 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
 from ckstore.tensors.described import Place, Placed, PlacedParts
 from ckstore.tensors.layout import row_major
 
@@ -90,8 +91,10 @@ def _unknown(value: Unknown, path: str) -> NoReturn:
 
 
 def _global(value: Global, path: str) -> Node:
-    if value.module == "torch" and value.name in TORCH_ITEMSIZE:
-        return ["torch.dtype", value.name]
+    if value.module == "torch":
+        for tag in TORCH_NAMED:  # pickles name these values of torch as they name its functions
+            if is_python_value([tag, value.name]):
+                return [tag, value.name]
     return _unknown(Unknown(str(value)), path)
 
 

@@ -164,7 +164,7 @@ def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> 
     for number, indexes in enumerate(cut, 1):
         tensors = tuple(plan.tensors[i] for i in indexes)
         tied = {name: tensor.name for tensor in tensors for name in dropped.get(tensor.name, ())}
-        layout = lay_out(tensors, {"format": "pt", **tied})
+        layout = lay_out(tensors, {"format": "pt", **plan.metadata, **tied})
         leaves = tuple(plan.leaves[i] for i in indexes)
         shards.append(Shard(shard_name(number, len(cut), stem), leaves, tensors, layout))
     return shards

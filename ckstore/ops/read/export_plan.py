@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
+from ckstore.ops.read.quantized_names import QuantizedNames
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ExportPlan:
         tied: Name that is left out -> name of the tensor that it is tied to.
         unheld: Leaves that go into ``state.json``.
         values: What else goes there.
+        metadata: What goes into the metadata of each file.
     """
 
     leaves: tuple[LeafRecord, ...]
@@ -51,6 +53,7 @@ class ExportPlan:
     tied: dict[str, str]
     unheld: tuple[LeafRecord, ...]
     values: PlainValues
+    metadata: Mapping[str, str]
 
     @property
     def has_state(self) -> bool:
@@ -70,29 +73,32 @@ def plan_export(
     """
     keep = as_filter(select)
     refuse_files(manifest)
-    chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
+    chosen = [(i, leaf) for i, leaf in enumerate(manifest.leaves) if keep is None or keep(leaf.name)]
     values = plain_values(manifest.state, manifest.leaves, keep)
     if not chosen and not values.values and keep is not None:
         msg = f"{manifest.run}@{manifest.step} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
     naming = _Stripping(_prefix_of(select)) if strip_prefix else plain
+    quantized = QuantizedNames(manifest, keep, naming)
     held: list[tuple[LeafRecord, TensorToWrite]] = []
     unheld = []
-    for leaf in chosen:
-        tensor = _tensor(leaf, naming(leaf.name))
+    for i, leaf in chosen:
+        tensor = _tensor(leaf, quantized.names.get(i) or naming(leaf.name))
         if tensor is None:
             unheld.append(leaf)
         else:
             held.append((leaf, tensor))
     _check_names(held)
     _check_sizes(manifest, unheld)
-    written, tied = _untie(held) if ties else (held, {})
+    # torchao looks for every part by its name, and for no other name that the metadata gives it.
+    written, tied = _untie(held) if ties and not quantized.names else (held, {})
     return ExportPlan(
         leaves=tuple(leaf for leaf, _ in written),
         tensors=tuple(tensor for _, tensor in written),
         tied=tied,
         unheld=tuple(unheld),
         values=values,
+        metadata=quantized.metadata,
     )
 
 

@@ -70,7 +70,8 @@ def load(
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
-        continue_from(context, directory)
+        if select is None or needed_storages(directory.manifest.state, directory.manifest.leaves, as_filter(wanted)):
+            continue_from(context, directory)  # but for a few values, such as a record: no run goes on from those
         return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
@@ -125,6 +126,14 @@ def continue_from(context: Context, directory: CheckpointDirectory) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
     context.last_parents[directory.manifest.run] = context.last_parents[""] = directory.manifest_id
     context.run_guessed = directory.manifest.run if context.run_was_open else ""
+
+
+def lose_parents(context: Context) -> None:
+    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target.
+
+    The names stay, with no id, so that a saver in the background hears of it.
+    """
+    context.last_parents.update(dict.fromkeys([*context.last_parents, ""], ""))
 
 
 def load_open(

@@ -12,7 +12,7 @@ from ckstore.model.names import spellings
 from ckstore.model.words import printable
 from ckstore.ops.context import info_of
 from ckstore.ops.read.file_state import state_of
-from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from
+from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import Unchanged, unchanged
@@ -24,7 +24,7 @@ from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from ckstore.model.manifest.manifest import Manifest
@@ -109,17 +109,27 @@ class IntoRequest:
 def load_into(context: Context, ref: AnyRef, target: object, request: IntoRequest) -> LoadReport:
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
     before = _held_by_target(context, request)
+    is_touched = False
+
+    def begin() -> None:
+        nonlocal is_touched
+        is_touched = True
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
         since, before = before, None  # after a read that failed the target holds parts of another checkpoint
         with _source(context, directory, request) as source:
-            report = _load_into_open(source, target, request, since)
+            report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
         continue_from(context, directory)
         return report
 
-    return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+    try:
+        return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+    except BaseException:
+        if is_touched:
+            lose_parents(context)
+        raise
 
 
 def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
@@ -162,7 +172,9 @@ def _load_into_open(
     target: object,
     request: IntoRequest,
     before: Loaded | None,
+    begin: Callable[[], None],
 ) -> LoadReport:
+    """Load; `begin` is called before the first byte of the target may change."""
     manifest = directory.manifest
     if request.select is not None:
         check_selection(directory, request.select)
@@ -181,6 +193,7 @@ def _load_into_open(
     load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).differences)
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes)
+    begin()
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # What gets its memory only now holds nothing of the checkpoint before.

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, CkstoreWarning, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
-from ckstore.model.names import plain, spellings
+from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.manifest.nodes import join
+from ckstore.model.names import plain
 from ckstore.model.reports.diff import type_text
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named
@@ -27,15 +29,16 @@ from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_re
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_room, read_memories
+from ckstore.ops.read.tensor_names import TensorNames
 from ckstore.ops.refs.find import open_directory
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.restore import make_leaf
+from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf
+from ckstore.tensors.walks import leaf_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.fs.inside import Where
-    from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
 
@@ -77,25 +80,24 @@ class OpenCheckpoint:
         self._directory = directory
         self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
         self._closed = False
-        self._leaves = {leaf.name: leaf for leaf in directory.manifest.leaves}
-        self._written: dict[str, str] = {}
-        self._by_plain: dict[str, list[str]] = {}
+        self._names = TensorNames(directory.manifest)
 
     def keys(self) -> list[str]:
         r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
 
-        A dot in a key is written without a backslash, unless two names would then be the same.
+        A dot in a key is written without a backslash, unless two names would then be the same. A tensor that is made of
+        several, a sparse or a quantized one, is listed by its own name; the names of its parts are found as well.
         """
-        return list(self._spellings().values())
+        return list(self._names.listed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return len(self._names.listed)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._leaves or name in self._meant()
+        return name in self._names
 
     @act
     def __getitem__(self, name: str) -> Any:
@@ -105,21 +107,34 @@ class OpenCheckpoint:
             NoSuchRef: There is no such name.
             DamagedBlob: Its bytes are damaged or missing.
         """
-        leaf = self._leaf(name)
-        memories = read_memories(self._here(), [leaf.storage], verify=True)
-        return make_leaf(leaf, memories[leaf.storage])
+        found, leaves = self._names.find(name), self._directory.manifest.leaves
+        if isinstance(found, LeafRecord):
+            memories = read_memories(self._here(), [found.storage], verify=True)
+            return make_leaf(found, memories[found.storage])
+        name, node = found
+        storages = {leaves[i].storage for i in leaf_numbers(node) if not is_empty(leaves[i])}
+        memories = read_memories(self._here(), sorted(storages), verify=True)
+        return build_with(node, LeafMaker(leaves, memories.__getitem__).leaf, leaves, path=name)
 
     def slice(self, name: str) -> LeafSlice:
         """Return a tensor to be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces that hold rows a to b.
 
         Raises:
             NoSuchRef: There is no such name.
+            BadInput: It is a tensor that is made of several, and has no rows of its own.
         """
-        return LeafSlice(self, self._leaf(name))
+        found = self._names.find(name)
+        if isinstance(found, LeafRecord):
+            return LeafSlice(self, found)
+        own, node = found
+        parts = ", ".join(self._names.written.get(join(own, key), key) for key, _ in node[1])
+        msg = f"{plain(own)} is a {node[2]}, which is made of other tensors and has no rows of its own"
+        raise BadInput(msg, hint=f"slice one of {parts}; or read it whole, and index that")
 
     def leaves(self) -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
-        return [_summary(leaf, self._directory, self._spellings()[name]) for name, leaf in self._leaves.items()]
+        written = self._names.written
+        return [_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items()]
 
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
@@ -193,33 +208,6 @@ class OpenCheckpoint:
     def _act_places(self) -> tuple[object, ...]:
         return (self,)
 
-    def _spellings(self) -> dict[str, str]:
-        if not self._written:
-            self._written = spellings(self._leaves)
-        return self._written
-
-    def _meant(self) -> dict[str, list[str]]:
-        """Return for each name without backslashes those that are written so."""
-        if not self._by_plain:
-            by_plain: dict[str, list[str]] = {}
-            for key in self._leaves:
-                by_plain.setdefault(plain(key), []).append(key)
-            self._by_plain = by_plain
-        return self._by_plain
-
-    def _leaf(self, name: str) -> LeafRecord:
-        if name in self._leaves:
-            return self._leaves[name]
-        meant = self._meant().get(name, ())
-        if len(meant) == 1:
-            return self._leaves[meant[0]]
-        if meant:
-            msg = f"{self.info.name} has several tensors that are written {name!r}: {', '.join(meant)}"
-            raise AmbiguousRef(msg, hint="give the name with its backslashes")
-        near = [key for key in self.keys() if name.rpartition(".")[2] in key][:5]
-        msg = f"{self.info.name} has no tensor named {name!r}"
-        raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them")
-
 
 class LeafSlice:
     """A tensor or array on disk that gives parts of itself; the first index chooses rows without reading the others.
@@ -234,7 +222,7 @@ class LeafSlice:
         self._checkpoint = checkpoint
         self._here = checkpoint._here  # noqa: SLF001 - of this module
         self._leaf = leaf
-        self._name = checkpoint._spellings()[leaf.name]  # noqa: SLF001 - of this module
+        self._name = checkpoint._names.written[leaf.name]  # noqa: SLF001 - of this module
 
     @act
     def __getitem__(self, index: Any) -> Any:

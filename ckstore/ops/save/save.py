@@ -263,6 +263,7 @@ def _follow_up(  # noqa: PLR0917
         staging.lock.release()
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
+    notes += _without_parent(context, manifest)
     context.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
@@ -386,8 +387,18 @@ def with_parent(context: Context, request: Request) -> Description:
     """Return what the caller says, with the checkpoint that this one continues."""
     if request.about.parent is not None:
         return request.about
-    parent = context.last_parents.get(request.run) or context.last_parents.get("")
+    parent = context.last_parents.get(request.run) or context.last_parents.get("") or None
     return replace(request.about, parent=parent)
+
+
+def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
+    """Say if a checkpoint has no parent because a load was not finished."""
+    is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
+    if is_lost and manifest.description.parent is None:
+        yield (
+            f"{manifest.run}@{manifest.step} has no parent: a load before it failed when a part was in its target, "
+            "so what it continues is not known; parent= says it"
+        )
 
 
 def _tag(

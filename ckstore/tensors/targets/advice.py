@@ -105,6 +105,8 @@ def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
         yield "cast=True converts to the dtype of the target"
     if found.meta and not terms.assign:
         yield "assign=True gives memory to what has none"
+    elif found.replaceable and not terms.assign:
+        yield "assign=True puts the tensors of the checkpoint in the place of those that are made up otherwise"
     elif found.meta:
         yield "load the module first, then make its optimizer, and load that"
 

@@ -13,7 +13,7 @@ from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets.differences import Differences, Terms
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
-from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, value_names
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
@@ -28,7 +28,7 @@ _CONTAINERS = {
     "list": "a list",
     "tuple": "a tuple",
     "deque": "a deque",
-    "parts": "a tensor of several parts",
+    "object": "an object",
 }
 
 
@@ -148,10 +148,12 @@ class Comparison:
         """Return what a node holds, for messages."""
         if not isinstance(node, list):
             return type_name(type(node)) if node is not None else "None"
+        if node[0] == "parts":
+            return f"{node[2]} of shape {list(shape_of_parts(node) or ())}"
         if node[0] != "leaf":
             return _CONTAINERS.get(node[0], str(node[0]))
         leaf = self.leaves[node[1]]
-        if leaf.kind in {"bytes", "bytearray", "str"}:
+        if leaf.kind in {"bytes", "bytearray", "io.BytesIO", "str"}:
             return leaf.kind
         if leaf.kind == "numbers":
             return f"a list of {leaf.shape[0]} numbers"

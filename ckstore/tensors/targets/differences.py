@@ -37,6 +37,7 @@ class Differences:
         dtypes: Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
         cast: Name -> ``float32 to bfloat16``, of tensors that will be converted.
         meta: Tensors of the target without memory, which are not assigned.
+        replaceable: Tensors of `mismatched` that the checkpoint's would replace if they were assigned.
         strangers: Modules of which the checkpoint has names, and not one that fits.
         rename: A renaming with which more would fit.
         renaming: The keys of the caller's renaming that a name begins with, or has.
@@ -48,6 +49,7 @@ class Differences:
     dtypes: dict[str, str] = field(default_factory=dict)
     cast: dict[str, str] = field(default_factory=dict)
     meta: list[str] = field(default_factory=list)
+    replaceable: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
     renaming: set[str] = field(default_factory=set)

@@ -168,6 +168,8 @@ class _Walk:
             return self.comparison.new(node)
         from ckstore.tensors.targets import torch_targets
 
+        if isinstance(node, list) and node[0] == "parts":
+            return self._parts(target, node, path)
         if torch_targets.can_be_filled(target):
             self.comparison.bind(target, node, path)
         elif target.device.type != "meta":
@@ -179,6 +181,14 @@ class _Walk:
             self.comparison.filling.bind_later(lambda: torch_targets.empty_like_meta(target), node[1])
             return lambda leaf: torch_targets.as_parameter_of(target, leaf(node[1]))
         return None
+
+    def _parts(self, target: Any, node: Node, path: str) -> Make | None:
+        from ckstore.tensors.targets import into_parts, torch_targets
+
+        how = into_parts.plan_parts(self.comparison, target, node, path)
+        if how is None or how is into_parts.How.FILLED:
+            return None
+        return lambda leaf: torch_targets.as_parameter_of(target, build_with(node, leaf, self.comparison.leaves))
 
     def _dict(self, target: dict[Any, Any], node: Node, path: str) -> Make | None:
         found = self.comparison.found_in(node, path, rename_all=False)

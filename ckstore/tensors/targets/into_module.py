@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +12,10 @@ from ckstore.model.names import join_key, plain
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison, Found, Leaf
+from ckstore.tensors.targets.comparison import Comparison, Found, Leaf, Make
 from ckstore.tensors.targets.module_trial import adapts, try_names
 from ckstore.tensors.targets.renames import renamed
-from ckstore.tensors.walks import DICTS
+from ckstore.tensors.walks import DICTS, leaf_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +71,9 @@ class _Module:
         self.module = module
         self.path = path
         self.loaded: dict[str, Node] = {}
-        self.assigned: dict[str, tuple[Any, int]] = {}
-        self._memories: dict[object, tuple[str, int]] = {}
+        self.filled: dict[str, torch.Tensor] = {}
+        self.assigned: dict[str, tuple[Any, Make]] = {}
+        self._memories: dict[object, tuple[str, Node]] = {}
         self._fresh: dict[int, torch.Tensor] = {}
 
     def take(self, key: str, value: Any, name: str, item: Node) -> None:
@@ -84,12 +86,14 @@ class _Module:
             self.loaded[key] = item
         elif torch.nn.parameter.is_lazy(value):
             self._take_uninitialized(key, name, item)
+        elif isinstance(item, list) and item[0] == "parts":
+            self._take_parts(key, value, name, item)
         elif value.device.type == "meta":
             self._take_meta(key, value, name, item)
         elif torch_targets.can_be_filled(value):
             if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
                 self.loaded[key] = item
-                self._memories.setdefault(_memory(value), (name, item[1]))
+                self._memories.setdefault(_memory(value), (name, item))
         elif not torch_targets.can_copy(value):
             found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
@@ -122,7 +126,7 @@ class _Module:
 
     def plan(self, node: Node) -> None:
         """Add what is to be done."""
-        if not self.loaded and not self.assigned:
+        if not self.loaded and not self.filled and not self.assigned:
             return
         attributes = node[2] if node[0] == "odict" else None
         self.comparison.steps.append(lambda leaf: self._load(leaf, attributes))
@@ -132,14 +136,15 @@ class _Module:
         if self.assigned:
             parameters: dict[int, Any] = {}
             state = OrderedDict()
-            for key, (value, index) in self.assigned.items():
+            for key, (value, make) in self.assigned.items():
                 if id(value) not in parameters:
-                    parameters[id(value)] = torch_targets.as_parameter_of(value, leaf(index))
+                    parameters[id(value)] = torch_targets.as_parameter_of(value, make(leaf))
                 state[key] = parameters[id(value)]
             self._hand_over(state, metadata, assign=True)
-        if self.loaded:
+        if self.loaded or self.filled:
             leaves = self.comparison.leaves
             state = OrderedDict((key, build_with(item, leaf, leaves)) for key, item in self.loaded.items())
+            state |= self.filled
             self._hand_over(state, metadata)
 
     def _hand_over(self, state: OrderedDict[str, Any], metadata: Any, **how: bool) -> None:
@@ -169,9 +174,24 @@ class _Module:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
         elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
-            self.assigned[key] = value, item[1]
-            self._memories.setdefault(_memory(value), (name, item[1]))
+            self.assigned[key] = value, lambda leaf: leaf(item[1])
+            self._memories.setdefault(_memory(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1])
+
+    def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
+        from ckstore.tensors.targets.into_parts import How, plan_parts
+
+        if self._contradicts(value, item, name):
+            return
+        how = plan_parts(self.comparison, value, item, name)
+        if how is not None:
+            self._memories.setdefault(_memory(value), (name, item))
+        if how is How.FILLED:
+            self.filled[key] = value
+        elif how is How.COPIED:
+            self.loaded[key] = item
+        elif how is How.ASSIGNED:
+            self.assigned[key] = value, lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
         def make() -> torch.Tensor:
@@ -184,10 +204,11 @@ class _Module:
     def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
         """Say if two names are one tensor in the module and have different values in the checkpoint."""
         known = self._memories.get(_memory(value))
-        if known is None or not self.comparison.is_tensor_leaf(item):
+        if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False
-        first, index = known
-        if self.comparison.have_same_values(index, item[1]):
+        first, node = known
+        pairs = list(zip_longest(leaf_numbers(node), leaf_numbers(item)))
+        if all(None not in pair and self.comparison.have_same_values(*pair) for pair in pairs):
             return False
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True
@@ -203,8 +224,8 @@ class _Module:
 
 def _memory(value: torch.Tensor) -> object:
     """Return what is equal for tensors that are one: the same elements of the same memory."""
-    if value.device.type == "meta" or not value.numel():
-        return id(value)
+    if value.device.type == "meta" or not value.numel() or hasattr(value, "__tensor_flatten__"):
+        return id(value)  # a wrapper of other tensors has no memory: all of them have the address 0
     try:
         return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from ckstore.model.manifest.nodes import decode_key
+from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
-from ckstore.tensors.walks import DICTS, leaf_numbers, name_below
+from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Node
@@ -57,7 +58,9 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
 
     def load(leaf: Leaf) -> None:
         state: dict[object, object] = {key: build_with(item, leaf, comparison.leaves) for key, item in rest.items()}
-        state["state"] = {key: build_with(item, leaf, comparison.leaves) for key, item in kept.items()}
+        state["state"] = {
+            key: build_with(item, work.placed(key, item, leaf), comparison.leaves) for key, item in kept.items()
+        }
         hand_over(optimizer, state, path)
 
     comparison.steps.append(load)
@@ -108,6 +111,11 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
+def _below(node: Node, tag: str) -> set[int]:
+    """Return the leaves below the nodes with a tag."""
+    return {index for _, part in parts_in(node, tag=tag) for index in leaf_numbers(part)}
+
+
 class _Optimizer:
     def __init__(self, comparison: Comparison, optimizer: Any, path: str, groups: Any) -> None:
         self.comparison = comparison
@@ -121,14 +129,30 @@ class _Optimizer:
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         indexes = list(leaf_numbers(node))
+        inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
         parameter = self._parameters.get(key)
         found = self.comparison.differences
         before = len(found.mismatched), len(found.dtypes)
-        fitting = [index for index in indexes if self._fits(index, parameter)]
+        fitting = [index for index in indexes if index in inside or self._fits(index, parameter)]
         if before != (len(found.mismatched), len(found.dtypes)):
             return False
         self.comparison.bind_shown(self._live, fitting)
         return before == (len(found.mismatched), len(found.dtypes))
+
+    def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
+        """Return what gives leaves, those inside objects on the device of their parameter.
+
+        torch moves the tensors of a state there, but looks into no object.
+        """
+        parameter, inside = self._parameters.get(key), _below(node, "object")
+        if parameter is None or parameter.device.type == "cpu" or not inside:
+            return leaf
+
+        def give(index: int) -> object:
+            value: Any = leaf(index)
+            return value.to(parameter.device) if index in inside and is_tensor(value) else value
+
+        return give
 
     def _fits(self, index: int, parameter: Any) -> bool:
         """Say if a tensor has another shape than its parameter, or than the one that is there."""

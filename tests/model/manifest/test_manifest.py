@@ -409,12 +409,13 @@ for _ in range(MAX_DEPTH - 1):
         (_set("state", ["deque", [1, 2], 1]), "a node"),
         (_set("state", ["deque", [1], 1.5]), "a node"),
         (_set("state", ["parts", [[1, 1]], "sparse_coo", None]), "names of parts that are strings"),
-        (_set("state", ["parts", [], "", None]), "a kind of 1 to"),
+        (_set("state", ["parts", [], "", None]), "a class or kind of 1 to"),
         (_set("state", ["parts", [], "x", ["leaf", 0]]), "no leaf among the attributes"),
         *[
             (_set("state", node), "wanted a node, found ")
             for node in list[Json]([
                 *(["set", [1, True]], ["set", [["list", []]]], ["frozenset", [None, None]], ["set", [["leaf", 0]]]),
+                *(["io.BytesIO", "A"], ["io.BytesIO", None], ["torch.layout", "load"], ["torch.qscheme", 1]),
                 *(["bytearray", "A"], ["bytearray", 1], ["decimal", "1,0"], ["decimal", "1E999999999999999999"]),
                 *(["decimal", 1], ["date", "2026-13-01"], ["date", "20260101"], ["timedelta", 0, 86400, 0]),
                 *(["timedelta", 10**12, 0, 0], ["timedelta", 0, 0], ["timedelta", 0, 0, True]),

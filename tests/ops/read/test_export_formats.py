@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import io
+import json
 import os
 import subprocess
 import sys
@@ -150,6 +152,19 @@ def test_what_needs_trust_is_named(store: Store, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="weights_only"):
         torch.load(report.destination, weights_only=True)
     assert_same(store.load(1), torch.load(report.destination, weights_only=False))
+
+
+def test_files_in_memory_are_exported_as_what_they_are(store: Store, tmp_path: Path) -> None:
+    state = {"files": [io.BytesIO(b"a"), io.BytesIO(b"a" * 1000)], "w": torch.ones(2)}
+    store.save(state, step=1)
+
+    report = store.export(1, tmp_path / "state.pt", format="torch")
+    store.export_safetensors(1, tmp_path / "out")
+
+    assert report.unsafe_globals == ("_io.BytesIO",)
+    assert_same(state, torch.load(tmp_path / "state.pt", weights_only=False))
+    values = json.loads((tmp_path / "out" / "state.json").read_bytes())["values"]
+    assert [base64.b64decode(values[f"files[{i}]"]["io.BytesIO"]) for i in (0, 1)] == [b"a", b"a" * 1000]
 
 
 def test_what_goes_through_memory_has_a_limit(store: Store, tmp_path: Path) -> None:

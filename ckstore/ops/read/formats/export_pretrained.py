@@ -144,6 +144,10 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     Raises:
         BadInput: There is something else, or something below a key.
     """
+    if plan.metadata:
+        msg = f"{form.call} takes quantized tensors only from a directory that the library itself has written"
+        hint = "export as safetensors, which torchao's own loader reads, or as torch"
+        raise BadInput(msg, hint=hint)
     others = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values + plan.values.attributes]
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)

@@ -18,12 +18,12 @@ from ckstore.ops.read.formats.archives import Archive
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.restore import build, is_empty
-from ckstore.tensors.walks import PAIRS, SEQUENCES, leaf_numbers
+from ckstore.tensors.walks import leaf_numbers, parts_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.tensors.files.pickled import PickledState
@@ -70,7 +70,7 @@ def _pickled(
     from ckstore.tensors.files.pickled import Placeholders, pickle_state
 
     manifest = directory.manifest
-    taken = {manifest.leaves[i].name for node in _of_parts(manifest.state) for i in leaf_numbers(node)}
+    taken = {manifest.leaves[i].name for _, node in parts_in(manifest.state) for i in leaf_numbers(node)}
     in_memory = [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in taken]
     refuse_large(manifest, in_memory)
     read = {leaf.storage for leaf in in_memory if not is_empty(leaf)}
@@ -118,16 +118,3 @@ def _refuse_two_types(chosen: Sequence[LeafRecord]) -> None:
             first = leaves[0]
             msg = f"{first.name} ({first.dtype}) and {other.name} ({other.dtype}) are the same memory"
             raise BadInput(f"{msg}, which torch files cannot hold", hint="select one of them")
-
-
-def _of_parts(node: Node) -> Iterator[Node]:
-    """Give the nodes of tensors that are put together from other tensors."""
-    tag = node[0] if isinstance(node, list) else None
-    if tag == "parts":
-        yield node
-    elif tag in SEQUENCES:
-        for item in node[1]:
-            yield from _of_parts(item)
-    elif tag in PAIRS:
-        for _, item in node[1]:
-            yield from _of_parts(item)

@@ -1,0 +1,108 @@
+"""What a framework keeps beside weights and optimizers: a value that a store does not hold ends no training.
+
+Imports no framework.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from ckstore.errors import CannotStore, CkstoreWarning
+from ckstore.model.manifest.nodes import join
+from ckstore.model.names import plain
+from ckstore.tensors.capture import capture
+from ckstore.tensors.refusals import type_name
+
+_TEXT_MOST_CHARS = 4000
+_DEPTH_MOST = 20
+"""Deeper than any configuration; what contains itself ends here."""
+
+
+def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
+    """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest.
+
+    Args:
+        value: Any value.
+        name: Its path, for `changed`.
+        changed: Gets the path of each value that is not kept as it is -> its type and how it is kept.
+    """
+    return _kept(value, name, changed, 0)
+
+
+def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
+    """Return a state without the items that a store cannot hold, for an object that then keeps its own.
+
+    Arguments are as in `kept_as_text`.
+    """
+    kept = {}
+    for key, value in state.items():
+        if _is_storable(value):
+            kept[key] = value
+        else:
+            changed[join(name, key)] = f"{type_name(type(value))}, left out"
+    return kept
+
+
+def warn_once(changed: Mapping[str, str], told: set[str], advice: str, *, stacklevel: int = 3) -> None:
+    """Warn of what is not kept as it is, unless `told`, which grows, has it already."""
+    new = {name: how for name, how in changed.items() if name not in told}
+    told.update(new)
+    if new:
+        listed = "; ".join(f"{plain(name)} ({how})" for name, how in new.items())
+        msg = f"a store cannot hold these as they are: {listed}. {advice}"
+        warnings.warn(msg, CkstoreWarning, stacklevel=stacklevel)
+
+
+def _is_storable(value: object) -> bool:
+    try:
+        capture(value)
+    except CannotStore:
+        return False
+    return True
+
+
+def _kept(value: Any, name: str, changed: dict[str, str], depth: int) -> Any:
+    if _is_storable(value):
+        return value
+    kind = type_name(type(value))
+    if depth < _DEPTH_MOST:
+        omegaconf = sys.modules.get("omegaconf")
+        if omegaconf is not None and isinstance(value, omegaconf.Container):
+            # Not resolved: an interpolation may need what is not there, and "???" raises when it is read.
+            value = omegaconf.OmegaConf.to_container(value)
+            changed[name] = f"{kind}, kept as a {type(value).__name__}"
+            return _kept(value, name, changed, depth + 1)
+        if isinstance(value, Mapping):
+            if type(value) is not dict:
+                changed[name] = f"{kind}, kept as a dict"
+            return dict(_items(value.items(), name, changed, depth))
+        if isinstance(value, list | tuple):
+            whole: type = list if isinstance(value, list) else tuple
+            if type(value) is not whole:
+                changed[name] = f"{kind}, kept as a {whole.__name__}"
+            return whole(item for _, item in _items(enumerate(value), name, changed, depth))
+    changed[name] = f"{kind}, kept as text"
+    return _text(value)
+
+
+def _items(
+    items: Iterable[tuple[Any, Any]], name: str, changed: dict[str, str], depth: int
+) -> Iterable[tuple[Any, Any]]:
+    for key, item in items:
+        own = key if _is_storable({key: None}) else _text(key)
+        if own is not key:
+            changed[f"{name} (a key)"] = f"{type_name(type(key))}, kept as text"
+        yield own, _kept(item, join(name, own), changed, depth + 1)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return type_name(value)  # type: ignore[arg-type]
+    try:
+        return repr(value)[:_TEXT_MOST_CHARS]
+    except Exception:  # noqa: BLE001 - the class of a user wrote it, and no training ends for a text
+        return f"<{type_name(type(value))}>"

@@ -1,0 +1,146 @@
+"""Objects of classes that were allowed, and members of enumerations, as names and fields; and back.
+
+Which classes are allowed `safe_classes` decides. ``__init__``, ``__reduce__`` and ``__setstate__`` are never called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, CannotStore
+from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
+from ckstore.model.names import plain
+from ckstore.tensors.named import tensordicts
+from ckstore.tensors.named.safe_classes import (
+    find,
+    find_enum,
+    is_allowed,
+    is_findable_enum,
+    name_of,
+)
+from ckstore.tensors.plain_values import is_named_tuple
+from ckstore.tensors.refusals import is_made_of_fields, type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckstore.model.manifest.manifest import Node
+
+
+def named_value(value: Any) -> Node | None:
+    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function.
+
+    None if it is something else, or would not be found again.
+    """
+    if isinstance(value, enum.Enum):
+        name = value._name_  # "A|B" for flags that were joined, which are members of no name
+        found = name in type(value).__members__ and is_findable_enum(type(value))
+        return ["enum", name_of(type(value)), name] if found else None
+    if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_allowed(value):
+        return ["global", name_of(value)]
+    return None
+
+
+def member_of(name: str, member: str, path: str) -> enum.Enum:
+    """Return the member of an enumeration.
+
+    Raises:
+        BadInput: There is no such enumeration here, or it has no such member.
+    """
+    kind = find_enum(name, path)
+    found = kind.__members__.get(member)
+    if found is None:
+        msg = f"{plain(path) or 'the state itself'}: {name} has no member {member}"
+        raise BadInput(msg, hint="load it with the version of its library that saved it")
+    return found
+
+
+def check_names(node: Node, path: str) -> None:
+    """Look for what is named at and below a node, so that a load that lacks it begins nothing.
+
+    Raises:
+        BadInput: Something is not allowed, or not there.
+    """
+    tag = node[0] if isinstance(node, list) else None
+    if tag == "enum":
+        member_of(node[1], node[2], path)
+    elif tag == "global":
+        find(node[1], path)
+    elif tag in SEQUENCES:
+        for item in node[1]:
+            check_names(item, path)
+    elif tag in PAIRS:
+        if tag == "object" or (tag == "parts" and node[2] not in SPARSE_KINDS):
+            find(node[2], path)
+        for _, item in node[1]:
+            check_names(item, path)
+        attributes = {"odict": 2, "parts": 3}.get(tag)
+        if attributes is not None:
+            check_names(node[attributes], path)
+
+
+def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind.
+
+    Raises:
+        CannotStore: It has a field without a value.
+    """
+    if tensordicts.is_tensor_dict(value):
+        return tensordicts.KIND, tensordicts.fields_of(value, path)
+    kind = type(value)
+    if not (is_made_of_fields(kind) or is_named_tuple(value)) or not is_allowed(kind):
+        return None
+    if is_named_tuple(value):
+        return name_of(kind), dict(zip(kind._fields, value, strict=True))
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    if lacking := [name for name in names if not hasattr(value, name)]:
+        raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
+    found = {name: getattr(value, name) for name in names}
+    for name, slot in _slots(kind).items():
+        with suppress(AttributeError):  # nothing was set on it
+            found[name] = slot.__get__(value)
+    # Beside the fields, as pickle keeps them: what __post_init__ computed.
+    return name_of(kind), found | getattr(value, "__dict__", {})
+
+
+def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
+    """Return the object of that class with these fields; its ``__init__`` is not called.
+
+    Raises:
+        BadInput: The class is not allowed, or has other fields.
+    """
+    kind: Any = find(name, path)
+    if name == tensordicts.KIND:
+        return tensordicts.put_together(fields, path)
+    if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
+        return tuple.__new__(kind, fields.values())
+    wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    if not is_made_of_fields(kind) or wanted - set(fields) or not _has_room(kind, fields):
+        msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
+        raise BadInput(msg, hint="load it with the version of its library that saved it")
+    made: Any = kind.__new__(kind)
+    slots = _slots(kind)
+    for field, value in fields.items():
+        if field in slots:
+            slots[field].__set__(made, value)
+        else:
+            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run
+    return made
+
+
+def _has_room(kind: type, fields: Iterable[str]) -> bool:
+    return kind.__dictoffset__ != 0 or _slots(kind).keys() >= set(fields)
+
+
+def _slots(kind: type) -> dict[str, MemberDescriptorType]:
+    """Return where an object of the class keeps what is in `__slots__`, by name; of bases first."""
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, MemberDescriptorType) and name != "__dict__"  # which SimpleNamespace has there
+    }

@@ -1,0 +1,154 @@
+"""Classes and functions that a state may name, and which of them a load may give back. torch is not imported.
+
+A manifest may come from others. A name in it is only compared with the names of what this program has allowed, that of
+an enumeration also with what this program has imported: nothing is imported because of it, and no code runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+import threading
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.names import plain
+from ckstore.tensors.named import tensordicts
+
+_NAMED = "__module__", "__qualname__"
+_BUILT_IN = {
+    "argparse.Namespace": "argparse",
+    "collections.UserDict": "collections",
+    "types.SimpleNamespace": "types",
+}
+"""Containers of Python itself, which are what is set on them: name -> the module that has it."""
+
+_lock = threading.Lock()
+_allowed: dict[str, Any] = {}
+"""Name -> class or function. Never changed: a new one takes its place, so readers need no lock."""
+
+
+def add_safe_globals(safe_globals: Iterable[Any]) -> None:
+    """Allow classes and functions in states: dataclasses, named tuples, subclasses of Tensor, and what these refer to.
+
+    A load puts objects of them together from the fields that a checkpoint holds, without calling ``__init__``; a
+    function is only given back. What `torch.serialization.add_safe_globals` was given is allowed as well; this does not
+    widen what `torch.load` accepts. Any thread may call it, as often as it likes.
+
+    Args:
+        safe_globals: Classes and functions, or pairs of one and the name that it had when it was saved.
+
+    Raises:
+        BadInput: One of them has no name by which it could be found again.
+    """
+    global _allowed  # noqa: PLW0603 - replaced as a whole
+    added = {}
+    for given in safe_globals:
+        kind = given[0] if isinstance(given, tuple) else given
+        if not all(isinstance(getattr(kind, attribute, None), str) for attribute in _NAMED):
+            msg = f"add_safe_globals takes classes and functions, got {kind!r:.80}"
+            raise BadInput(msg, hint="give the class: ckstore.add_safe_globals([MyConfig])")
+        added.update(_named(given))
+    with _lock:
+        _allowed = {**_allowed, **added}
+
+
+def get_safe_globals() -> list[Any]:
+    """Return the classes and functions that `add_safe_globals` was given; those of torch are not among them."""
+    return list(dict.fromkeys(_allowed.values()))
+
+
+def name_of(kind: Any) -> str:
+    """Return the name of a class or function, as a manifest has it; one without a name is not found again."""
+    return f"{getattr(kind, '__module__', None)}.{getattr(kind, '__qualname__', None)}"
+
+
+def is_allowed(kind: Any) -> bool:
+    """Whether a load in this program would find that class or function by its name."""
+    return _found(name_of(kind)) is kind
+
+
+def find(name: str, path: str) -> Any:
+    """Return the allowed class or function of that name.
+
+    Args:
+        name: As `name_of` gives it.
+        path: Of the value that needs it, for the message.
+
+    Raises:
+        BadInput: This program has not allowed it.
+    """
+    found = _found(name)
+    if found is None:
+        raise _not_allowed(name, path)
+    return found
+
+
+def is_findable_enum(kind: type[enum.Enum]) -> bool:
+    """Whether a load in this program would find that enumeration by its name."""
+    name = name_of(kind)
+    return _found(name) is kind or _imported_enum(name) is kind
+
+
+def find_enum(name: str, path: str) -> type[enum.Enum]:
+    """Return the enumeration of that name, which is allowed, or in a module that this program has imported.
+
+    Its members exist already: one that was not allowed does no harm.
+
+    Raises:
+        BadInput: There is none.
+    """
+    found = _found(name) or _imported_enum(name)
+    if isinstance(found, type) and issubclass(found, enum.Enum):
+        return found
+    raise _not_allowed(name, path)
+
+
+def _not_allowed(name: str, path: str) -> BadInput:
+    msg = f"{plain(path) or 'the state itself'} needs {name}, which this program has not allowed"
+    module, _, own = name.rpartition(".")
+    hint = f"if you trust it: from {module} import {own}; ckstore.add_safe_globals([{own}])"
+    return BadInput(msg, hint=hint)
+
+
+def _named(given: Any) -> dict[str, Any]:
+    """Return what is allowed by one entry: a class by its name, and by another that was given with it."""
+    if isinstance(given, tuple):
+        kind, other = given
+        return {name_of(kind): kind, other: kind}
+    return {name_of(given): given}
+
+
+def _found(name: str) -> Any:
+    if (found := _allowed.get(name)) is not None:
+        return found
+    if name in _BUILT_IN:
+        return getattr(importlib.import_module(_BUILT_IN[name]), name.rpartition(".")[2])
+    if name == tensordicts.KIND:
+        return getattr(sys.modules.get("tensordict"), "TensorDict", None)
+    serialization: Any = sys.modules.get("torch.serialization")
+    if serialization is None:
+        return None
+    for given in serialization.get_safe_globals():
+        if (found := _named(given).get(name)) is not None:
+            return found
+    return None
+
+
+def _imported_enum(name: str) -> Any:
+    """Return the enumeration of that name in an imported module; dictionaries are asked, no attribute is computed."""
+    module, _, own = name.rpartition(".")
+    inner: list[str] = []
+    while module:
+        inner.insert(0, own)
+        found: Any = sys.modules.get(module)
+        if isinstance(found, ModuleType):
+            for part in inner:
+                found = vars(found).get(part) if isinstance(found, type | ModuleType) else None
+            if isinstance(found, enum.EnumMeta) and name_of(found) == name:
+                return found
+        module, _, own = module.rpartition(".")
+    return None

@@ -1,0 +1,113 @@
+"""Compare tensors that are made of other tensors with their parts in a checkpoint. Imported if a checkpoint has some.
+
+A subclass that is made up equally is filled where its parts lie. On the meta device, or with ``assign=True``, the
+tensor of the checkpoint takes its place, as torch's own `load_state_dict` has it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.model.manifest.nodes import SPARSE_KINDS
+from ckstore.tensors import torch_parts
+from ckstore.tensors.capture import Walk
+from ckstore.tensors.named.objects import check_names
+from ckstore.tensors.targets import torch_targets
+from ckstore.tensors.walks import shape_of_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.model.manifest.manifest import Node
+    from ckstore.tensors.targets.comparison import Comparison
+
+
+class How(Enum):
+    """How a tensor takes its parts."""
+
+    FILLED = auto()
+    """They are bound to those that it has."""
+    COPIED = auto()
+    """A new tensor is made of them, from which it copies by itself."""
+    ASSIGNED = auto()
+    """A new tensor is made of them that takes its place."""
+
+
+def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> How | None:
+    """Plan how `target` takes the parts of `node`; None if it does not, which is said then.
+
+    Raises:
+        BadInput: The parts need a class that is not allowed.
+    """
+    check_names(node, name)
+    on_meta = target.device.type == "meta"
+    unlike = "" if on_meta else _unlike(comparison, target, node)
+    if shape_of_parts(node) != tuple(target.shape):
+        pass
+    elif not on_meta and not unlike:
+        for live, index in _pairs(target, node):
+            comparison.filling.bind(live, index)
+        return How.FILLED
+    elif node[2] in SPARSE_KINDS and not on_meta and target.layout is getattr(torch, node[2]):
+        comparison.new(node)
+        return How.COPIED
+    elif comparison.terms.assign:
+        comparison.new(node)
+        return How.ASSIGNED
+    elif on_meta:
+        comparison.differences.meta.append(name)
+        return None
+    else:
+        comparison.differences.replaceable.append(name)
+    comparison.mismatch(name, torch_targets.describe(target), comparison.described(node) + unlike)
+    return None
+
+
+def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
+    """Say how a tensor is made up otherwise than the one of the checkpoint; empty if it is made up equally.
+
+    Nothing is compared by methods of foreign classes: what they say about themselves is compared as it would be stored.
+    """
+    apart = torch_parts.take_apart(target.detach())  # as a state has it, for requires_grad may be part of the context
+    if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
+        return " "
+    walk = Walk()
+    own = torch_parts.without_devices(walk.node(apart.extra, "", 1))
+    found = torch_parts.without_devices(node[3])
+    if walk.refused or own != found:
+        return f", with another {_which(own, found)}"
+    for (key, live), (wanted, item) in zip(apart.tensors.items(), node[1], strict=False):
+        if key != wanted or not _takes(comparison, target, key, live, item):
+            return f", of which {wanted} is {comparison.described(item)}"
+    return "" if len(apart.tensors) == len(node[1]) else ", with other parts"
+
+
+def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, item: Node) -> bool:
+    if getattr(target, key) is not getattr(target, key):  # made when it is asked for: filling it would change nothing
+        return False
+    if item[0] == "parts":
+        return not _unlike(comparison, live, item)
+    leaf = comparison.leaves[item[1]]
+    return torch_targets.can_be_filled(live) and torch_targets.takes(live, leaf)
+
+
+def _which(own: Node, found: Node) -> str:
+    """Return which members of two contexts differ, if both are dicts, for messages."""
+    contexts = own[1][0], found[1][0]
+    if all(isinstance(context, list) and context[0] == "dict" for context in contexts):
+        mine, its = ({str(key): item for key, item in context[1]} for context in contexts)
+        if names := [key for key in {**mine, **its} if mine.get(key) != its.get(key)]:
+            return ", ".join(names)
+    return "context, shape or strides"
+
+
+def _pairs(target: Any, node: Node) -> Iterator[tuple[torch.Tensor, int]]:
+    """Give each plain tensor that one is made of, and the leaf that it takes."""
+    for key, item in node[1]:
+        if item[0] == "parts":
+            yield from _pairs(getattr(target, key), item)
+        else:
+            yield getattr(target, key), item[1]

@@ -1,0 +1,47 @@
+"""Mutants of what a load gives back of objects, and of what the save after a load continues."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_OBJECTS = "tests/tensors/test_objects.py"
+_PARENTS = "tests/ops/read/test_parents.py"
+
+VALUES = [
+    Mutant(
+        "a field of an object is set without code of its class",
+        "field-set-by-setattr",
+        "objects.put_together",
+        "            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run\n",
+        "            setattr(made, field, value)\n",
+        f"{_OBJECTS}::test_nothing_of_the_class_is_called_and_no_field_changes_the_class",
+        "this is not to be called",
+    ),
+    Mutant(
+        "an object that is more than its fields is not kept as these",
+        "lock-kept-as-its-fields",
+        "is_made_of_fields",
+        "made_by is object.__new__ and has_fields and not is_stateful",
+        "made_by is object.__new__",
+        f"{_OBJECTS}::test_an_object_with_a_state_stays_what_it_was",
+        "AssertionError",
+    ),
+    Mutant(
+        "a load that failed halfway leaves the next save without a parent",
+        "half-loaded-has-a-parent",
+        "load_into.load_into",
+        "            lose_parents(context)\n",
+        "            pass\n",
+        f"{_PARENTS}::test_what_a_load_that_failed_halfway_has_left_continues_nothing_and_the_save_says_so",
+        "assert",
+    ),
+    Mutant(
+        "a load of a few values makes no parent",
+        "record-makes-a-parent",
+        "load.load",
+        "        if select is None or needed_storages(",
+        "        if True or needed_storages(",
+        f"{_PARENTS}::test_a_restore_that_is_refused_continues_nothing",
+        "assert",
+    ),
+]

@@ -1,0 +1,44 @@
+"""Words of torch, and misspelt ones, as arguments of public methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckstore import Store
+
+
+@pytest.mark.parametrize(
+    "method, argument, message",
+    [
+        ("load", "map_location", r"load\(\) has no argument 'map_location'; did you mean device=\?"),
+        ("load", "weights_only", r"'weights_only': leave it out, a load never executes anything"),
+        ("load", "devise", "did you mean device="),
+        ("load_into", "map_location", "leave it out, the tensors of the target stay on their devices"),
+        ("load_into", "stirct", "did you mean strict="),
+        ("save", "global_step", "did you mean step="),
+        ("save", "overwrite", "did you mean if_exists="),
+        ("save", "pickle_protocol", "leave it out, nothing is pickled"),
+        ("save_async", "tag", "did you mean tags="),
+        ("save", "qqqq", r"save\(\) has no argument 'qqqq'$"),
+    ],
+)
+def test_an_argument_that_a_method_lacks_is_answered_with_the_one_that_is_meant(
+    tmp_path: Path, method: str, argument: str, message: str
+) -> None:
+    store = Store.init(tmp_path / "store")
+    store.save({"w": torch.ones(1)}, step=1)
+    call: Any = getattr(store, method)
+
+    with pytest.raises(TypeError, match=message):
+        call({"w": torch.ones(1)}, **{argument: "cpu"})
+
+
+def test_other_errors_of_types_are_as_they_were(tmp_path: Path) -> None:
+    save: Any = Store.init(tmp_path / "store").save
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'state'"):
+        save()
