@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from typing import Any, Protocol, TypeGuard
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError
 from ckstore.model.names import plain
 from ckstore.tensors.named.tensordicts import is_tensor_dict
 from ckstore.tensors.refusals import type_name
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _NEVER = (dict, OrderedDict, list, tuple)
+_REPORTS = ("missing", "unexpected")
 
 
 class Stateful(Protocol):
@@ -35,19 +40,17 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
 
 
 def is_module(value: object) -> bool:
-    """Whether `value` is a torch module that loads its state in torch's own way."""
+    """Whether `value` is a torch module."""
     kind: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
-    return kind is not None and isinstance(value, kind) and _loads_as(kind, value)
+    return kind is not None and isinstance(value, kind)
 
 
 def is_optimizer(value: object) -> bool:
     """Whether `value` is a torch optimizer that loads its state in torch's own way."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    return kind is not None and isinstance(value, kind) and _loads_as(kind, value)
-
-
-def _loads_as(kind: Any, value: object) -> bool:
-    return type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value)  # type: ignore[attr-defined]
+    if kind is None or not isinstance(value, kind):
+        return False
+    return type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value)
 
 
 def state_of(value: Stateful, path: str) -> object:
@@ -63,20 +66,40 @@ def state_of(value: Stateful, path: str) -> object:
     return state
 
 
-def hand_over(target: Any, state: object, path: str, **how: bool) -> None:
+def hand_over(target: Any, state: object, path: str) -> None:
     """Call `load_state_dict` of an object.
+
+    Raises:
+        BadInput: It raised, or reports keys that are missing or unexpected.
+    """
+    if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
+        state = state.state_dict()  # type: ignore[attr-defined]
+    hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
+    with naming_refusals(target, path, hint):
+        result = target.load_state_dict(state)
+        left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]
+        if left:
+            raise ValueError("; ".join(left))
+
+
+@contextmanager
+def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
+    """Name the object whose `load_state_dict` is called in the block if it raises.
 
     Raises:
         BadInput: It raised.
     """
-    if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
-        state = state.state_dict()  # type: ignore[attr-defined]
     try:
-        target.load_state_dict(state, **how)
+        yield
     except (CkstoreError, MemoryError):
         raise
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {what}"
-        hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
         raise BadInput(msg, hint=hint) from error
+
+
+def reported(result: object) -> tuple[list[str], list[str]]:
+    """Return the keys that a `load_state_dict` reports, if it does as torch's: missing, and unexpected ones."""
+    missing, unexpected = (getattr(result, f"{kind}_keys", None) or [] for kind in _REPORTS)
+    return list(map(str, missing)), list(map(str, unexpected))

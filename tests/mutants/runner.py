@@ -20,6 +20,7 @@ from tests.faults.tracing import Request, trace
 from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.index import INDEX
+from tests.mutants.loading import LOADING
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.sharing import SHARING
@@ -29,7 +30,9 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX, *UNCHANGED, *VALUES)}
+MUTANTS = {
+    mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX, *LOADING, *UNCHANGED, *VALUES)
+}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")

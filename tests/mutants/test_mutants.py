@@ -17,6 +17,7 @@ from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.finding import definitions
 from tests.mutants.index import INDEX
+from tests.mutants.loading import LOADING
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
@@ -78,7 +79,7 @@ def test_a_name_is_that_of_a_function_method_constant_or_module(package: Path) -
 
 
 def test_no_two_mutants_have_one_name_and_every_law_catches_one() -> None:
-    assert len(MUTANTS) == sum(map(len, (DURABILITY, SHARING, PLACES, DECIDING, INDEX, UNCHANGED, VALUES)))
+    assert len(MUTANTS) == sum(map(len, (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, VALUES)))
     catching = {mutant.says.removesuffix(" (") for mutant in MUTANTS.values()}
     # A file of the store is locked by one lock of its own; that both laws on locks hold is tried in test_laws.
     assert LAWS.keys() - catching <= {"L3"}

@@ -87,6 +87,7 @@ class Saved:
     def load_into(self, target: object, terms: Terms | None = None) -> IntoPlan:
         """Load into `target`; check that only what is indirect was asked for, and once."""
         plan = self.plan(target, terms)
+        plan.attempt(lambda storages: {storage: self.memory(storage) for storage in storages})
         for storage, memory in plan.direct.items():
             memory[:] = self.data[storage]
         for storage in plan.copied:

@@ -179,7 +179,7 @@ def _load_into_open(
     if request.select is not None:
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
-    terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign)
+    terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict)
 
     def early(index: int) -> object:
         leaf = manifest.leaves[index]
@@ -190,15 +190,21 @@ def _load_into_open(
 
     plan = plan_by(terms)
     found = plan.differences
-    load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).differences)
+    load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).likely)
     _check_fits(load, directory, request)
-    check_room(directory, plan.new_bytes)
+    check_room(directory, plan.new_bytes + plan.kept_bytes)
     begin()
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # What gets its memory only now holds nothing of the checkpoint before.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
+    plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
+    try:
+        _check_fits(load, directory, request)
+    except DoesNotFit:
+        plan.undo()
+        raise
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
     stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
@@ -213,7 +219,7 @@ def _load_into_open(
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
     """Return how many bytes will be read."""
-    total = sum(manifest.storages[storage].nbytes for storage in plan.indirect)
+    total = sum(manifest.storages[storage].nbytes for storage in chain(plan.indirect, *plan.attempted))
     for storage in (*plan.direct, *plan.copied):
         at, has = 0, skip.get(storage, ())
         for extent in manifest.storages[storage].extents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
@@ -53,13 +53,13 @@ def advice(load: Load) -> list[str]:
     """Return what makes the load fit, what is surest first; where nothing is known, where to look."""
     renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
-    differ = left.missing or left.unexpected or left.mismatched
+    differ = (left.missing or left.unexpected or left.mismatched) and not left.partial
     last = ["strict=False loads what fits and reports the rest"] if load.strict and loads_some and differ else []
     parts = [] if load.fits_somewhere else [*_target_is_a_part(load), *_checkpoint_is_a_part(load)]
     selecting = [*_only_what_the_target_has(load, left, rename)]
     if selecting and rename:  # both in one
         renaming, last = [], []
-    said = [*_useless(load), *parts, *selecting, *renaming, *_of_values(left, load.terms), *last]
+    said = [*_useless(load), *parts, *selecting, *renaming, *_of_values(left, load.terms), *_of_parts(left), *last]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
 
@@ -109,6 +109,17 @@ def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
         yield "assign=True puts the tensors of the checkpoint in the place of those that are made up otherwise"
     elif found.meta:
         yield "load the module first, then make its optimizer, and load that"
+
+
+def _of_parts(found: Differences) -> Iterator[str]:
+    """Yield how tensors are made whose parts the module of the target does not take."""
+    for name, kind in list(found.partial.items())[:1]:
+        how = "make it of them"
+        if kind.endswith("Params4bit"):
+            how = (
+                "module.weight = Params4bit.from_prequantized(weight, parts, device=…, module=module) makes it of them"
+            )
+        yield f"the module of {plain(name)}, a {kind}, does not load its parts; load() returns them, {how}"
 
 
 def _target_is_a_part(load: Load) -> Iterator[str]:
@@ -165,5 +176,7 @@ def _own_keys(manifest: Manifest) -> set[object]:
 def _names_of(value: object) -> set[object]:
     """Return the names of a module, or the keys of a dict; empty for anything else."""
     if is_module(value):
-        return set(cast("Any", value).state_dict())
+        from ckstore.tensors.targets.module_parts import parts_of
+
+        return set(parts_of(value).places)
     return set(value) if isinstance(value, dict) else set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
@@ -17,6 +17,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_part
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
+    from ckstore.tensors.memory import StorageMemory
 
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
@@ -32,8 +33,33 @@ _CONTAINERS = {
 }
 
 
+class Trial(Protocol):
+    """Loads first of all into what alone knows whether its values fit; see `module_attempt`."""
+
+    handed: dict[str, dict[str, Node]]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that `run` takes for what `undo` puts back."""
+
+    def storages(self) -> list[list[int]]:
+        """Return the storages that `run` asks for, as it does."""
+
+    def run(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
+        """Load, and say what does not fit."""
+
+    def undo(self) -> None:
+        """Put back what there was before `run`, also if that did not end."""
+
+
 class Comparison:
-    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
+    """Collects what fits and what does not, and the steps to be taken once all tensors are filled.
+
+    Attributes:
+        attempts: What is loaded before anything else is touched, and says then what does not fit.
+        guessed: Keys that one side alone has, where it is for an attempt to say what that means.
+        steps: What is done once all tensors are filled.
+    """
 
     def __init__(
         self,
@@ -48,6 +74,8 @@ class Comparison:
         self._read = read
         self.filling = Filling(leaves)
         self.steps: list[Callable[[Leaf], object]] = []
+        self.attempts: list[Trial] = []
+        self.guessed: list[str] = []
         self.differences = Differences()
 
     def early(self, index: int) -> object:
@@ -117,13 +145,19 @@ class Comparison:
         on_meta = live.device.type == "meta"
         if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
             return True
+        return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast=True))
+
+    def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
+        """Whether a leaf may be converted to the dtype of a tensor of its shape; say so, or why not."""
+        from ckstore.tensors.targets import torch_targets
+
         wanted = torch_targets.dtype_name(live)
         if not self.terms.cast or not torch_targets.casts(live, leaf):
             cannot = ", which cannot be converted" if self.terms.cast else ""
             self.differences.dtypes[name] = f"{wanted} wanted, found {leaf.dtype}{cannot}"
             return False
         self.differences.cast[name] = f"{leaf.dtype} to {wanted}"
-        return on_meta or self.filling.bind(live, item[1], cast=True)
+        return True
 
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
@@ -169,16 +203,6 @@ class Comparison:
         """Say that the target lacks what the checkpoint has, if it was asked for."""
         if self.wants_some(node, name):
             self.differences.unexpected.append(name)
-
-    def bind_shown(self, own: dict[str, Any], indexes: Iterable[int]) -> None:
-        """Let leaves fill the tensors that an object shows under their names; make the others new."""
-        for index in indexes:
-            leaf = self.leaves[index]
-            live = own.get(leaf.name)
-            if live is None or leaf.kind != "torch":
-                self.filling.make_new(index)
-            elif not self.bind(live, ["leaf", index], leaf.name):
-                self.filling.leave(live, index)
 
     def is_tensor_leaf(self, node: Node) -> bool:
         """Whether a node is a tensor or an array."""

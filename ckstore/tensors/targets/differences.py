@@ -18,12 +18,14 @@ class Terms:
         rename: See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
         cast: Convert to the dtype of the target.
         assign: Give memory to tensors of the target on the meta device.
+        strict: Whether all has to fit.
     """
 
     keep: Callable[[str], bool] | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
     cast: bool = False
     assign: bool = False
+    strict: bool = True
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Differences:
         cast: Name -> ``float32 to bfloat16``, of tensors that will be converted.
         meta: Tensors of the target without memory, which are not assigned.
         replaceable: Tensors of `mismatched` that the checkpoint's would replace if they were assigned.
+        partial: Tensor of a module -> its class, where the checkpoint has parts of it that the module does not take.
         strangers: Modules of which the checkpoint has names, and not one that fits.
         rename: A renaming with which more would fit.
         renaming: The keys of the caller's renaming that a name begins with, or has.
@@ -50,6 +53,7 @@ class Differences:
     cast: dict[str, str] = field(default_factory=dict)
     meta: list[str] = field(default_factory=list)
     replaceable: list[str] = field(default_factory=list)
+    partial: dict[str, str] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)
     rename: dict[str, str] = field(default_factory=dict)
     renaming: set[str] = field(default_factory=set)

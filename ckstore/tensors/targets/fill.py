@@ -31,7 +31,6 @@ class Filling:
         self._new: set[int] = set()
         self._direct: set[int] = set()
         self._copied: dict[int, list[int]] = {}
-        self._left: dict[int, Any] = {}
         self._cast: set[int] = set()
         self._made: dict[int, Callable[[], Any]] = {}
 
@@ -52,10 +51,6 @@ class Filling:
     def make_new(self, index: int) -> None:
         """Let leaf `index` be a value of its own."""
         self._new.add(index)
-
-    def leave(self, target: Any, index: int) -> None:
-        """Let the value of leaf `index` be `target`, just as it is."""
-        self._left[index] = target
 
     @property
     def wanted(self) -> frozenset[int]:
@@ -129,10 +124,7 @@ class Filling:
                 _functions(target).count_as_modified(target)
 
         def value(index: int) -> object:
-            for known in (self._bound, self._left):
-                if index in known:
-                    return known[index]
-            return maker.leaf(index)
+            return self._bound[index] if index in self._bound else maker.leaf(index)
 
         return value
 

@@ -7,6 +7,7 @@ compared with the checkpoint in `into_module` and `into_optimizer`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
@@ -14,14 +15,14 @@ from ckstore.model.names import join_index
 from ckstore.tensors.kinds import is_array, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful, state_of
+from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
 from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Terms
-from ckstore.tensors.targets.live import holds_live, tensors_in
-from ckstore.tensors.walks import DICTS, leaf_numbers, name_below
+from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.live import holds_live
+from ckstore.tensors.walks import DICTS, name_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
     from ckstore.tensors.memory import StorageMemory
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
 class IntoPlan:
     """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`.
 
-    Call `prepare`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to `fill_part`, then call
-    `finish`.
+    Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
+    `fill_part`, then call `finish`.
 
     Attributes:
         differences: What does not fit; it is left alone.
         taken: Leaves that the target takes.
         is_empty: Whether there is nothing to be loaded.
         new_bytes: Memory that `prepare` takes, for tensors that have none.
+        kept_bytes: Memory that `attempt` takes, for what `undo` puts back.
+        attempted: The storages that `attempt` asks for, as it does.
         direct: Storage -> memory of the target, to be filled with all bytes of that storage.
         copied: Storages of which the target takes copies.
         indirect: Storages to be read to fresh memory, which `finish` asks for.
@@ -46,13 +49,23 @@ class IntoPlan:
     def __init__(self, comparison: Comparison) -> None:
         self.differences = comparison.differences
         self.taken = comparison.filling.wanted
-        self.is_empty = not self.taken and not comparison.steps
+        self._attempts = comparison.attempts
+        handed = [given for attempt in self._attempts for given in attempt.handed.values()]
+        self.is_empty = not self.taken and not comparison.steps and not any(handed)
+        self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
+        self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
         self.new_bytes = comparison.filling.later_bytes
         self.direct: dict[int, memoryview] = {}
         self.copied: list[int] = []
         self.indirect: set[int] = set()
         self._filling = comparison.filling
         self._steps = comparison.steps
+        self._guessed = comparison.guessed
+
+    @property
+    def likely(self) -> Differences:
+        """What does not fit, with the names that one side alone has where `attempt` is to say what that means."""
+        return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
         """Decide which storages go where; take the memory for tensors that have none.
@@ -64,6 +77,27 @@ class IntoPlan:
             MemoryError: There is not so much.
         """
         self.direct, self.copied, self.indirect = self._filling.decide(storage_bytes)
+
+    def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
+        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then.
+
+        Args:
+            read: Gives storages in fresh memory.
+
+        Raises:
+            BadInput: One refuses its values. All parts are as they were.
+        """
+        try:
+            for attempt in self._attempts:
+                attempt.run(read)
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Put back what there was before `attempt`."""
+        for attempt in reversed(self._attempts):
+            attempt.undo()
 
     def streams(self, storage: int, cuts: Sequence[int]) -> bool:
         """Whether one of `copied` can be given to `fill_part`, in parts that begin at these bytes of it."""
@@ -103,13 +137,11 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 
     In dicts and lists tensors and arrays are filled in place, and other values are replaced. An
     empty dict takes all there is; a list without tensors or objects takes the new items. Modules and optimizers are
-    compared by name, then their `load_state_dict` gets what fits. Any other
-    `Stateful` object (`state_dict` and `load_state_dict`) is given its whole state, in which the
-    tensors that it showed are its own, already filled; whether its keys fit is for it to say.
+    compared by name; parts of a module that load in a way of their own are given their values. Any other
+    `Stateful` object (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say.
 
     Args:
-        target: A dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, but
-            `state_dict()` of its objects is called.
+        target: A dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called.
         state: The root node.
         leaves: All leaves of the manifest.
         terms: What the caller allows.
@@ -244,7 +276,7 @@ class _Walk:
         return None
 
     def _stateful(self, target: Stateful, node: Node, path: str) -> Make | None:
-        if is_module(target):
+        if is_module(target) and self._has_names(target, node):
             from ckstore.tensors.targets.into_module import plan_module
 
             plan_module(self.comparison, target, node, path)
@@ -256,11 +288,16 @@ class _Walk:
 
             plan_optimizer(self.comparison, target, node, path)
             return None
-        self.comparison.bind_shown(dict(tensors_in(state_of(target, path), path)), leaf_numbers(node))
-        self.comparison.steps.append(
-            lambda leaf: hand_over(target, build_with(node, leaf, self.comparison.leaves), path)
-        )
+        make = self.comparison.new(node)
+        self.comparison.steps.append(lambda leaf: hand_over(target, make(leaf), path))
         return None
+
+    @staticmethod
+    def _has_names(module: Any, node: Node) -> bool:
+        """Whether the state of a module is to be compared by names; one that loads otherwise may have another state."""
+        from ckstore.tensors.targets.module_parts import overrides_load
+
+        return (isinstance(node, list) and node[0] in DICTS) or not overrides_load(module)
 
     def _set_later(self, target: Any, key: object, make: Make | None) -> None:
         if make is None:

@@ -2,158 +2,184 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ckstore.model.names import join_key, plain
+from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over, state_of
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Found, Leaf, Make
-from ckstore.tensors.targets.module_trial import adapts, try_names
+from ckstore.tensors.targets.module_attempt import Attempt
+from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from ckstore.model.manifest.manifest import Node
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
-    """Plan to load a module: each of its tensors by its name, and what it keeps besides.
+    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own.
 
-    It gets what fits by its own `load_state_dict`, so that hooks and `set_extra_state` are called; its tensors are
-    filled by then. Those on the meta device are assigned: parameters stay parameters, with their `requires_grad`, and
-    tensors that were one stay one.
+    Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
+    their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
+    whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
     """
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
             comparison.mismatch(path, "the state of a module", comparison.described(node))
         return
-    own = _own_state(module, path)
-    found = comparison.found_in(node, path, rename_all=True)
-    work = _Module(comparison, module, path)
-    absent = {key: value for key, value in own.items() if key not in found}
-    for key, value in own.items():
-        if key in found:
-            work.take(key, value, *found[key])
-    missing = [key for key, value in absent.items() if not work.has_as_tied(value)]
-    unexpected = [key for key in found if key not in own]
-    if (missing or unexpected) and adapts(module):
-        missing, unexpected = work.try_names(node, found, missing, unexpected)
-    for key in missing:
-        comparison.miss(join_key(path, key))
-    for key in unexpected:
-        comparison.not_expect(*found[key])
-    if missing and unexpected:
-        comparison.suggest_rename(node, own, rename_all=True)
-    if len(absent) == len(own) and not work.loaded and unexpected and comparison.wants_some(node, path):
-        comparison.differences.strangers.append(path or "the target")
-    work.plan(node)
-
-
-def _own_state(module: Any, path: str) -> dict[str, Any]:
-    """Return a module's state with the parameters themselves, which tells which of them are one."""
-    if type(module).state_dict is torch.nn.Module.state_dict and "state_dict" not in vars(module):
-        own = module.state_dict(keep_vars=True)
-    else:
-        own = state_of(module, path)
-    return dict(own)
+    work = _Module(comparison, module, node, path)
+    work.compare()
+    work.plan()
 
 
 class _Module:
-    def __init__(self, comparison: Comparison, module: Any, path: str) -> None:
+    def __init__(self, comparison: Comparison, module: Any, node: Any, path: str) -> None:
         self.comparison = comparison
-        self.module = module
         self.path = path
-        self.loaded: dict[str, Node] = {}
-        self.filled: dict[str, torch.Tensor] = {}
-        self.assigned: dict[str, tuple[Any, Make]] = {}
+        self.node = node
+        self.found: Found = comparison.found_in(node, path, rename_all=True)
+        self.parts = parts_of(module, self.found)
+        self.attempt = Attempt(comparison, module, path, self.parts, self._metadata, self.report)
+        self.loaded: set[str] = set()
+        self.assigned: dict[str, Make] = {}
         self._memories: dict[object, tuple[str, Node]] = {}
         self._fresh: dict[int, torch.Tensor] = {}
 
-    def take(self, key: str, value: Any, name: str, item: Node) -> None:
+    def compare(self) -> None:
+        """Plan to load each value that fits, and say what does not."""
+        lost = self._lost_parts()
+        for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
+            if key in self.found and key not in lost:
+                self.take(key, *self.found[key])
+        missing = [key for key in self.parts.places if key not in self.found]
+        unexpected = [key for key in self.found if key not in self.parts.places]
+        self._differ(
+            [key for key in missing if self.parts.loader_of(key) is None],
+            [key for key in unexpected if self.parts.loader_of(key) is None],
+        )
+        if self.parts.loaders:
+            differing = [key for key in missing + unexpected if not key.endswith("_extra_state")]
+            self.comparison.guessed += [key for key in differing if self.parts.loader_of(key) is not None]
+        else:
+            self._judge(unexpected)
+
+    def take(self, key: str, name: str, item: Node) -> None:
         """Plan to load one value, or say why it does not fit."""
-        if not self.comparison.wants(item, name):
+        place, loader = self.parts.places.get(key), self.parts.loader_of(key)
+        if (place is None and loader is None) or not self.comparison.wants(item, name):
             return
         name = join_key(self.path, key)
-        if not isinstance(value, torch.Tensor):
-            self.comparison.new(item)
-            self.loaded[key] = item
-        elif torch.nn.parameter.is_lazy(value):
-            self._take_uninitialized(key, name, item)
-        elif isinstance(item, list) and item[0] == "parts":
-            self._take_parts(key, value, name, item)
-        elif value.device.type == "meta":
-            self._take_meta(key, value, name, item)
-        elif torch_targets.can_be_filled(value):
-            if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
-                self.loaded[key] = item
-                self._memories.setdefault(_memory(value), (name, item))
-        elif not torch_targets.can_copy(value):
+        in_parts = place is not None and isinstance(item, list) and item[0] == "parts"
+        if place is not None and in_parts and not (loader is not None and loader.whole):
+            self._take_parts(key, place.value, name, item)
+        elif loader is not None:
+            if place is None or self._may_take(place.value, name, item):
+                self.attempt.handed[loader.prefix][key] = item
+        elif place is not None and place.value.is_meta:
+            self._take_meta(key, place.value, name, item)
+        elif place is not None:
+            self._take_values(key, place.value, name, item)
+
+    def _lost_parts(self) -> set[str]:
+        """Say which tensors have parts in the checkpoint that the module does not take: alone, values are wrong."""
+        lost = set()
+        for key, (name, item) in self.found.items():
+            if key in self.parts.places or self.parts.loader_of(key) is not None:
+                continue
+            owner = next((own for own in _above(key) if own in self.parts.places and own in self.found), None)
+            if owner is not None and self.comparison.wants_some(item, name):
+                kind = type_name(type(self.parts.places[owner].value))
+                self.comparison.differences.partial.setdefault(join_key(self.path, owner), kind)
+                lost.add(owner)
+        for owner in lost:
+            self.comparison.mismatch(join_key(self.path, owner), "a tensor alone", "one that has parts")
+        return lost
+
+    def plan(self) -> None:
+        """Add what is to be done."""
+        if self.parts.loaders:
+            self.comparison.attempts.append(self.attempt)
+        if self.assigned:
+            self.comparison.steps.append(self._assign)
+
+    def report(self, missing: Collection[str], unexpected: Collection[str]) -> None:
+        """Say what did not fit of the values that parts of the module were given."""
+        handed = self._handed()
+        self._differ([key for key in missing if key in handed or key not in self.found], unexpected)
+        self._judge(unexpected)
+
+    def _handed(self) -> set[str]:
+        return {key for given in self.attempt.handed.values() for key in given}
+
+    def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
+        """Say which keys are on one side only."""
+        missing = [key for key in missing if not self._has_as_tied(key)]
+        for key in missing:
+            self.comparison.miss(join_key(self.path, key))
+        for key in unexpected:
+            if key in self.found:
+                self.comparison.not_expect(*self.found[key])
+            else:  # as a hook has renamed it
+                self.comparison.differences.unexpected.append(join_key(self.path, key))
+        if missing and unexpected:
+            self.comparison.suggest_rename(self.node, self.parts.places, rename_all=True)
+
+    def _judge(self, unexpected: Collection[str]) -> None:
+        """Say that the state is that of another module, where nothing of it fits."""
+        fits = self.loaded or self.assigned or self._handed() - set(unexpected)
+        known = any(key in self.parts.places for key in self.found)
+        if self.found and not fits and not known and self.comparison.wants_some(self.node, self.path):
+            self.comparison.differences.strangers.append(self.path or "the target")
+
+    def _has_as_tied(self, key: str) -> bool:
+        """Whether a tensor is the same as one that is loaded by another name."""
+        place = self.parts.places.get(key)
+        return place is not None and _memory(place.value) in self._memories
+
+    def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
+        """Whether a part may be given the value of one of its tensors; say why not.
+
+        Its shape is for the part to judge. Another dtype would be converted silently.
+        """
+        if torch.nn.parameter.is_lazy(value):
+            return True
+        if value.is_meta and not self.comparison.terms.assign:
+            self.comparison.differences.meta.append(name)
+            return False
+        if not is_ordinary(value) and not torch_targets.can_copy(value):
             found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
-        elif self._fits(value, item, name):
-            self.comparison.new(item)
-            self.loaded[key] = item
+            return False
+        if self._contradicts(value, item, name):
+            return False
+        if not self.comparison.is_tensor_leaf(item):
+            return True
+        leaf = self.comparison.leaves[item[1]]
+        self._memories.setdefault(_memory(value), (name, item))
+        same = leaf.shape != tuple(value.shape) or torch_targets.takes(value, leaf)
+        return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
 
-    def try_names(
-        self, node: Node, found: Found, missing: list[str], unexpected: list[str]
-    ) -> tuple[list[str], list[str]]:
-        """Return what is still missing and unexpected after the module's hooks; the other names are loaded."""
-        leaves = self.comparison.leaves
-        given = {
-            key: leaves[item[1]]
-            for key, (name, item) in found.items()
-            if self.comparison.is_tensor_leaf(item) and self.comparison.wants(item, name)
+    def _assign(self, leaf: Leaf) -> None:
+        """Set the parameters and buffers that got their memory, by all names that they have."""
+        places = self.parts.places
+        made = {
+            id(places[key].value): torch_targets.as_parameter_of(places[key].value, make(leaf))
+            for key, make in self.assigned.items()
         }
-        seen = try_names(self.module, given, self._metadata(node[2] if node[0] == "odict" else None))
-        if seen is None:
-            return missing, unexpected
-        for key in unexpected:
-            if key in given and key not in seen[1]:
-                self.comparison.new(found[key][1])
-                self.loaded[key] = found[key][1]
-        return [key for key in missing if key in seen[0]], [key for key in unexpected if key not in self.loaded]
+        for place in places.values():
+            if id(place.value) in made:
+                setattr(place.part, place.name, made[id(place.value)])
 
-    def has_as_tied(self, value: Any) -> bool:
-        """Whether a tensor is the same as one that is loaded by another name."""
-        return isinstance(value, torch.Tensor) and _memory(value) in self._memories
-
-    def plan(self, node: Node) -> None:
-        """Add what is to be done."""
-        if not self.loaded and not self.filled and not self.assigned:
-            return
-        attributes = node[2] if node[0] == "odict" else None
-        self.comparison.steps.append(lambda leaf: self._load(leaf, attributes))
-
-    def _load(self, leaf: Leaf, attributes: Node) -> None:
-        metadata = self._metadata(attributes)
-        if self.assigned:
-            parameters: dict[int, Any] = {}
-            state = OrderedDict()
-            for key, (value, make) in self.assigned.items():
-                if id(value) not in parameters:
-                    parameters[id(value)] = torch_targets.as_parameter_of(value, make(leaf))
-                state[key] = parameters[id(value)]
-            self._hand_over(state, metadata, assign=True)
-        if self.loaded or self.filled:
-            leaves = self.comparison.leaves
-            state = OrderedDict((key, build_with(item, leaf, leaves)) for key, item in self.loaded.items())
-            state |= self.filled
-            self._hand_over(state, metadata)
-
-    def _hand_over(self, state: OrderedDict[str, Any], metadata: Any, **how: bool) -> None:
-        if metadata is not None:
-            vars(state)["_metadata"] = metadata
-        hand_over(self.module, state, self.path, strict=False, **how)
-
-    def _metadata(self, attributes: Node) -> Any:
+    def _metadata(self) -> Any:
         """Return the versions of modules that torch keeps with a state, by the names that modules have now."""
+        attributes = self.node[2] if self.node[0] == "odict" else None
         if attributes is None:
             return None
         found: Any = build_with(attributes, _no_leaf, self.comparison.leaves)
@@ -163,18 +189,16 @@ class _Module:
             return metadata
         return {renamed(f"{name}.", rename).removesuffix(".") if name else "": own for name, own in metadata.items()}
 
-    def _take_uninitialized(self, key: str, name: str, item: Node) -> None:
-        if isinstance(item, list) and item[0] == "leaf" and self.comparison.leaves[item[1]].kind == "torch":
-            self.comparison.new(item)
-            self.loaded[key] = item
-        else:
-            self.comparison.mismatch(name, "a tensor", self.comparison.described(item))
+    def _take_values(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
+        if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
+            self.loaded.add(key)
+            self._memories.setdefault(_memory(value), (name, item))
 
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
         elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
-            self.assigned[key] = value, lambda leaf: leaf(item[1])
+            self.assigned[key] = lambda leaf: leaf(item[1])
             self._memories.setdefault(_memory(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1])
 
@@ -186,12 +210,13 @@ class _Module:
         how = plan_parts(self.comparison, value, item, name)
         if how is not None:
             self._memories.setdefault(_memory(value), (name, item))
+        loader = self.parts.loader_of(key)
         if how is How.FILLED:
-            self.filled[key] = value
-        elif how is How.COPIED:
-            self.loaded[key] = item
+            self.loaded.add(key)
+        elif how is How.COPIED and loader is not None:
+            self.attempt.handed[loader.prefix][key] = item
         elif how is How.ASSIGNED:
-            self.assigned[key] = value, lambda leaf: build_with(item, leaf, self.comparison.leaves)
+            self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
         def make() -> torch.Tensor:
@@ -213,23 +238,22 @@ class _Module:
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True
 
-    def _fits(self, value: torch.Tensor, item: Node, name: str) -> bool:
-        """Whether a tensor of a class of its own, which copies by itself, has the shape of a leaf."""
-        leaf = self.comparison.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
-        if leaf is not None and leaf.kind == "torch" and leaf.shape == tuple(value.shape):
-            return True
-        self.comparison.mismatch(name, torch_targets.describe(value), self.comparison.described(item))
-        return False
-
 
 def _memory(value: torch.Tensor) -> object:
     """Return what is equal for tensors that are one: the same elements of the same memory."""
-    if value.device.type == "meta" or not value.numel() or hasattr(value, "__tensor_flatten__"):
+    if torch.nn.parameter.is_lazy(value) or value.is_meta or not value.numel() or hasattr(value, "__tensor_flatten__"):
         return id(value)  # a wrapper of other tensors has no memory: all of them have the address 0
     try:
         return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own
         return id(value)
+
+
+def _above(key: str) -> Iterator[str]:
+    """Give the names that a key lies below, the longest first."""
+    while "." in key:
+        key = key[: key.rfind(".")]
+        yield key
 
 
 def _no_leaf(index: int) -> object:

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over, state_of
+from ckstore.tensors.stateful import hand_over
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
@@ -121,23 +121,25 @@ class _Optimizer:
         self.comparison = comparison
         self.path = name_below(path, "state")
         self._is_torchs = _is_torchs(optimizer)
-        self._live = dict(tensors_in(state_of(optimizer, path), path))
+        self._held = optimizer.state  # not its state_dict(), which is foreign code, and need not show what it holds
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self._parameters = dict(zip(numbers, parameters, strict=True))
+        self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         indexes = list(leaf_numbers(node))
         inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
         parameter = self._parameters.get(key)
-        found = self.comparison.differences
-        before = len(found.mismatched), len(found.dtypes)
-        fitting = [index for index in indexes if index in inside or self._fits(index, parameter)]
-        if before != (len(found.mismatched), len(found.dtypes)):
+        held = {} if parameter is None else self._held.get(parameter, {})
+        live = dict(tensors_in(held, name_below(self.path, key)))
+        misfits = [index for index in indexes if index not in inside and not self._fits(index, parameter, live)]
+        if misfits:  # all of them are named
             return False
-        self.comparison.bind_shown(self._live, fitting)
-        return before == (len(found.mismatched), len(found.dtypes))
+        for index in indexes:
+            self._bind(index, live)
+        return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
         """Return what gives leaves, those inside objects on the device of their parameter.
@@ -154,25 +156,34 @@ class _Optimizer:
 
         return give
 
-    def _fits(self, index: int, parameter: Any) -> bool:
-        """Say if a tensor has another shape than its parameter, or than the one that is there."""
+    def _bind(self, index: int, live: dict[str, Any]) -> None:
+        """Fill the tensor that the optimizer holds under a name, if only this one of the checkpoint goes there."""
         leaf = self.comparison.leaves[index]
-        if leaf.kind != "torch":
-            return True
-        live = self._live.get(leaf.name)
+        own = live.get(leaf.name)
+        place = None if own is None else own.data_ptr()
+        if own is None or place in self._places or not self.comparison.filling.bind(own, index):
+            self.comparison.filling.make_new(index)
+        else:
+            self._places.add(place)
+
+    def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
+        """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if it is converted.
+
+        What an optimizer that is not torch's keeps, of which shape and dtype, is for it to judge.
+        """
+        leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
-        if live is not None:
-            if leaf.shape != tuple(live.shape):
-                shown = self.comparison.described(["leaf", index])
-                self.comparison.mismatch(leaf.name, torch_targets.describe(live), shown)
-                return False
+        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # a lazy one gets its shape as it is loaded
             return True
-        if parameter is None or is_lazy(parameter):  # the module, loaded before, gives it its shape
-            return True
-        if self._is_torchs and last in _LIKE_THE_PARAMETER and leaf.shape not in {tuple(parameter.shape), ()}:
+        own = live.get(leaf.name)
+        if self._is_torchs and last in _LIKE_THE_PARAMETER:
             wanted = f"shape {list(parameter.shape)}, that of its parameter,"
-            self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
-            return False
+            shapes = {tuple(parameter.shape), ()}
+            if own is not None:
+                wanted, shapes = torch_targets.describe(own), {tuple(own.shape)}
+            if leaf.shape not in shapes:
+                self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
+                return False
         mine = torch_targets.dtype_name(parameter)
         if last != "step" and parameter.is_floating_point() and leaf.dtype != mine:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {mine}"

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.own_loaders import Adding, Fused, History, Leaving, Quantized, Scales, Wary
+
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "loading.md"
 State = dict[str, Any]
 LOADED, REFUSED, CONVERTED, HALF, WRONG = "loaded", "refused", "converted silently", "refused, half loaded", "wrong"
@@ -178,6 +180,23 @@ def partly_meta(module: Net) -> None:
 
 def expanded(module: Net) -> None:
     module.register_buffer("scale", torch.zeros(1).expand(4))
+
+
+def beside(make: Callable[[], nn.Module]) -> Callable[[], State]:
+    """A net with a part that saves or loads in a way of its own."""
+
+    def made() -> State:
+        module = Net()
+        module.part = make()
+        return {"model": module}
+
+    return made
+
+
+def scaled_by_2() -> nn.Module:
+    part = Scales()
+    part.meta = {"scale": [2.0] * 40}
+    return part
 
 
 MODULE = {"rename": {"module.": ""}}
@@ -493,6 +512,45 @@ ROWS = (
         LOADED,
     ),
     Row(
+        "extra state that grew, as the scales of Transformer Engine",
+        beside(scaled_by_2),
+        beside(Scales),
+        LOADED,
+        LOADED,
+    ),
+    Row("a buffer that takes the size of what it loads", beside(History), beside(History), LOADED, LOADED),
+    Row(
+        "a hook joins two weights of an old checkpoint", beside(lambda: Fused(old=True)), beside(Fused), LOADED, LOADED
+    ),
+    Row(
+        "a weight of 4 bits with its quantization, as bitsandbytes has it",
+        beside(Quantized),
+        beside(Quantized),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; the weight is in `not_loaded`, its parts are `unexpected`",
+    ),
+    Row(
+        "a hook adds a tensor to the state, and none loads it",
+        beside(Adding),
+        beside(Adding),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; the tensor is `unexpected`",
+    ),
+    Row(
+        "a hook leaves a weight out of the state",
+        beside(Leaving),
+        beside(Leaving),
+        HALF,
+        REFUSED,
+        LAX,
+        "loaded; the weight is `missing`",
+    ),
+    Row("extra state that its module refuses", beside(Wary), beside(Wary), HALF, REFUSED),
+    Row(
         "a dict instead of a tensor",
         as_plain(net(), lambda v: {**v, "head.weight": {"deep": 1}}),
         net(),
@@ -540,9 +598,9 @@ FOOT = """\
 The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="pytorch_model.bin")`; see
 [a file as a state](../how-to/files.md#a-file-as-a-state).
 
-An object with a `load_state_dict` of its own judges its state itself; if it raises, what came before it is loaded. The
-same holds where bytes turn out to be damaged while they are read. [Load into a model](../how-to/load-into-a-model.md)
-explains the arguments.
+An object that is no module and has a `load_state_dict` of its own judges its state itself; if it raises, what came
+before it is loaded. The same holds where bytes turn out to be damaged while they are read.
+[Load into a model](../how-to/load-into-a-model.md) explains the arguments.
 """
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def outcome(found: State, target: State, load: Callable[[], object], errors: Any
             report = load()
     except errors:
         return REFUSED if shown(target) == before else HALF
-    return verdict(found, target, getattr(report, "not_loaded", ()))
+    return verdict(found, target, {*getattr(report, "not_loaded", ()), *getattr(report, "unexpected", ())})
 
 
 def by_torch(row: Row, found: State, target: State) -> str:

@@ -1,0 +1,205 @@
+"""Let parts of a module load in their own way, before anything else of the target is touched; put back what they held.
+
+Only such a part knows what it takes: a hook renames keys, a method grows a buffer, extra state has any shape. So it is
+given its values, as `load_state_dict` of torch would give them, and what it reports is a difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.errors import BadInput
+from ckstore.model.names import join_key
+from ckstore.tensors.restore import LeafMaker, build_with, is_empty
+from ckstore.tensors.stateful import naming_refusals, reported
+from ckstore.tensors.targets import torch_targets
+from ckstore.tensors.targets.module_parts import overrides_load
+from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
+from ckstore.tensors.walks import leaf_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from ckstore.model.manifest.manifest import Node
+    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.targets.comparison import Comparison
+    from ckstore.tensors.targets.module_parts import Loader, Parts
+
+    Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
+
+_NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state to be looked at"
+
+
+class Attempt:
+    """What is handed to the loaders of one module.
+
+    Args:
+        comparison: What is wanted, and what differs.
+        module: The module.
+        path: Its name.
+        parts: Its parts.
+        metadata: Gives the versions of modules that torch keeps with a state.
+        report: Is told the keys that are missing, and those that are not expected.
+
+    Attributes:
+        handed: Prefix of a loader -> key -> node.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a module is, and what asks for and hears of the attempt
+        self,
+        comparison: Comparison,
+        module: Any,
+        path: str,
+        parts: Parts,
+        metadata: Callable[[], Any],
+        report: Callable[[list[str], list[str]], None],
+    ) -> None:
+        self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in parts.loaders}
+        self._comparison = comparison
+        self._module = module
+        self._path = path
+        self._parts = parts
+        self._metadata = metadata
+        self._report = report
+        self._snapshots: list[Snapshot] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        """What `run` takes to keep what the loaders hold."""
+        return sum(kept_bytes(loader.part, whole=loader.whole) for loader in self._parts.loaders.values())
+
+    def storages(self) -> list[list[int]]:
+        """Return which storages are read for each loader."""
+        return [self._storages(given.values()) for given in self.handed.values()]
+
+    def run(self, read: Read) -> None:
+        """Load each loader in its own way; report the keys that are missing, and those that are not expected.
+
+        Raises:
+            BadInput: A loader refuses its values, for no reason that can be seen. `undo` is to be called.
+        """
+        missing: list[str] = []
+        unexpected: list[str] = []
+        for prefix, loader in self._parts.loaders.items():
+            given = self.handed[prefix]
+            if not given and self._comparison.terms.keep is not None:
+                continue  # nothing of it was selected
+            lacking, left = self._try(loader, given, read)
+            missing += lacking
+            unexpected += left
+        self._report(missing, unexpected)
+
+    def undo(self) -> None:
+        """Put back what the loaders held, in reverse."""
+        while self._snapshots:
+            self._snapshots.pop().put_back()
+
+    def _try(self, loader: Loader, given: Mapping[str, Node], read: Read) -> tuple[Iterable[str], Iterable[str]]:
+        leaves = self._comparison.leaves
+        leaf = LeafMaker(leaves, read(self._storages(given.values())).__getitem__).leaf
+        with self._naming(loader):
+            snapshot = Snapshot(loader.part, whole=loader.whole)
+        self._snapshots.append(snapshot)
+        values = {key: build_with(item, leaf, leaves) for key, item in given.items()}
+        try:
+            return self._load(loader, values)
+        except BadInput:
+            misfits = self._misfits(given)
+            if not misfits:
+                raise
+        snapshot.put_back()
+        fitting = {key: value for key, value in values.items() if key not in misfits}
+        try:
+            missing, unexpected = self._load(loader, fitting)
+        except BadInput:
+            if not self._comparison.terms.strict:
+                raise
+            return [], []  # refused for the misfits, and put back
+        return [key for key in missing if key not in misfits], unexpected
+
+    def _load(self, loader: Loader, values: dict[str, Any]) -> tuple[Iterable[str], Iterable[str]]:
+        """Load a part as torch does, and return what it reports.
+
+        Raises:
+            BadInput: It raised.
+        """
+        how = {"assign": True} if self._assign(values) else {}
+        state = OrderedDict(values)
+        metadata = self._metadata()
+        if metadata is not None:
+            vars(state)["_metadata"] = metadata
+        with self._naming(loader):
+            if not loader.whole:
+                return _load_its_own(loader, state, metadata, **how)
+            if not loader.prefix and overrides_load(self._module):
+                load = loader.part.load_state_dict
+                if not self._comparison.terms.strict and "strict" in inspect.signature(load).parameters:
+                    how["strict"] = False
+                return reported(load(state, **how))
+            return reported(_below(loader).load_state_dict(state, strict=False, **how))
+
+    def _naming(self, loader: Loader) -> AbstractContextManager[None]:
+        name = join_key(self._path, loader.prefix[:-1]) if loader.prefix else self._path
+        return naming_refusals(loader.part, name, _NOTHING_LOADED)
+
+    def _assign(self, values: dict[str, Any]) -> bool:
+        """Make parameters of what goes to places without memory, as torch does, tied ones where they are tied."""
+        places = self._parts.places
+        empty = {key: places[key].value for key in values if key in places and places[key].value.is_meta}
+        made: dict[int, Any] = {}
+        for key, place in empty.items():
+            value = values[key]
+            if id(place) not in made and isinstance(value, torch.Tensor):
+                value = value.to(place.dtype) if self._comparison.terms.cast else value
+                made[id(place)] = torch_targets.as_parameter_of(place, value)
+            values[key] = made.get(id(place), value)
+        return bool(empty)
+
+    def _misfits(self, given: Mapping[str, Node]) -> set[str]:
+        """Say which tensors have another shape than the parameters and buffers of the same names; return their keys."""
+        misfits = set()
+        for key, item in given.items():
+            place = self._parts.places.get(key)
+            if place is None or torch.nn.parameter.is_lazy(place.value):
+                continue
+            leaf = self._comparison.leaves[item[1]] if self._comparison.is_tensor_leaf(item) else None
+            if leaf is None or leaf.shape != tuple(place.value.shape):
+                name = join_key(self._path, key)
+                self._comparison.mismatch(name, torch_targets.describe(place.value), self._comparison.described(item))
+                misfits.add(key)
+        return misfits
+
+    def _storages(self, nodes: Iterable[Node]) -> list[int]:
+        leaves = [self._comparison.leaves[index] for node in nodes for index in leaf_numbers(node)]
+        return sorted({leaf.storage for leaf in leaves if not is_empty(leaf)})
+
+
+def _load_its_own(
+    loader: Loader, state: OrderedDict[str, Any], metadata: Any, **how: bool
+) -> tuple[list[str], list[str]]:
+    """Load what is a part's own, without what is below it, as `load_state_dict` of torch does for each part."""
+    own = dict((metadata or {}).get(loader.prefix.removesuffix("."), {}))
+    if how:
+        own["assign_to_params_buffers"] = True
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+    loader.part._load_from_state_dict(state, loader.prefix, own, True, missing, unexpected, errors)  # noqa: SLF001
+    if errors:
+        raise RuntimeError("; ".join(errors))
+    return missing, unexpected
+
+
+def _below(loader: Loader) -> Any:
+    """Return a module that is empty but for a part at its prefix, so that hooks are given the names that it has."""
+    part = loader.part
+    for name in reversed(loader.prefix.split(".")[:-1]):
+        outer = torch.nn.Module()
+        outer.add_module(name, part)
+        part = outer
+    return part

@@ -1,0 +1,155 @@
+"""Where `load_state_dict` of torch puts each key of a module's state, and which parts load in a way of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from ckstore.tensors.targets import torch_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented place for loading otherwise
+_NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
+"""They load as any module does unless the names differ: those of old versions of torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the value of a key goes: a parameter or a persistent buffer, `name` of `part`."""
+
+    part: Any
+    name: str
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A part of a module that loads in a way of its own, which decides what fits.
+
+    Attributes:
+        part: The module.
+        prefix: What its keys begin with: `layer.0.`.
+        whole: Whether it loads all that is below it, too, not only what is its own.
+    """
+
+    part: Any
+    prefix: str
+    whole: bool
+
+
+@dataclass(slots=True)
+class Parts:
+    """A module as torch loads it.
+
+    Attributes:
+        places: Key -> where its value goes; also of what is in a loader.
+        loaders: Prefix -> loader, in the order of torch; none lies in one that loads all below it.
+    """
+
+    places: dict[str, Place] = field(default_factory=dict)
+    loaders: dict[str, Loader] = field(default_factory=dict)
+
+    def loader_of(self, key: str) -> Loader | None:
+        """Return which loader takes a key."""
+        at = 0
+        while True:
+            prefix, rest = key[:at], key[at:]
+            loader = self.loaders.get(prefix)
+            if loader is not None and (loader.whole or "." not in rest):
+                return loader
+            at = key.find(".", at) + 1
+            if not at:
+                return None
+
+
+def parts_of(module: Any, found: Iterable[str] = ()) -> Parts:
+    """Return the parts of a module into which a state with the keys `found` is to be loaded. Calls none of its code."""
+    parts = Parts()
+    by_prefix: dict[str, set[str]] = defaultdict(set)
+    for key in found:
+        by_prefix[key[: key.rfind(".") + 1]].add(key)
+    overrides = overrides_load(module)
+    if overrides:
+        parts.loaders[""] = Loader(module, "", whole=True)
+    _visit(parts, module, "", by_prefix, inside=overrides)
+    return parts
+
+
+def overrides_load(module: Any) -> bool:
+    """Whether a module, as a whole, has a `load_state_dict` of its own."""
+    return type(module).load_state_dict is not torch.nn.Module.load_state_dict or "load_state_dict" in vars(module)
+
+
+def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool) -> None:
+    """Add a part and what is below it, in the order in which torch loads them.
+
+    Args:
+        parts: Where to.
+        part: The module.
+        prefix: What its keys begin with.
+        found: Prefix -> keys of the state that have it and no more dots.
+        inside: Whether it lies in a loader that loads all below it.
+    """
+    own = _places(part, prefix)
+    parts.places |= own
+    if not inside and _is_checkpoint_wrapper(part):
+        wrapped = Parts()
+        _visit(wrapped, part._checkpoint_wrapped_module, prefix, found, inside=False)  # noqa: SLF001
+        if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
+            parts.places |= wrapped.places
+            return
+    if not inside and _loads_all_below(part):
+        inside = True
+        parts.loaders[prefix] = Loader(part, prefix, whole=True)
+    elif not inside and _loads_its_own(part, own, found.get(prefix, set())):
+        parts.loaders[prefix] = Loader(part, prefix, whole=False)
+    for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
+        if child is not None:
+            _visit(parts, child, f"{prefix}{name}.", found, inside=inside)
+
+
+def _places(part: Any, prefix: str) -> dict[str, Place]:
+    passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no other way to ask for them
+    tensors = [*part._parameters.items(), *(own for own in part._buffers.items() if own[0] not in passing)]  # noqa: SLF001
+    return {f"{prefix}{name}": Place(part, name, value) for name, value in tensors if value is not None}
+
+
+def _is_checkpoint_wrapper(part: Any) -> bool:
+    """Whether a part is torch's wrapper for activation checkpointing, whose hooks leave its own name out of keys."""
+    module = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    kind: Any = getattr(module, "ActivationWrapper", None)
+    hooks = len(part._load_state_dict_pre_hooks), len(part._load_state_dict_post_hooks)  # noqa: SLF001
+    return kind is not None and isinstance(part, kind) and hooks == (1, 0)
+
+
+def _loads_all_below(part: Any) -> bool:
+    """Whether a part has hooks or a method that see, and may change, what is loaded into it and all below it."""
+    load = type(part)._load_from_state_dict  # noqa: SLF001
+    hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks  # noqa: SLF001
+    plain = load is _PLAIN_LOAD or load in _NORM_LOADS
+    return bool(hooks) or not plain or "_load_from_state_dict" in vars(part)
+
+
+def _loads_its_own(part: Any, own: dict[str, Place], found: set[str]) -> bool:
+    """Whether torch does more for a part than to copy values to plain tensors."""
+    if has_extra_state(part) or not all(is_ordinary(place.value) for place in own.values()):
+        return True
+    return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
+
+
+def has_extra_state(part: Any) -> bool:
+    """Whether a part takes extra state."""
+    return getattr(type(part), "set_extra_state", None) is not torch.nn.Module.set_extra_state
+
+
+def is_ordinary(value: torch.Tensor) -> bool:
+    """Whether loading a tensor is no more than to replace its values, or on the meta device itself, by plain ones."""
+    return type(value) in {torch.Tensor, torch.nn.Parameter} and (value.is_meta or torch_targets.can_be_filled(value))

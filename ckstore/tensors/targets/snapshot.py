@@ -1,0 +1,121 @@
+"""Keep what a module holds while it loads in a way of its own, and put it back."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.tensors.targets.module_parts import has_extra_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CONTAINERS = {dict, OrderedDict, list, set}
+
+
+class Snapshot:
+    """What a part of a module held: values of tensors, attributes, extra state.
+
+    What objects in its attributes hold is known by the part alone: if it is not in its extra state, it is not kept.
+    """
+
+    def __init__(self, part: Any, *, whole: bool) -> None:
+        self._attributes = [_Attributes(one) for one in _modules(part, whole=whole)]
+        self._values = [_Value(one) for one in _tensors(part, whole=whole).values()]
+        self._extra = [
+            (one, copy.deepcopy(one.get_extra_state()))
+            for one in _modules(part, whole=whole)
+            if _gives_extra_state(one)
+        ]
+
+    def put_back(self) -> None:
+        """Make the part what it was."""
+        self._put_back_attributes()
+        for part, state in self._extra:
+            try:
+                part.set_extra_state(state)  # in objects that the attributes hold it may have been changed in place
+            except Exception:  # noqa: BLE001 - some refuse what they gave, as when they were new: attributes have to do
+                self._put_back_attributes()
+        with torch.no_grad():
+            for value in self._values:
+                value.put_back()
+
+    def _put_back_attributes(self) -> None:
+        for attributes in self._attributes:
+            attributes.put_back()
+
+
+def kept_bytes(part: Any, *, whole: bool) -> int:
+    """Return the memory that a snapshot takes."""
+    return sum(tensor.nbytes for tensor in _tensors(part, whole=whole).values() if _has_values(tensor))
+
+
+def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:
+    """Return the tensors that a part holds, and those that these hold, by their `id`."""
+    found: dict[int, torch.Tensor] = {}
+    for one in _modules(part, whole=whole):
+        below = [*one._parameters.values(), *one._buffers.values(), *vars(one).values()]  # noqa: SLF001
+        tensors = [value for value in below if isinstance(value, torch.Tensor)]
+        inner = [value for tensor in tensors for value in vars(tensor).values() if isinstance(value, torch.Tensor)]
+        found |= {id(value): value for value in (*tensors, *inner)}
+    return found
+
+
+def _modules(part: Any, *, whole: bool) -> Iterator[Any]:
+    return part.modules() if whole else iter([part])
+
+
+def _gives_extra_state(part: Any) -> bool:
+    gives = getattr(type(part), "get_extra_state", None) is not torch.nn.Module.get_extra_state
+    return gives and has_extra_state(part)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not torch.nn.parameter.is_lazy(tensor) and not tensor.is_meta
+
+
+class _Attributes:
+    """The attributes of an object, and what is in those that are containers."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._held = dict(vars(owner))
+        self._items = [(value, copy.copy(value)) for value in self._held.values() if type(value) in _CONTAINERS]
+
+    def put_back(self) -> None:
+        own = vars(self._owner)
+        own.clear()
+        own.update(self._held)
+        for container, items in self._items:
+            if isinstance(container, list):
+                container[:] = items
+            else:
+                container.clear()
+                container.update(items)
+
+
+class _Value:
+    """The values of a tensor, in memory of the processor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._kind = type(tensor)
+        self._attributes = _Attributes(tensor)
+        self._data = None
+        if _has_values(tensor):
+            is_plain = self._kind in {torch.Tensor, torch.nn.Parameter}
+            self._data = tensor.detach().to("cpu", copy=True) if is_plain else tensor.detach().clone()
+
+    def put_back(self) -> None:
+        tensor, data = self._tensor, self._data
+        if type(tensor) is not self._kind:  # a lazy parameter that got its shape
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            tensor.__class__ = self._kind
+        elif data is not None and (tensor.shape, tensor.dtype) != (data.shape, data.dtype):
+            tensor.data = data.to(tensor.device)
+        elif data is not None:
+            tensor.copy_(data)
+        self._attributes.put_back()

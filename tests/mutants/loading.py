@@ -1,0 +1,56 @@
+"""Mutants of loads into modules whose parts load in a way of their own."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_PARTS = "tests/tensors/targets/test_own_loaders.py"
+_REPORTED = "tests/ops/read/test_own_loaders.py::test_what_parts_report_is_a_difference_and_all_parts_are_as_they_were"
+
+LOADING = [
+    Mutant(
+        "what a part reports as missing or unexpected is a difference",
+        "reports-of-parts-ignored",
+        "Attempt.run",
+        "self._report(missing, unexpected)",
+        "self._report([], [])",
+        _REPORTED,
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "where a load is refused for what a part reports, all parts are put back",
+        "refused-parts-stay-loaded",
+        "_load_into_open",
+        "        plan.undo()\n",
+        "        pass\n",
+        _REPORTED,
+        "assert",
+    ),
+    Mutant(
+        "if a part raises, all that were loaded before are put back",
+        "parts-before-stay-loaded",
+        "IntoPlan.attempt",
+        "            self.undo()\n",
+        "            pass\n",
+        f"{_PARTS}::test_if_one_part_refuses_all_that_were_loaded_before_are_put_back",
+        "assert",
+    ),
+    Mutant(
+        "values of tensors are put back, too",
+        "values-stay-loaded",
+        "_Value.put_back",
+        "            tensor.copy_(data)\n",
+        "            pass\n",
+        f"{_PARTS}::test_a_snapshot_puts_back_values_shapes_attributes_and_extra_state",
+        "assert",
+    ),
+    Mutant(
+        "a tensor whose parts nothing loads is left alone",
+        "weight-without-its-quantization",
+        "_Module.compare",
+        " and key not in lost",
+        "",
+        f"{_PARTS}::test_parts_of_a_quantized_weight_are_named_and_the_weight_is_left_alone",
+        "assert",
+    ),
+]
