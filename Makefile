@@ -3,7 +3,6 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-RANKS ?=
 WORKERS ?= 2
 SOAK_S ?= 60
 ODD ?= all
@@ -60,8 +59,8 @@ $(STAMP): pyproject.toml constraints.txt
 system-packages:
 	@tests/tools/system-packages
 
-demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost (RANKS=4: on several ranks)
-	@$(BIN)/ckstore demo $(if $(RANKS),--ranks $(RANKS))
+demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
+	@$(BIN)/ckstore demo
 
 test: $(STAMP) system-packages ## Lint, and beside it every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
@@ -77,6 +76,7 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.tools.lines
 
 format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix

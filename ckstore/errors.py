@@ -21,6 +21,7 @@
     │       ├── RankMismatch     1   they do not mean the same checkpoint, or two say that they are one rank
     │       └── RankFailed       1   the save failed at some of them, and so at all
     ├── DamagedBlob              3   bytes on disk are not what their name says
+    │   ├── MissingBlob          3   a file with bytes of a checkpoint is not there
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
@@ -284,6 +285,10 @@ class DamagedBlob(CkstoreError):
         super().__init__(message, hint=hint)
         self.blob = blob
         self.names = names
+
+
+class MissingBlob(DamagedBlob):
+    """A file with bytes of a checkpoint is not there; the rest of the checkpoint may be whole."""
 
 
 class OtherHash(DamagedBlob):

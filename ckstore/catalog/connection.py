@@ -181,8 +181,10 @@ def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: boo
         raise unavailable(path, f"is a database with application id {application:#x}, not ckstore's", "damaged")
     if version > VERSION:
         refuse_newer(path, version, for_writing=for_writing)
-    if version < VERSION:
+    if version < VERSION and is_schema_of(connection, version):
         raise unavailable(path, f"has schema version {version}; this ckstore uses version {VERSION}", "behind")
+    if version < VERSION:  # also that of a draft, whose steps are gone: it is made again from the directories
+        raise unavailable(path, f"does not have a schema of version {version} that can be migrated", "damaged")
     if not is_schema_of(connection, VERSION):
         raise unavailable(path, "has tables, views or indexes that differ from what ckstore makes", "damaged")
 

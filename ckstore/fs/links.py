@@ -8,6 +8,7 @@ import stat
 from contextlib import suppress
 
 from ckstore.errors import UnsafePlace
+from ckstore.fs import peek
 from ckstore.fs.inside import Where, at, open_directory
 
 _AT_FDCWD = -100
@@ -48,6 +49,39 @@ def _link(source: Where, target: Where) -> None:
         except OSError as error:
             error.filename, error.filename2 = str(source), str(target)
             raise
+
+
+def try_link(source: Where, target: Where) -> bool:
+    """As `link`; False where this pair can have none, as past the limit of links or between two users' files."""
+    try:
+        link(source, target)
+    except OSError as error:
+        if error.errno in CANNOT_LINK:
+            return False
+        raise
+    return True
+
+
+def replace_name(source: Where, name: Where, temporary: Where) -> bool:
+    """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link.
+
+    Args:
+        source: A name of it, which stays.
+        name: Durable after `files.sync_directory` of its parent.
+        temporary: An unused name on the same filesystem.
+    """
+    if not try_link(source, temporary):
+        return False
+    give_name(temporary, name)
+    return True
+
+
+def give_name(source: Where, name: Where) -> None:
+    """Rename over `name`; `source` is gone afterwards, also if both were names of one inode."""
+    rename(source, name)
+    # POSIX: a rename between two names of one inode does nothing, and both stay.
+    if peek.exists(source):
+        unlink(source)
 
 
 def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:

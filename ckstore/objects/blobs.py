@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
@@ -20,21 +21,35 @@ SUSPECT_NS = 0
 """The time of a blob that is to be read before it is relied on."""
 
 
+class Presence(Enum):
+    """Whether the bytes of a blob are there, as a look at its file says; nothing is read."""
+
+    WHOLE = "whole"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+
+
+def presence(status: os.stat_result | None, nbytes: int) -> Presence:
+    """Judge a blob of `nbytes` by the status of its file, None if there is no such file. The one judge of that."""
+    if status is None:
+        return Presence.MISSING
+    return Presence.WHOLE if stat.S_ISREG(status.st_mode) and status.st_size == nbytes else Presence.DAMAGED
+
+
 def has_size(status: os.stat_result, nbytes: int) -> bool:
     """Whether this is a regular file of that size: what a complete checkpoint needs."""
-    return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
+    return presence(status, nbytes) is Presence.WHOLE
 
 
 def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
-    """Return why a file is not there as the blob of that name, by its status or None; empty if it is.
-
-    The one judge of that: what a look at a checkpoint, a read and a verification say is the same sentence.
-    """
-    if status is None:
-        return f"blob {digest} is missing"
-    if has_size(status, nbytes):
-        return ""
-    return f"blob {digest} has {status.st_size} bytes, wanted {nbytes}"
+    """Say what `presence` found, in one sentence; empty if the blob is whole."""
+    match presence(status, nbytes):
+        case Presence.MISSING:
+            return f"blob {digest} is missing"
+        case Presence.DAMAGED:
+            return f"blob {digest} has {0 if status is None else status.st_size} bytes, wanted {nbytes}"
+        case Presence.WHOLE:
+            return ""
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:

@@ -48,11 +48,6 @@ def _link(copy: Inside, folder: Inside, nbytes: int | None) -> bool:
         if not blobs.looks_untouched(status, status.st_size if nbytes is None else nbytes):
             return False
         links.make_directory(folder)
-        links.link(copy, folder / copy.name)
+        return links.try_link(copy, folder / copy.name)
     except (FileNotFoundError, FileExistsError):  # taken away, or restored by another process
         return False
-    except OSError as error:
-        if error.errno not in links.CANNOT_LINK:
-            raise
-        return False
-    return True

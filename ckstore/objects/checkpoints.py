@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import BadInput, DamagedBlob, OtherHash
+from ckstore.errors import BadInput, DamagedBlob, MissingBlob, OtherHash
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
-from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.info import Published, Stamp
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Extent, Manifest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import blobs
+from ckstore.objects.blobs import Presence
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
 _HEAD_BYTES = 256
-_PART_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +149,11 @@ class CheckpointDirectory:
         manifest, manifest_id: What it holds, and its id.
         stamp: Which directory it is, with which manifest.
         on_damage: Called with the directory and the error when a read finds damage; None: no call.
+        threads: How many may read it at once.
     """
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
+    threads: int = 4
 
     def __init__(
         self, path: Where, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
@@ -222,111 +223,38 @@ class CheckpointDirectory:
             self._blobs = self.lock.keep(self.lock.inside / BLOBS)
         return self._blobs
 
-    @contextmanager
-    def open_blob(self, digest: str, what: str) -> Iterator[int]:
-        """Open one of its blobs for reading.
-
-        Raises:
-            DamagedBlob: It is missing; the message names `what`, which needs it.
-        """
-        fd = self.descriptor(digest, what)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def descriptor(self, digest: str, what: str) -> int:
+    def open_blob(self, blob: BlobRecord, what: str, *, whole: bool = False) -> int:
         """Return a descriptor of one of its blobs for reading, which the caller closes.
 
-        Raises:
-            DamagedBlob: As `open_blob`.
-        """
-        return self._opened(digest, what)[0]
-
-    def descriptor_of_whole(self, blob: BlobRecord, what: str) -> int:
-        """As `descriptor`, of a blob that has its size: a mapping beyond the end would kill the process.
+        With `whole` it is one that has its size: a mapping beyond the end would kill the process.
 
         Raises:
-            DamagedBlob: It is missing, or has another size; the message names `what`, which needs it.
+            MissingBlob: It is not there; the message names `what`, which needs it.
+            DamagedBlob: It is no regular file, or has another size than `whole` asks for.
         """
-        fd, status = self._opened(blob.digest, what)
-        problem = blobs.why_absent(blob.digest, blob.nbytes, status)
-        if not problem:
-            return fd
-        os.close(fd)
-        raise self._absent(blob.digest, problem, what)
-
-    def _opened(self, digest: str, what: str) -> tuple[int, os.stat_result]:
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
         try:
-            return files.open_with_status(self.blobs.inside / digest)
+            fd, status = self._opened(blob.digest)
         except DamagedBlob as error:
-            error.blob, error.names = digest, (what,)
+            error.blob, error.names = blob.digest, (what,)
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise self._absent(digest, blobs.why_absent(digest, 0, None), what) from error
+            raise self._absent(blob, None, what) from error
+        if whole and blobs.presence(status, blob.nbytes) is not Presence.WHOLE:
+            os.close(fd)
+            raise self._absent(blob, status, what)
+        return fd
 
-    def _absent(self, digest: str, problem: str, what: str) -> DamagedBlob:
+    def _opened(self, digest: str) -> tuple[int, os.stat_result]:
+        return files.open_with_status(self.blobs.inside / digest)
+
+    def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
+        error = MissingBlob if blobs.presence(status, blob.nbytes) is Presence.MISSING else DamagedBlob
+        problem = blobs.why_absent(blob.digest, blob.nbytes, status)
         hint = "ckstore verify shows which checkpoints are whole"
-        return DamagedBlob(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=digest, names=(what,))
-
-    def read_extent(
-        self,
-        extent: Extent,
-        out: memoryview,
-        *,
-        fd: int,
-        what: str,
-        verify: bool,
-        before_each: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Read a piece into `out`, which has its length, from the open blob `fd`, and check it.
-
-        `before_each` is called before each part of it; what that raises ends the reading.
-
-        Raises:
-            DamagedBlob: Its bytes are not what its digest says, or are not there; the message names `what`.
-        """
-        blob = self.manifest.blobs[extent.blob].digest
-        algorithm = algorithm_of(extent.piece)
-        running = algorithm.start()
-        try:
-            for at in range(0, len(out), _PART_BYTES):  # each is hashed while the processor's cache still has it
-                before_each()
-                part = out[at : at + _PART_BYTES]
-                files.read_into(fd, extent.offset + at, part, f"{self.path}: blob {blob} of {what}")
-                if verify:
-                    running.update(part)
-        except DamagedBlob as error:
-            error.blob, error.names = blob, (what,)
-            raise
-        if verify:
-            self.check_digest(extent, algorithm.digest_of_parts(running), what)
-
-    def check_piece(self, extent: Extent, data: memoryview, what: str) -> None:
-        """Compare the bytes of a piece with its digest.
-
-        Raises:
-            DamagedBlob: They differ.
-        """
-        self.check_digest(extent, algorithm_of(extent.piece).digest(data), what)
-
-    def check_digest(self, extent: Extent, found: str, what: str) -> None:
-        """Compare the digest that was found for the bytes of a piece with the one that it has.
-
-        Raises:
-            DamagedBlob: They differ.
-        """
-        if found != extent.piece:
-            blob = self.manifest.blobs[extent.blob].digest
-            msg = (
-                f"{what} of {self.manifest.run}@{self.manifest.step} is damaged: bytes {extent.offset} to "
-                f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
-            )
-            hint = "an older checkpoint may be whole; saving the same bytes again heals it"
-            raise DamagedBlob(msg, hint=hint, blob=blob, names=(what,))
+        return error(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=blob.digest, names=(what,))
 
     @contextmanager
     def reporting_damage(self) -> Iterator[None]:

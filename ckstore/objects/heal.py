@@ -76,14 +76,8 @@ def _has_lost(path: Inside, digest: str) -> bool:
 
 
 def _replace(name: Inside, good: Inside, temporary: Inside) -> None:
-    try:
-        links.link(good, temporary)
-    except OSError as error:
-        if error.errno not in links.CANNOT_LINK:
-            raise
-        files.create_blob(
-            temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True))
-        )
+    if links.replace_name(good, name, temporary):
+        return
+    # No further link: the checkpoint gets a copy of its own.
+    files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
     links.rename(temporary, name)
-    if peek.exists(temporary):
-        links.unlink(temporary)

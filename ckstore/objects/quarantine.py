@@ -45,13 +45,8 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Insi
             if peek.exists(aside):  # of the same inode: renaming one name over the other would do nothing
                 links.unlink(aside)
             links.rename(canonical, aside)
-        elif not peek.exists(aside):
-            try:
-                links.link(name, aside)
-            except OSError as error:
-                if error.errno not in links.CANNOT_LINK:
-                    raise
-                continue
+        elif not peek.exists(aside) and not links.try_link(name, aside):
+            continue
         made.append(aside)
     if made:
         files.sync_directory(layout.quarantine)

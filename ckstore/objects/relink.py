@@ -151,7 +151,7 @@ class Relinker:
             if fresh is None:
                 return False
             try:
-                links.link(fresh, canonical)
+                return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
                     self._swap(fresh, canonical)
@@ -161,12 +161,6 @@ class Relinker:
                 return True
             except FileNotFoundError:
                 links.make_directory(canonical.parent)
-                continue
-            except OSError as error:
-                if error.errno not in links.CANNOT_LINK:
-                    raise
-                return False
-            return True
         return False
 
     def _exchange(self, name: Inside, digest: str, right: Inode) -> bool:
@@ -201,13 +195,10 @@ class Relinker:
         """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
-            links.link(path, fresh)
+            if not links.try_link(path, fresh):
+                return None
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno in links.CANNOT_LINK:
-                return None
-            raise
         found = peek.status(fresh)
         # A number alone may be that of another file by now; what was found right has the fixed time.
         if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:

@@ -8,7 +8,6 @@ canonical name.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import threading
@@ -106,15 +105,12 @@ class Staging:
         """
         mine = self._blobs / digest
         try:
-            links.link(self._canonical(digest), mine)
+            if not links.try_link(self._canonical(digest), mine):
+                return self._claim_own(digest, nbytes, mine)
         except FileNotFoundError:
             return False
         except FileExistsError:  # claimed or written before
-            return blobs.is_sound(mine, digest, nbytes)
-        except OSError as error:
-            if error.errno in links.CANNOT_LINK:
-                return self._claim_own(digest, nbytes, mine)
-            raise
+            pass
         return blobs.is_sound(mine, digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
@@ -124,12 +120,11 @@ class Staging:
         """
         for folder in self._saved_by_us():
             try:
-                links.link(folder / BLOBS / digest, mine)
+                if not links.try_link(folder / BLOBS / digest, mine):
+                    continue
             except FileExistsError:
-                return blobs.is_sound(mine, digest, nbytes)
-            except OSError as error:
-                if error.errno not in (*links.CANNOT_LINK, errno.ENOENT, errno.ENOTDIR):
-                    raise
+                pass
+            except (FileNotFoundError, NotADirectoryError):
                 continue
             return blobs.is_sound(mine, digest, nbytes)
         return False
@@ -248,11 +243,7 @@ class Staging:
             OSError: It could not be linked or written.
         """
         mine = self._blobs / digest
-        try:
-            links.link(good, mine)
-        except OSError as error:
-            if error.errno not in links.CANNOT_LINK:
-                raise
+        if not links.try_link(good, mine):
             self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
 
     def write(self, digest: str, data: memoryview) -> None:
@@ -270,7 +261,7 @@ class Staging:
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
-                links.link(mine, canonical)
+                links.try_link(mine, canonical)  # where it can have no link, it is ours alone
             except FileExistsError:
                 theirs = self._link_of(canonical)
                 if theirs is None:
@@ -290,9 +281,6 @@ class Staging:
                     raise SaveFailed(msg, hint="another process took this save for dead; save again") from None
                 links.make_directory(canonical.parent)
                 continue
-            except OSError as error:
-                if error.errno not in links.CANNOT_LINK:
-                    raise
             return True
         msg = f"{canonical} was replaced by other processes {_OFFER_TRIES} times while this save linked its copy"
         raise SaveFailed(msg)
@@ -301,14 +289,9 @@ class Staging:
         """Return a new name for the canonical blob; None if it is gone, `canonical` if it can have no more names."""
         theirs = self._temporary()
         try:
-            links.link(canonical, theirs)
+            return theirs if links.try_link(canonical, theirs) else canonical
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno in links.CANNOT_LINK:
-                return canonical
-            raise
-        return theirs
 
     def _beside_theirs(self, canonical: Inside, digest: str, nbytes: int, mine: Inside) -> None:
         """Keep our copy beside the canonical one, to which we can have no link; if that is no use, take its name."""
@@ -320,29 +303,15 @@ class Staging:
         self._take_over(digest, mine)
 
     def _adopt(self, theirs: Inside, mine: Inside, digest: str) -> None:
-        links.rename(theirs, mine)
-        if peek.exists(theirs):  # rename between two names of one inode does nothing
-            links.unlink(theirs)
+        links.give_name(theirs, mine)
         with self._mutex:
             self.written.pop(digest, None)
 
     def _take_over(self, digest: str, mine: Inside) -> None:
         """Put our copy in the place of the canonical name: the old one is damaged, or at its limit of links."""
-        temporary = self._temporary()
-        try:
-            links.link(mine, temporary)
-        except OSError as error:
-            if error.errno in links.CANNOT_LINK:
-                return
-            raise
         canonical = self._canonical(digest)
-        try:
-            links.rename(temporary, canonical)
-        except FileNotFoundError:
-            links.make_directory(canonical.parent)
-            links.rename(temporary, canonical)
-        if peek.exists(temporary):
-            links.unlink(temporary)
+        links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
+        links.replace_name(mine, canonical, self._temporary())
 
     def _temporary(self) -> Inside:
         """Return an unused name, outside ``blobs/`` so that it is never taken for one."""

@@ -157,14 +157,11 @@ def put_back(layout: Layout, digest: str, path: Inside) -> bool:
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
     try:
-        links.link(path, canonical)
+        if not links.try_link(path, canonical):
+            return False
     except FileExistsError:
         if not _same_inode(path, canonical):
             return False
-    except OSError as error:
-        if error.errno not in links.CANNOT_LINK:
-            raise
-        return False
     links.unlink(path)
     return True
 

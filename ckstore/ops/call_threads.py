@@ -20,9 +20,22 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 T = TypeVar("T")
 _LOOK_S = 0.1
+_LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
 """So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
+
+def default_threads(cores: int) -> int:
+    """Return how many threads a call works with on so many cores, if the settings do not say.
+
+    Four on up to eight: fewer leave a disk waiting, more gained less than a tenth (docs/adr/0009). Half of the cores
+    above, since training goes on beside a save, and a disk of 10 GB/s takes what eight hash.
+    """
+    return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
+
+
+DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
 class Workers:
@@ -121,6 +134,60 @@ def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
             raised.append(error)
     if raised:
         raise raised[-1]
+
+
+def for_each(
+    work: Callable[[T], object],
+    items: Iterable[T],
+    *,
+    threads: int,
+    say: Callable[[], None] | None = None,
+    stopping: Callable[[], None] = lambda: None,
+) -> None:
+    """Do the work for each item, in their order, by several threads; nothing of it runs any more when this ends.
+
+    Args:
+        work: Called with an item.
+        items: Taken one by one, so that a thread which is done early takes the next.
+        threads: At most so many; with one the caller's own thread does it.
+        say: Called in the caller's thread now and then.
+        stopping: Called after an error, here or in a thread, before the others are waited for.
+
+    Raises:
+        BaseException: The first error, or what a signal handler raised meanwhile; items not begun are dropped.
+    """
+    waiting = deque(items)
+
+    def go_on() -> None:
+        while True:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # there are no more
+                return
+            try:
+                work(item)
+            except BaseException:
+                waiting.clear()
+                stopping()
+                raise
+            if threads == 1 and say is not None:
+                say()
+
+    if threads == 1:
+        go_on()
+        return
+    pool = Workers(threads)
+    try:
+        for future in [pool.submit(go_on) for _ in range(min(threads, len(waiting)))]:
+            for _ in waited_for(future) if say is not None else (future.result(),):
+                if say is not None:
+                    say()
+    except BaseException:
+        stopping()
+        raise
+    finally:
+        waiting.clear()
+        pool.stop()
 
 
 def waited_for(future: Future[Any]) -> Iterator[None]:

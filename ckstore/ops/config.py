@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.model.document import shown
@@ -10,163 +10,19 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import metrics_there
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.config_file import Setting
 from ckstore.ops.context import annotated, read_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-
-class StoreConfig:
-    """What a store does by itself: `Store.config`. Attributes are read from and written to ``config.json`` at once.
-
-    Setting one is durable, and holds for every process. None, or ``del store.config.retention``, gives it its default
-    again. Another name is an `AttributeError`. Setting one in a store that was opened for reading raises `SaveFailed`.
-    """
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    @property
-    @act
-    def retention(self) -> RetentionPolicy | None:
-        """The policy that is applied to a run after each save to it, by every process; None: everything stays.
-
-        What it drops is freed. What there is when it is set stays until the next save of its run;
-        ``store.apply(store.plan_retention())`` does it at once.
-
-        Raises:
-            BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.policy_of(self._context.layout, config_file.RETENTION)
-
-    @retention.setter
-    @act
-    def retention(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, config_file.RETENTION, _json_of_policy(self._context, config_file.RETENTION, policy))
-
-    @property
-    @act
-    def make_room(self) -> RetentionPolicy | None:
-        """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
-
-        The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
-        save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
-        open readers and the newest valid checkpoint of each run stay whatever the policy says.
-
-        Raises:
-            BadInput: The settings are damaged, hold a rule that this ckstore does not know, or are given no policy.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.policy_of(self._context.layout, config_file.MAKE_ROOM)
-
-    @make_room.setter
-    @act
-    def make_room(self, policy: RetentionPolicy | None) -> None:
-        _change(self._context, config_file.MAKE_ROOM, _json_of_policy(self._context, config_file.MAKE_ROOM, policy))
-
-    @property
-    @act
-    def read_back(self) -> bool:
-        """Whether a save reads what it wrote, past the page cache, and compares it before it counts as durable.
-
-        It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new. Default: False.
-
-        Raises:
-            BadInput: The settings are damaged, or are given something else than a bool or None.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.save_checks_of(self._context.layout).read_back
-
-    @read_back.setter
-    @act
-    def read_back(self, wanted: bool | None) -> None:
-        if wanted is not None and not isinstance(wanted, bool):
-            raise BadInput(f"read_back must be True, False or None, got {shown(wanted)}")
-        _change(self._context, config_file.READ_BACK, wanted or None)
-
-    @property
-    @act
-    def recheck_share(self) -> float:
-        """How much of what it finds in the store a save reads again, as a share of the bytes of its state; 0: nothing.
-
-        It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
-        byte is compared within 1 / `recheck_share` saves and two. What rotted is written again from the state and put
-        right in every checkpoint; ``info.warnings`` says so. Default: 0.005.
-
-        Raises:
-            BadInput: The settings are damaged, or are given no number from 0 to 1.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.save_checks_of(self._context.layout).recheck_share
-
-    @recheck_share.setter
-    @act
-    def recheck_share(self, share: float | None) -> None:
-        if share is not None and not config_file.is_share(share):
-            raise BadInput(f"recheck_share must be {config_file.SHARE_WANTED}, got {shown(share)}")
-        _change(self._context, config_file.RECHECK_SHARE, None if share is None else float(share))
-
-    @property
-    @act
-    def grace_s(self) -> float:
-        """How many seconds what is dropped waits in ``trash/`` on a filesystem that other hosts have, too.
-
-        So long a reader on another host may go on with a checkpoint that was dropped, and a save there may stand still.
-        Elsewhere it does not matter. Default: 3600.
-
-        Raises:
-            BadInput: The settings are damaged, or are given no number of seconds from 0 to a year.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.grace_of(self._context.layout)
-
-    @grace_s.setter
-    @act
-    def grace_s(self, seconds: float | None) -> None:
-        if seconds is not None and not config_file.is_grace(seconds):
-            raise BadInput(f"grace_s must be {config_file.GRACE_WANTED}, got {shown(seconds)}")
-        _change(self._context, config_file.GRACE_S, None if seconds is None else float(seconds))
-
-    @property
-    @act
-    def shared(self) -> bool | None:
-        """Whether other hosts use the store; None: its filesystem says so, as ``ckstore doctor`` shows.
-
-        True is for a filesystem that ckstore does not know to be shared, False for one that only this host uses,
-        such as a program's (FUSE): then what is dropped is freed at once, and what other hosts have open is lost. It
-        holds for what is opened afterwards: set it before other hosts open the store. Default: None.
-
-        Raises:
-            BadInput: The settings are damaged, or are given something else than a bool or None.
-            NewerFormat: A newer ckstore wrote them.
-        """
-        return config_file.shared_of(self._context.layout)
-
-    @shared.setter
-    @act
-    def shared(self, used_by_others: bool | None) -> None:
-        if used_by_others is not None and not isinstance(used_by_others, bool):
-            raise BadInput(f"shared must be True, False or None, got {shown(used_by_others)}")
-        _change(self._context, config_file.SHARED, used_by_others)
-
-    def __delattr__(self, name: str) -> None:
-        setattr(self, name, None)
-
-    def __repr__(self) -> str:
-        return f"<settings of {self._context.layout.root}>"
-
-    def _act_places(self) -> tuple[object, ...]:
-        return places_of(self._context.layout.root.path)
+T = TypeVar("T")
 
 
-def _json_of_policy(context: Context, member: str, policy: RetentionPolicy | None) -> dict[str, Any] | None:
-    if policy is None:
-        return None
+def _json_of_policy(context: Context, member: str, policy: object) -> dict[str, Any]:
     if not isinstance(policy, RetentionPolicy):
         raise BadInput(f"{member} must be a RetentionPolicy or None, got {shown(policy)}")
     _refuse_misspelt(context, member, policy)
@@ -203,7 +59,123 @@ def _lacking(wanted: set[str], there: Iterable[Mapping[str, float]]) -> set[str]
     return wanted - known if known else set()
 
 
-def _change(context: Context, member: str, value: object) -> None:
-    """Give one setting a value, or remove it (None); see `config_file.change`."""
-    context.check_writable()
-    config_file.change(context.layout, member, value)
+class _Attribute(Generic[T]):
+    """An attribute that is one setting: reading and changing it are acts of its name.
+
+    Args:
+        member: In ``config.json``.
+        read: Gives its value, from the directory of a store.
+        to_json: Checks a new value, and gives what is written.
+    """
+
+    def __init__(
+        self, member: str, read: Callable[[Layout], T], to_json: Callable[[Context, str, object], object]
+    ) -> None:
+        def get(config: StoreConfig) -> T:
+            return read(config._context.layout)  # noqa: SLF001 - of this module
+
+        def change(config: StoreConfig, value: T | None) -> None:
+            context = config._context  # noqa: SLF001 - of this module
+            new = None if value is None else to_json(context, member, value)
+            context.check_writable()
+            config_file.change(context.layout, member, new)
+            vars(context).pop(member, None)  # what was read before, such as the number of threads
+
+        for function in (get, change):
+            function.__name__, function.__qualname__ = member, f"StoreConfig.{member}"
+        self._get, self._change = act(get), act(change)
+
+    def __get__(self, config: StoreConfig, _: object = None) -> T:
+        return self._get(config)
+
+    def __set__(self, config: StoreConfig, value: T | None) -> None:
+        self._change(config, value)
+
+
+def _plain(setting: Setting[T]) -> _Attribute[T]:
+    def to_json(_: Context, member: str, value: object) -> object:
+        if not setting.fits(value):
+            raise BadInput(f"{member} must be {setting.wanted}, got {shown(value)}")
+        return value
+
+    return _Attribute(setting.name, lambda layout: config_file.setting_of(layout, setting), to_json)
+
+
+def _policy(member: Literal["retention", "make_room"]) -> _Attribute[RetentionPolicy | None]:
+    return _Attribute(member, lambda layout: config_file.policy_of(layout, member), _json_of_policy)
+
+
+class StoreConfig:
+    """What a store does by itself: `Store.config`. Attributes are read from and written to ``config.json`` at once.
+
+    Setting one is durable, and holds for every process. None, or ``del store.config.retention``, gives it its default
+    again. Another name is an `AttributeError`. Setting one in a store that was opened for reading raises `SaveFailed`;
+    a value that it cannot have, or a damaged file of settings, is `BadInput`, and settings of a newer ckstore are
+    `NewerFormat`.
+    """
+
+    __slots__ = ("_context",)
+
+    retention = _policy(config_file.RETENTION)
+    """The policy that is applied to a run after each save to it, by every process; None: everything stays.
+
+    What it drops is freed. What there is when it is set stays until the next save of its run;
+    ``store.apply(store.plan_retention())`` does it at once.
+    """
+
+    make_room = _policy(config_file.MAKE_ROOM)
+    """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
+
+    The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
+    save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+    open readers and the newest valid checkpoint of each run stay whatever the policy says.
+    """
+
+    read_back = _plain(config_file.READ_BACK)
+    """Whether a save reads what it wrote, past the page cache, and compares it before it counts as durable.
+
+    It finds a disk that takes bytes and keeps other ones, at the cost of reading once what is new. Default: False.
+    """
+
+    recheck_share = _plain(config_file.RECHECK_SHARE)
+    """How much of what it finds in the store a save reads again, as a share of the bytes of its state; 0: nothing.
+
+    It is read from the disk, what was read longest ago first, at least 256 KiB a save: of an unchanged state every
+    byte is compared within 1 / `recheck_share` saves and two. What rotted is written again from the state and put
+    right in every checkpoint; ``info.warnings`` says so. Default: 0.005.
+    """
+
+    grace_s = _plain(config_file.GRACE_S)
+    """How many seconds what is dropped waits in ``trash/`` on a filesystem that other hosts have, too.
+
+    So long a reader on another host may go on with a checkpoint that was dropped, and a save there may stand still.
+    Elsewhere it does not matter. Default: 3600.
+    """
+
+    shared = _plain(config_file.SHARED)
+    """Whether other hosts use the store; None: its filesystem says so, as ``ckstore doctor`` shows.
+
+    True is for a filesystem that ckstore does not know to be shared, False for one that only this host uses,
+    such as a program's (FUSE): then what is dropped is freed at once, and what other hosts have open is lost. It
+    holds for what is opened afterwards: set it before other hosts open the store. Default: None.
+    """
+
+    threads = _plain(config_file.THREADS)
+    """How many threads a save, a load, a checkout or a verification uses; None: as many as the machine has use for.
+
+    That is four, and half of the cores where there are more than eight, up to sixteen. Set it where a rank has its own
+    share of the cores of a machine, and no process affinity that says so; other handles that are open keep theirs.
+    Default: None.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __delattr__(self, name: str) -> None:
+        setattr(self, name, None)
+
+    def __repr__(self) -> str:
+        return f"<settings of {self._context.layout.root}>"
+
+    def _act_places(self) -> tuple[object, ...]:
+        return places_of(self._context.layout.root.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
@@ -13,22 +13,60 @@ from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.objects.documents import atomic_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.objects.layout import Layout
 
+T = TypeVar("T")
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
-READ_BACK: Final = "read_back"
-RECHECK_SHARE: Final = "recheck_share"
-GRACE_S: Final = "grace_s"
-SHARED: Final = "shared"
-DEFAULT_SHARE = 0.005
-"""Of the bytes of a state: what is within the noise of a save that writes nothing (docs/adr/0010-rereading.md)."""
-SHARE_WANTED = "a number from 0 to 1"
-DEFAULT_GRACE_S = 3600.0
-GRACE_WANTED = "seconds from 0 to a year"
-_GRACE_MOST_S = 366 * 86400.0
+THREADS_MOST = 256
 _MAX_BYTES = 2**20
+_YEAR_S = 366 * 86400.0
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A setting that is one plain value.
+
+    Attributes:
+        name: Its member in ``config.json``.
+        default: What holds where there is no such member.
+        wanted: What it may be, in words.
+        fits: Whether a value can be it.
+    """
+
+    name: str
+    default: T
+    wanted: str
+    fits: Callable[[object], bool]
+
+    def of(self, config: Mapping[str, Any], where: str) -> T:
+        """Return its value in settings that were read; `where` is their path, for messages."""
+        value = config.get(self.name)
+        if value is not None and not self.fits(value):
+            refuse(where, self.name, self.wanted, value)
+        return self.default if value is None else value
+
+
+READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
+# Within the noise of a save that writes nothing: docs/adr/0010-rereading.md.
+RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", lambda value: _is_number(value, 0, 1))
+# Longer than what an NFS client remembers, and than a save stands still on a busy cluster: docs/adr/0011-grace.md.
+GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
+SHARED: Setting[bool | None] = Setting("shared", None, "true or false", lambda value: isinstance(value, bool))
+THREADS: Setting[int | None] = Setting(
+    "threads", None, f"a whole number from 1 to {THREADS_MOST}", lambda value: _is_whole(value, THREADS_MOST)
+)
+
+
+def _is_whole(value: object, most: int) -> bool:
+    return isinstance(value, int) and _is_number(value, 1, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +80,7 @@ class SaveChecks:
     """
 
     read_back: bool = False
-    recheck_share: float = DEFAULT_SHARE
+    recheck_share: float = RECHECK_SHARE.default
     unread: CkstoreError | OSError | None = None
 
 
@@ -92,54 +130,23 @@ def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> Rete
     return RetentionPolicy.from_json(stored, f"{layout.config}: {member}")
 
 
-def save_checks_of(layout: Layout) -> SaveChecks:
-    """Return what a save is to read from the disk.
+def setting_of(layout: Layout, setting: Setting[T]) -> T:
+    """Return the value of one setting.
 
     Raises:
-        BadInput: A setting is not what it must be.
-        CkstoreError, OSError: As `read_config`.
+        BadInput: It is not what it must be.
     """
-    config, where = read_config(layout), str(layout.config)
-    read_back, share = config.get(READ_BACK, False), config.get(RECHECK_SHARE, DEFAULT_SHARE)
-    if not isinstance(read_back, bool):
-        refuse(where, READ_BACK, "true or false", read_back)
-    if not is_share(share):
-        refuse(where, RECHECK_SHARE, SHARE_WANTED, share)
-    return SaveChecks(read_back, float(share))
+    return setting.of(read_config(layout), str(layout.config))
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:
     """Return what a save is to read; all of it, and why, where the settings cannot be read."""
+    where = str(layout.config)
     try:
-        return save_checks_of(layout)
+        config = read_config(layout)
+        return SaveChecks(READ_BACK.of(config, where), float(RECHECK_SHARE.of(config, where)))
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
-
-
-def grace_of(layout: Layout) -> float:
-    """Return how many seconds what is dropped waits on a filesystem that other hosts have.
-
-    Raises:
-        BadInput: The setting is not what it must be.
-        CkstoreError, OSError: As `read_config`.
-    """
-    seconds = read_config(layout).get(GRACE_S, DEFAULT_GRACE_S)
-    if not is_grace(seconds):
-        refuse(str(layout.config), GRACE_S, GRACE_WANTED, seconds)
-    return float(seconds)
-
-
-def shared_of(layout: Layout) -> bool | None:
-    """Return whether other hosts use the store, as its settings say; None: they do not say.
-
-    Raises:
-        BadInput: The setting is not what it must be.
-        CkstoreError, OSError: As `read_config`.
-    """
-    told: bool | None = read_config(layout).get(SHARED)
-    if not (told is None or isinstance(told, bool)):
-        refuse(str(layout.config), SHARED, "true or false", told)
-    return told
 
 
 def change(layout: Layout, member: str, value: object) -> None:
@@ -157,13 +164,3 @@ def change(layout: Layout, member: str, value: object) -> None:
             config[member] = value
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)
-
-
-def is_share(value: object) -> bool:
-    """Whether a value can be the share that a save reads again."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-def is_grace(value: object) -> bool:
-    """Whether a value can be the seconds that what is dropped waits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _GRACE_MOST_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
@@ -13,6 +14,8 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.ops.call_threads import DEFAULT_THREADS
+from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.pace import DutyCycle
@@ -129,6 +132,14 @@ class Context:
     def algorithm(self) -> Algorithm:
         """The hash algorithm of the store."""
         return algorithm_named(self.settings.hash)
+
+    @cached_property
+    def threads(self) -> int:
+        """How many threads a call works with, as the settings or the machine say."""
+        try:
+            return setting_of(self.layout, THREADS) or DEFAULT_THREADS
+        except (CkstoreError, OSError):  # damaged settings are told by a save; a load goes on with what is usual
+            return DEFAULT_THREADS
 
     def measure(self, new: Amount) -> Need:
         """Compare what a save takes with what is free now.

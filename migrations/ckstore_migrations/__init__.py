@@ -2,7 +2,7 @@
 
 A step that was released is never edited: a change is a new step at the end of `STEPS`. Each is a
 function of an open `sqlite_utils.Database`; it runs in a transaction that is not its own, so it
-uses no `executescript`, which would commit. Number n of the steps makes `PRAGMA user_version` n.
+uses no `executescript`, which would commit. The number in its name is what `PRAGMA user_version` is after it.
 
 This package imports nothing of ckstore, and sqlite-utils only to apply steps: a reader that wants
 to know `VERSION` starts without it.
@@ -13,11 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckstore_migrations.m0001_initial import m0001_initial
-from ckstore_migrations.m0002_store import m0002_store
-from ckstore_migrations.m0003_readings import m0003_readings
-from ckstore_migrations.m0004_stamps import m0004_stamps
-from ckstore_migrations.m0005_less import m0005_less
+from ckstore_migrations.m0006_tables import m0006_tables
+from ckstore_migrations.schema import FIRST
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -28,8 +25,8 @@ __all__ = ["APPLICATION_ID", "STEPS", "VERSION", "apply", "migrations"]
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
-STEPS: tuple[Callable[[Database], None], ...] = (m0001_initial, m0002_store, m0003_readings, m0004_stamps, m0005_less)
-VERSION = len(STEPS)
+STEPS: tuple[Callable[[Database], None], ...] = (m0006_tables,)
+VERSION = FIRST + len(STEPS) - 1
 
 # As sqlite-utils makes them; here, so that the schema is the same with every version of it.
 _APPLIED = (

@@ -58,12 +58,12 @@ def _measured(place: Path, form: str, chunk_mib: int, threads: int) -> tuple[flo
         def replaced(owner: Any, name: str, by: Any) -> None:
             patches.enter_context(mock.patch.object(owner, name, by))
 
-        replaced(write, "_WORKERS", threads)
         if form != _FORMS[0]:
             replaced(files, "_write_direct", _only_size)
         if form == _FORMS[2]:
             _without_hash_or_copy(replaced)
         with Store.init(place / "store", chunk_bytes=chunk_mib * _MIB) as store:
+            store.config.threads = threads
             for lap in range(_LAPS):
                 state[:, 0] = np.arange(_STATE_MIB) + lap * _STATE_MIB + 1  # so no two blobs are the same
                 began, used = time.perf_counter(), time.process_time()

@@ -45,10 +45,12 @@ class Ckstore(System):
 
     def open(self, folder: Path) -> None:
         if self._threads is not None:  # this process does nothing else
-            write._WORKERS = storage_read._WORKERS = storage_read._CORES = self._threads
+            storage_read._CORES = self._threads
         if self._pack_below_bytes is not None:
             vars(write)["PACK_BELOW_BYTES"] = self._pack_below_bytes
         self._store = Store.init(folder / "store", chunk_bytes=self._chunk_bytes)
+        if self._threads is not None:
+            self._store.config.threads = self._threads
 
     def save(self, state: State, step: int) -> None:
         self._store.save(state, step)

@@ -97,7 +97,7 @@ def test_some_cases_are_run_alone_and_the_report_says_that_others_were_left_out(
 
 
 def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((write, "_WORKERS"), (storage_read, "_WORKERS"), (write, "PACK_BELOW_BYTES")):
+    for module, name in ((storage_read, "_CORES"), (write, "PACK_BELOW_BYTES")):
         monkeypatch.setattr(module, name, vars(module)[name])  # put back afterwards
     curves, *_ = chosen(["curve"], large=False)
     assert curves.name == "curve-save"
@@ -110,7 +110,7 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
         case.act(0)
         case.check()
 
-    assert (write._WORKERS, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
+    assert (storage_read._CORES, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
 
 
 def test_what_limits_loads_is_run_by_name_beside_them(tmp_path: Path) -> None:

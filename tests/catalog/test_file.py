@@ -26,7 +26,7 @@ from ckstore.fs.locks import lock_exclusive
 from ckstore.model.manifest.info import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
 from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
-from tests.catalog.older import make_older
+from tests.faults.migrating import become_next
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import require_root
 
@@ -239,16 +239,19 @@ def test_a_newer_catalog_is_left_aside_by_readers_and_refused_to_writers(catalog
     assert catalog.path.read_bytes() == before
 
 
-def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(tmp_path: Path) -> None:
+def test_a_catalog_that_is_behind_is_left_aside_until_it_is_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalog = filled(tmp_path)
-    make_older(catalog.path)
+    before = catalog.listing()
+    become_next(monkeypatch.setattr)
 
     assert why(catalog) == "behind"
-    with pytest.raises(CatalogUnavailable, match=f"has schema version {VERSION - 1}"):
+    with pytest.raises(CatalogUnavailable, match=f"has schema version {VERSION}"):
         catalog.note_blobs_listed("test", timeout_s=SOON_S)
     catalog.create_or_migrate(timeout_s=SOON_S)
 
-    assert catalog.listing() == {}  # opening reads the manifests again
+    assert catalog.listing() == before
     assert catalog.check() == []
 
 
@@ -257,7 +260,7 @@ def test_a_catalog_that_only_says_that_it_is_older_is_damaged(tmp_path: Path) ->
     with closing(sqlite3.connect(catalog.path)) as opened:
         opened.execute(f"PRAGMA user_version={VERSION - 1}")
 
-    assert why(catalog) == "behind"
+    assert why(catalog) == "damaged"
     with pytest.raises(CatalogUnavailable, match=f"does not have the schema of version {VERSION - 1}") as caught:
         catalog.create_or_migrate(timeout_s=SOON_S)
     assert caught.value.why == "damaged"

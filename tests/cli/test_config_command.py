@@ -27,6 +27,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "recheck  --share 0.005",
         "grace  --time 3600s",
         "shared  as its filesystem is",
+        "threads  as the machine has use for",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -36,6 +37,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "recheck_share": 0.005,
         "grace_s": 3600,
         "shared": None,
+        "threads": None,
     }
 
 
@@ -46,6 +48,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "read-back", "--on", "--store", path)
     run("config", "grace", "--time", "90m", "--store", path)
     run("config", "shared", "--on", "--store", path)
+    run("config", "threads", "--count", "8", "--store", path)
     said = run("config", "recheck", "--share", "0.25", "--store", path)
 
     assert said.stdout.splitlines() == [
@@ -55,11 +58,13 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "recheck  --share 0.25",
         "grace  --time 5400s",
         "shared  on: other hosts use the store",
+        "threads  8",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.config.read_back
+        assert store.config.threads == 8
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
     for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared"):
         run("config", setting, "--off", "--store", path)
@@ -71,11 +76,13 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             0,
         )
         assert (store.config.grace_s, store.config.shared) == (0, False)
-    run("config", "shared", "--auto", "--store", path)
+    for setting in ("shared", "threads"):
+        run("config", setting, "--auto", "--store", path)
     run("config", "recheck", "--on", "--store", path)
     run("config", "grace", "--on", "--store", path)
     with Store.open(path) as store:
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.005, 3600, None)
+        assert store.config.threads is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +110,11 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["shared"], "shared is --on, --off or --auto"),
         (["shared", "--on", "--auto"], "shared is --on, --off or --auto"),
         (["shared", "--keep-last", "3", "--on"], "shared has no rules"),
-        (["grace", "--auto"], "only shared has --auto"),
+        (["grace", "--auto"], "only shared and threads have --auto"),
+        (["threads"], "threads has a --count, or is --auto"),
+        (["threads", "--on", "--count", "3"], "threads has a --count, or is --auto"),
+        (["threads", "--count", "0"], "threads must be a whole number from 1 to 256"),
+        (["grace", "--count", "3"], "only threads has a --count"),
         (["colour", "--on"], "is not one of"),
     ],
 )

@@ -13,19 +13,19 @@ from tests.cli.conftest import Run, environment
 def test_the_demo_is_called_with_what_was_asked_and_its_status_is_the_exit_status(
     status: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore_cli.demo import main
+    from ckstore_cli.demo import story
 
     called: list[tuple[object, ...]] = []
 
-    def run_demo(directory: Path | None, keep: bool, quick: bool, ranks: int | None) -> int:
-        called.append((directory, keep, quick, ranks))
+    def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:
+        called.append((directory, keep, quick))
         return status
 
-    monkeypatch.setattr(main, "run_demo", run_demo)
+    monkeypatch.setattr(story, "run_demo", run_demo)
 
     assert run("demo").exit_code == status
-    assert run("demo", "--keep", "--quick", "--directory", "there", "--ranks", "4").exit_code == status
-    assert called == [(None, False, False, None), (Path("there"), True, True, 4)]
+    assert run("demo", "--keep", "--quick", "--directory", "there").exit_code == status
+    assert called == [(None, False, False), (Path("there"), True, True)]
 
 
 def test_without_torch_it_says_what_to_install() -> None:

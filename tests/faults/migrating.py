@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +25,12 @@ def m9999_next(database: Database) -> None:
     database.execute("ALTER TABLE tags ADD COLUMN later INTEGER")
 
 
-def become_next() -> None:
-    """Make this process the next ckstore; for a child that ends soon."""
-    vars(ckstore_migrations)["STEPS"] = (*ckstore_migrations.STEPS[: NEXT - 1], m9999_next)
-    vars(schema)["DIGESTS"] = tuple(schema.digests())
+def become_next(put: Callable[[object, str, object], None] = setattr) -> None:
+    """Make this process the next ckstore; for a child that ends soon, or with the `setattr` of a monkeypatch."""
+    put(ckstore_migrations, "STEPS", (*ckstore_migrations.STEPS, m9999_next))
+    put(schema, "DIGESTS", tuple(schema.digests()))
     for module in (ckstore_migrations, connection, upkeep):
-        vars(module)["VERSION"] = NEXT
+        put(module, "VERSION", NEXT)
 
 
 def wrong_in_catalog(path: Path) -> list[str]:

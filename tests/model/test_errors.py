@@ -35,6 +35,7 @@ _TREE = {
     "RankMismatch": ("RankError", 1),
     "RankFailed": ("RankError", 1),
     "DamagedBlob": ("CkstoreError", 3),
+    "MissingBlob": ("DamagedBlob", 3),
     "OtherHash": ("DamagedBlob", 3),
     "CatalogUnavailable": ("CkstoreError", 1),
     "InUse": ("CkstoreError", 5),

@@ -15,11 +15,12 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "recheck_share": (0.005, 0.25),
     "grace_s": (3600.0, 60.0),
     "shared": (None, False),
+    "threads": (None, 7),
 }
 
 
 def test_every_setting_is_tried_here() -> None:
-    assert {name for name, member in vars(StoreConfig).items() if isinstance(member, property)} == set(OTHER_VALUES)
+    assert {name for name in vars(StoreConfig) if not name.startswith("_")} == set(OTHER_VALUES)
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import ckstore
-import ckstore_cli.demo.main
+import ckstore_cli.demo.story
 from ckstore import Store, open_checkpoint
 from ckstore.integrations.directories import checkout_to_resume, commit_directory
 from ckstore.integrations.fsspec import CkstoreFileSystem
@@ -173,9 +173,9 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     assert (home / "exported" / "config.json").is_file()
     assert repaired["repaired"]
     demo = Mock(return_value=0)
-    monkeypatch.setattr(ckstore_cli.demo.main, "run_demo", demo)
+    monkeypatch.setattr(ckstore_cli.demo.story, "run_demo", demo)
     run("demo", "--directory", "~/demo")
-    demo.assert_called_once_with(home / "demo", False, False, None)
+    demo.assert_called_once_with(home / "demo", False, False)
 
 
 def test_the_home_of_a_user_who_is_unknown_is_a_name_like_others() -> None:

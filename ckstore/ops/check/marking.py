@@ -52,6 +52,7 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
         remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
 
     directory.on_damage = on_damage
+    directory.threads = context.threads
     return directory
 
 

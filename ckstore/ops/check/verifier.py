@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.ops.context import Context
 
-_WORKERS = 4
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
@@ -80,7 +79,7 @@ class Verifier:
         self._quick = quick
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
-        self._pool = Workers(_WORKERS)
+        self._pool = Workers(context.threads)
         self._local = threading.local()
         self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}

@@ -28,7 +28,7 @@ from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
-from ckstore.ops.config_file import grace_of
+from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
@@ -228,7 +228,7 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
     """
     if not context.shared or exclusive:
         return None
-    seconds = grace_of(context.layout)
+    seconds = setting_of(context.layout, GRACE_S)
     try:
         return graces.begin(context.layout, seconds)
     except OSError as error:

@@ -17,7 +17,7 @@ from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePla
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import why_of_several_hosts
 from ckstore.objects.layout import Layout
-from ckstore.ops.config_file import shared_of
+from ckstore.ops.config_file import SHARED, setting_of
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     """
     place = examine(root)
     try:
-        return replace(place, told=shared_of(Layout(root))), ()
+        return replace(place, told=setting_of(Layout(root), SHARED)), ()
     except CkstoreError as error:
         why = error.message
     except OSError as error:

@@ -8,20 +8,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
-from ckstore.fs import files, links, peek, reflink
+from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
-from ckstore.ops.call_threads import Workers, waited_for
+from ckstore.objects.pieces import Part, PieceReader, blob_of
+from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.destination import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
-_WORKERS = 4
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
 _PART_BYTES = 2**20
@@ -194,79 +193,56 @@ class _Writer:
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
         """Write the files; an error, or what a signal handler raises here, ends it before the next part of a piece."""
         total_bytes = sum(sizes.values())
-        pool = Workers(_WORKERS)
-        try:
-            for future in [pool.submit(self._write, record) for record in records]:
-                for _ in waited_for(future):
-                    if progress is not None:
-                        progress(self._done_bytes, total_bytes)
-        except BaseException:
-            self._stopped = True
-            raise
-        finally:
-            pool.stop()
+        say = None if progress is None else lambda: progress(self._done_bytes, total_bytes)
+        for_each(self._write, records, threads=self._directory.threads, say=say, stopping=self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _write(self, record: FileRecord) -> None:
-        if self._stopped:
-            return
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
-            if self._link == "hardlink" and self._hardlinked(record, extents):
-                return
-            with (
-                self._tree.create_file(record.path, record.mode) as fd,
-                _OpenBlobs(self._directory, record.path) as blobs,
-            ):
-                at = 0
-                for extent in extents:
-                    self._check_going_on()
-                    self._copy(extent, blobs.open(extent.blob), fd, at, record.path)
-                    at += extent.length
-                    self._done(extent.length)
+            with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:
+                if self._link == "hardlink" and self._hardlinked(record, extents, pieces):
+                    return
+                with self._tree.create_file(record.path, record.mode) as fd:
+                    at = 0
+                    for extent in extents:
+                        self._check_going_on()
+                        self._copy(Part(extent, self._buffer(extent.length), record.path), pieces, fd, at)
+                        at += extent.length
+                        self._done(extent.length)
         except _StoppedError:
             return
         except FileExistsError as error:
             raise self._in_the_way(record.path) from error
 
-    def _copy(self, extent: Extent, blob: int, fd: int, at: int, path: str) -> None:
-        data = self._buffer(extent.length)
-        self._read(extent, data, blob, path)
-        if self._link in ("auto", "reflink") and self._could_share(extent, at):
-            if reflink.try_share(blob, extent.offset, extent.length, fd, at):
+    def _copy(self, part: Part, pieces: PieceReader, fd: int, at: int) -> None:
+        pieces.read(part)  # also what is shared: a checkout is checked
+        if self._link in ("auto", "reflink"):
+            shared = pieces.share(part, fd, at)
+            if shared:
                 with self._mutex:
-                    self.shared_bytes += extent.length
-                os.lseek(fd, at + extent.length, os.SEEK_SET)
+                    self.shared_bytes += len(part.out)
+                os.lseek(fd, at + len(part.out), os.SEEK_SET)
                 return
-            if self._link == "reflink":
+            if shared is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 hint = "XFS and btrfs can, within one filesystem; {} copies where they cannot"
                 raise UnsafePlace(msg, hint=hint.format("link='auto'"), command_hint=hint.format("--link auto"))
-        for start in range(0, len(data), _PART_BYTES):
+        for start in range(0, len(part.out), _PART_BYTES):
             self._check_going_on()
-            files.write_all(fd, data[start : start + _PART_BYTES])
+            files.write_all(fd, part.out[start : start + _PART_BYTES])
 
-    def _read(self, extent: Extent, data: memoryview, blob: int, path: str) -> None:
-        self._directory.read_extent(extent, data, fd=blob, what=path, verify=True, before_each=self._check_going_on)
-
-    def _could_share(self, extent: Extent, at: int) -> bool:
-        """Whether a piece lies so that filesystems which share blocks can share it; the others are copied anyway."""
-        ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
-        block = reflink.BLOCK_BYTES
-        return extent.offset % block == at % block == 0 and (ends or extent.length % block == 0)
-
-    def _hardlinked(self, record: FileRecord, extents: Sequence[Extent]) -> bool:
+    def _hardlinked(self, record: FileRecord, extents: Sequence[Extent], pieces: PieceReader) -> bool:
         """Make the file a name of its blob; False if it is more or less than one blob, or the pair can have no link."""
-        if len(extents) != 1:
+        digest = blob_of(self._directory, extents)
+        if not digest:
             return False
         (extent,) = extents
-        blob = self._directory.manifest.blobs[extent.blob]
-        if extent.offset or extent.length != blob.nbytes:
-            return False
-        data = self._buffer(extent.length)
-        with self._directory.open_blob(blob.digest, record.path) as fd:
-            self._read(extent, data, fd, record.path)
+        pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
-            self._tree.link_file(record.path, blob.digest, dir_fd=self._directory.blobs.fd)
+            self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
         except OSError as error:
             if error.errno in links.CANNOT_LINK:
                 return False
@@ -299,28 +275,3 @@ class _Writer:
         )
         hint = "choose a destination on another filesystem, or choose files with "
         return BadInput(msg, hint=f"{hint}only=", command_hint=f"{hint}--only")
-
-
-class _OpenBlobs:
-    """Some blobs of a checkpoint, kept open while a file is written: small pieces lie together in one."""
-
-    def __init__(self, directory: CheckpointDirectory, path: str) -> None:
-        self._directory = directory
-        self._path = path
-        self._open: OrderedDict[int, int] = OrderedDict()
-
-    def open(self, blob: int) -> int:
-        if blob in self._open:
-            self._open.move_to_end(blob)
-            return self._open[blob]
-        while len(self._open) >= _OPEN_BLOBS:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[blob] = self._directory.descriptor(self._directory.manifest.blobs[blob].digest, self._path)
-        return self._open[blob]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from bisect import bisect_right
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, NoSuchFile
 from ckstore.model.manifest.files import followed
 from ckstore.ops.acts import act
-from ckstore.ops.read.regions import RegionReader
+from ckstore.ops.read.stored_file import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,16 +45,14 @@ class CommittedFile(io.RawIOBase):
         super().__init__()
         self.name = record.path
         self._here = here
-        self._storages = record.storages
-        sizes = (here().manifest.storages[i].nbytes for i in record.storages)
-        self._starts = list(accumulate(sizes, initial=0))
+        self._record = record
+        self._file = StoredFile(here(), record)
         self._at = 0
-        self._reader: tuple[CheckpointDirectory, RegionReader] | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of the file."""
-        return self._starts[-1]
+        return self._file.nbytes
 
     def readable(self) -> bool:
         """Return True."""
@@ -103,23 +99,10 @@ class CommittedFile(io.RawIOBase):
         return (self,)
 
     def _read(self, start: int, out: memoryview) -> None:
-        done = 0
-        while done < len(out):
-            at = bisect_right(self._starts, start + done) - 1
-            low, high = self._starts[at], self._starts[at + 1]
-            stop = min(start + len(out), high)
-            part = out[done : stop - start]
-            self._reader_of(self._storages[at]).bytes(start + done - low, stop - low, part)
-            done = stop - start
-
-    def _reader_of(self, storage: int) -> RegionReader:
-        """Return a reader of a part; the last one keeps its last piece."""
         directory = self._here()
-        kept = self._reader
-        if kept is None or kept[0] is not directory or kept[1].storage != storage:
-            kept = directory, RegionReader(directory, storage, self.name)
-            self._reader = kept
-        return kept[1]
+        if directory is not self._file.directory:  # it was opened again, as after a fork
+            self._file = StoredFile(directory, self._record)
+        self._file.read_into(start, out)
 
 
 @act

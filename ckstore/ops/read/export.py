@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.ops.read.streaming_read import CheckedReader
+    from ckstore.ops.read.regions import RangeReader
 
 MAX_SHARD_BYTES = 50 * 10**9
 """What `save_pretrained` of transformers 5 takes."""
@@ -192,7 +192,7 @@ def _state_names(plan: ExportPlan) -> tuple[str, ...]:
 class Work:
     """Writes the files of one export, one after another."""
 
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
         self._directory = directory
         self._tree = tree
         self._reader = reader
@@ -207,7 +207,6 @@ class Work:
                 for runs, data in gathered(self._directory, self._reader, shard.leaves[i]):
                     parts.append(write_runs(fd, shard.layout.starts[i], runs, data))
                     self._meter.add(len(data))
-            self._reader.finish()
             read_back(fd, shard.name, shard.layout.nbytes, parts, self._meter)
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
@@ -256,7 +255,6 @@ class Work:
             if 0 in leaves[i].shape:
                 continue
             if leaves[i].storage != storage:
-                self._reader.finish()
                 storage = leaves[i].storage
                 self._reader.begin(storage)
             yield i

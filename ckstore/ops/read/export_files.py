@@ -22,7 +22,7 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
-from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
+from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 MARGIN_BYTES = 2**20
-_BLOCK_BYTES = RANGE_MOST_BYTES
+_BLOCK_BYTES = RANGE_BYTES
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST = ALGORITHMS["xxh3_128"].digest
 
@@ -64,7 +64,7 @@ class Meter:
 @contextmanager
 def building(
     directory: CheckpointDirectory, path: Path, needed_bytes: int, *, one_file: bool = False
-) -> Iterator[tuple[NewTree, CheckedReader]]:
+) -> Iterator[tuple[NewTree, RangeReader]]:
     """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it.
 
     Raises:
@@ -74,7 +74,7 @@ def building(
     try:
         with NewTree.beside(path, one_file=one_file) as tree:
             _check_space(tree, needed_bytes)
-            with CheckedReader(directory) as reader, directory.reporting_damage():
+            with RangeReader(directory) as reader, directory.reporting_damage():
                 yield tree, reader
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -107,7 +107,7 @@ def write_bytes(fd: int, start: int, data: bytes | memoryview) -> WrittenPart:
 
 
 def gathered(
-    directory: CheckpointDirectory, reader: CheckedReader, leaf: LeafRecord
+    directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord
 ) -> Iterator[tuple[Runs, memoryview]]:
     """Give the elements of a tensor in parts, each with where it goes in the row-major tensor.
 
@@ -127,14 +127,14 @@ def gathered(
         yield runs_of(block, leaf.shape, item_bytes), gather(block, strides, item_bytes, data)
 
 
-def whole_leaf(directory: CheckpointDirectory, reader: CheckedReader, leaf: LeafRecord) -> bytes:
+def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord) -> bytes:
     """Return the elements of a small leaf, row-major."""
     if 0 in leaf.shape:
         return b""
     reader.begin(leaf.storage)
     nbytes = leaf_bytes(directory.manifest, leaf)
     if not leaf.dtype:
-        spans = [(at, min(at + RANGE_MOST_BYTES, nbytes)) for at in range(0, nbytes, RANGE_MOST_BYTES)]
+        spans = [(at, min(at + RANGE_BYTES, nbytes)) for at in range(0, nbytes, RANGE_BYTES)]
         data = b"".join(bytes(reader.read(start, stop, leaf.name)) for start, stop in spans)
     else:
         whole = bytearray(nbytes)
@@ -142,7 +142,6 @@ def whole_leaf(directory: CheckpointDirectory, reader: CheckedReader, leaf: Leaf
             for i, start in enumerate(runs):
                 whole[start : start + runs.nbytes] = piece[i * runs.nbytes : (i + 1) * runs.nbytes]
         data = bytes(whole)
-    reader.finish()
     return data
 
 

@@ -96,6 +96,7 @@ class _FileView(CheckpointDirectory):
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
+        self.threads = directory.threads
         self._in_memory: dict[str, int] = {}
         told = directory.on_damage
         if told is not None:  # it looks at the manifest of the checkpoint
@@ -107,10 +108,10 @@ class _FileView(CheckpointDirectory):
         self._in_memory[digest] = memory_file(memoryview(data))
         return BlobRecord(digest, len(data))
 
-    def _opened(self, digest: str, what: str) -> tuple[int, os.stat_result]:
+    def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         fd = self._in_memory.get(digest)
         if fd is None:
-            return super()._opened(digest, what)
+            return super()._opened(digest)
         again = os.dup(fd)
         return again, os.fstat(again)
 

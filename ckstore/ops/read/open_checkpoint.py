@@ -179,7 +179,7 @@ class OpenCheckpoint:
         if held.lock.fd >= 0 or self._closed:
             return held
         again = _again(held.path, self.info)
-        again.on_damage = held.on_damage
+        again.on_damage, again.threads = held.on_damage, held.threads
         first = self._reopened.setdefault(held, again)  # of several threads one wins
         if first is not again:
             again.close()

@@ -10,9 +10,10 @@ import math
 from bisect import bisect_right
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ckstore.model.manifest.tiles import Block, bands, flat_start
+from ckstore.objects.pieces import Part, PieceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 WINDOW_BYTES = 32 * 2**20
-
+RANGE_BYTES = 8 * 2**20
+"""How much of a storage is asked for at once where all of it is wanted."""
 
 _start_of = attrgetter("start")
 
@@ -34,9 +36,24 @@ class RegionReader:
         storage: Which one.
         what: What it belongs to, for messages.
         read_bytes: How many bytes were read from blobs.
+
+    Args:
+        directory: The checkpoint.
+        storage: Which storage of it.
+        what: As above.
+        verify: Check the pieces.
+        pieces: Reads them; without it, each piece opens its blob.
     """
 
-    def __init__(self, directory: CheckpointDirectory, storage: int, what: str, *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        storage: int,
+        what: str,
+        *,
+        verify: bool = True,
+        pieces: PieceReader | None = None,
+    ) -> None:
         self.storage = storage
         self.read_bytes = 0
         self._directory = directory
@@ -45,6 +62,7 @@ class RegionReader:
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
+        self._pieces = pieces
         self._starts = list(accumulate((extent.length for extent in self._record.extents), initial=0))
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
@@ -134,10 +152,11 @@ class RegionReader:
             yield self._bands[at]
             at += 1
 
-    def band_around(self, at: int) -> tuple[int, int]:
-        """Return from where to where the row-major bytes around `at` are read together, of a storage with a tiling."""
+    def unit_around(self, at: int) -> tuple[int, int]:
+        """Return from where to where the row-major bytes around `at` are read together: a piece, or a band of tiles."""
         if self._record.tiling is None:
-            raise ValueError("wanted a storage with a tiling")
+            i = bisect_right(self._starts, at) - 1
+            return self._starts[i], self._starts[i + 1]
         row_bytes = math.prod(self._record.tiling.shape[1:])
         band = next(self._bands_in(at // row_bytes, at // row_bytes + 1))
         return band.start * row_bytes, (band.start + band.rows) * row_bytes
@@ -151,8 +170,65 @@ class RegionReader:
         return self._kept[1]
 
     def _read(self, extent: Extent, out: memoryview) -> None:
-        directory = self._directory
-        blob = directory.manifest.blobs[extent.blob].digest
-        with directory.reporting_damage(), directory.open_blob(blob, self.what) as fd:
-            directory.read_extent(extent, out, fd=fd, what=self.what, verify=self._verify)
+        part = Part(extent, out, self.what)
+        if self._pieces is not None:  # whoever gave it reports damage
+            self._pieces.read(part)
+        else:
+            with self._directory.reporting_damage(), PieceReader(self._directory, verify=self._verify) as pieces:
+                pieces.read(part)
         self.read_bytes += extent.length
+
+
+class RangeReader:
+    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager.
+
+    What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
+    range on: so its memory is that of a range and of one piece.
+    """
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._pieces = PieceReader(directory)
+        self._region: RegionReader | None = None
+        self._buffer = memoryview(b"")
+        self._low = self._high = 0
+
+    def begin(self, storage: int) -> None:
+        """Go to a storage."""
+        self._region = RegionReader(self._directory, storage, "", pieces=self._pieces)
+        self._low = self._high = 0
+
+    def read(self, start: int, stop: int, what: str) -> memoryview:
+        """Return the bytes `start` to `stop` of the storage, valid until the next call.
+
+        Raises:
+            DamagedBlob: A piece is damaged or missing; the message names `what`.
+        """
+        if start == stop or self._region is None:
+            return self._buffer[:0]
+        self._region.what = what
+        if not self._low <= start < self._high:
+            self._low = self._high = self._region.unit_around(start)[0]
+        while self._high < stop:
+            low, high = self._region.unit_around(self._high)
+            self._make_room(min(start, self._high), high - low)
+            self._region.bytes(low, high, self._buffer[low - self._low : high - self._low])
+            self._high = high
+        return self._buffer[start - self._low : stop - self._low]
+
+    def _make_room(self, keep_from: int, nbytes: int) -> None:
+        """Have room for bytes behind those that are there; what lies before `keep_from` may be forgotten."""
+        if self._high - self._low + nbytes <= len(self._buffer):
+            return
+        kept = self._buffer[keep_from - self._low : self._high - self._low]
+        if len(kept) + nbytes > len(self._buffer):
+            # For a whole range and a unit at once: to grow takes the memory of both for a moment.
+            self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
+        self._buffer[: len(kept)] = kept
+        self._low = keep_from
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pieces.close()

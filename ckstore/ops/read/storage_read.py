@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
-from ckstore.fs import files
 from ckstore.fs.host.memory import available_bytes
 from ckstore.model.names import spellings
-from ckstore.ops.call_threads import Workers, waited_for
+from ckstore.objects.pieces import Part, PieceReader, by_blob, check
+from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate
 
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
     from ckstore.ops.read.unchanged import Unchanged
     from ckstore.tensors.memory import StorageMemory
 
-_WORKERS = 4
 _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
 _ALIGN_BYTES = 64
 _ASK_FROM_BYTES = 64 * 2**20
 """Less is not asked for: the kernel's answer takes longer than reading it."""
-
-Part = tuple["Extent", memoryview, str]
-"""What is read, where to, and what it belongs to."""
 
 
 class StorageNames:
@@ -104,7 +99,7 @@ def read_storages(
         at, has = 0, skip.get(storage, ()) if skip else ()
         for extent in record.extents:
             if at not in has:
-                parts.append((extent, out[at : at + extent.length], names.name(storage)))
+                parts.append(Part(extent, out[at : at + extent.length], names.name(storage)))
             at += extent.length
     _read_parts(directory, parts, verify=verify, tally=tally)
 
@@ -142,24 +137,26 @@ class Tally:
 def _read_parts(
     directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
 ) -> None:
-    by_blob: dict[int, list[Part]] = defaultdict(list)
-    for part in parts:
-        by_blob[part[0].blob].append(part)
+    blobs = sorted(
+        by_blob(parts), key=_nbytes, reverse=True
+    )  # the largest first, or one thread ends long after the others
 
-    def read_blob(blob: int) -> None:
-        of_blob = sorted(by_blob[blob], key=lambda part: part[0].offset)
-        with directory.open_blob(directory.manifest.blobs[blob].digest, of_blob[0][2]) as fd:
-            _begin(fd, [extent for extent, _, _ in of_blob])
-            for extent, out, what in of_blob:
-                directory.read_extent(extent, out, fd=fd, what=what, verify=verify)
+    def read_blob(of_blob: list[Part]) -> None:
+        with PieceReader(directory, verify=verify) as pieces:
+            pieces.read_ahead(of_blob)
+            for part in of_blob:
+                pieces.read(part)
                 if tally is not None:
-                    tally.add(extent.length)
+                    tally.add(len(part.out))
 
     with directory.reporting_damage():
-        bytes_of = {blob: sum(len(out) for _, out, _ in of_blob) for blob, of_blob in by_blob.items()}
-        if bytes_of:
+        if blobs:
             say = None if tally is None else tally.say
-            _for_each(read_blob, bytes_of, threads=_threads_for(directory, by_blob, bytes_of), say=say)
+            for_each(read_blob, blobs, threads=_threads_for(directory, blobs), say=say)
+
+
+def _nbytes(parts: Iterable[Part]) -> int:
+    return sum(len(part.out) for part in parts)
 
 
 def stream_storages(
@@ -193,10 +190,10 @@ def stream_storages(
         nonlocal buffer, used
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
-        parts = [(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
+        parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
         _read_parts(directory, parts, verify=verify, tally=tally)
-        for (storage, at, _, _), (_, data, _) in zip(window, parts, strict=True):
-            take(storage, at, data)
+        for (storage, at, _, _), part in zip(window, parts, strict=True):
+            take(storage, at, part.out)
         window.clear()
         used = 0
 
@@ -215,75 +212,12 @@ def stream_storages(
         flush()
 
 
-def _threads_for(
-    directory: CheckpointDirectory, by_blob: Mapping[int, Sequence[Part]], bytes_of: Mapping[int, int]
-) -> int:
+def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]) -> int:
     """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
-    if sum(bytes_of.values()) < _THREAD_FROM_BYTES:
+    if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
-    largest = max(bytes_of, key=bytes_of.__getitem__)
-    with directory.open_blob(directory.manifest.blobs[largest].digest, by_blob[largest][0][2]) as fd:
-        return min(_WORKERS, _CORES) if files.is_cached(fd, 0) else _WORKERS
-
-
-def _begin(fd: int, extents: Sequence[Extent]) -> None:
-    """Have the kernel begin to read what is about to be read of an open blob.
-
-    On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as one
-    reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the processor
-    longer, now and when they are mapped (docs/adr/0007-loads.md). What lies on no disk is mostly the network's, where
-    each answer takes its time; so all of it is asked for, unless most of what lies between is not wanted.
-    """
-    start = extents[0].offset
-    stop = max(extent.offset + extent.length for extent in extents)
-    first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
-    if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
-        return
-    if 2 * sum(extent.length for extent in extents) >= stop - start:
-        files.read_ahead(fd, start, stop - start)
-
-
-def _for_each(
-    work: Callable[[int], None],
-    bytes_of: Mapping[int, int],
-    *,
-    threads: int,
-    say: Callable[[], None] | None = None,
-) -> None:
-    """Do the work for each item, the largest first, by several threads; of several errors one is raised.
-
-    `say` is called in this thread now and then.
-    """
-    waiting = deque(sorted(bytes_of, key=bytes_of.__getitem__, reverse=True))
-
-    def go_on() -> None:
-        while True:
-            try:
-                item = waiting.popleft()
-            except IndexError:  # there are no more
-                return
-            try:
-                work(item)
-                if threads == 1 and say is not None:
-                    say()
-            except BaseException:
-                waiting.clear()
-                raise
-
-    if threads == 1:
-        go_on()
-        return
-    pool = Workers(threads)
-    try:
-        for future in [pool.submit(go_on) for _ in range(threads)]:
-            if say is None:
-                future.result()
-                continue
-            for _ in waited_for(future):
-                say()
-    finally:
-        waiting.clear()
-        pool.stop()
+    with PieceReader(directory) as pieces:
+        return min(directory.threads, _CORES) if pieces.is_cached(blobs[0][0]) else directory.threads
 
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
@@ -331,11 +265,12 @@ def check_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
     """
     names = names_of(directory)
 
-    def check(storage: int) -> None:
+    def check_storage(storage: int) -> None:
         at = 0
         for extent in directory.manifest.storages[storage].extents:
-            directory.check_piece(extent, memories[storage].view[at : at + extent.length], names.name(storage))
+            check(directory, Part(extent, memories[storage].view[at : at + extent.length], names.name(storage)))
             at += extent.length
 
-    bytes_of = {storage: len(memory.view) for storage, memory in memories.items()}
-    _for_each(check, bytes_of, threads=_WORKERS if sum(bytes_of.values()) >= _THREAD_FROM_BYTES else 1)
+    largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
+    all_bytes = sum(len(memory.view) for memory in memories.values())
+    for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CannotLoad, DamagedBlob, NoSuchRef
@@ -19,24 +19,23 @@ LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 class StoredFile:
-    """A file of an open checkpoint, as `containers` reads it.
+    """A file of an open checkpoint, as `containers` reads it. Not for several threads.
 
     Attributes:
+        directory: The checkpoint.
         nbytes: Its length.
         storages: The storage that is the stretch of the file from its first byte to the one after its last.
     """
 
-    def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool) -> None:
-        self._directory = directory
+    def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
+        self.directory = directory
         self._record = record
         self._verify = verify
         sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
         self._starts = list(accumulate(sizes, initial=0))
-        self.nbytes = self._starts.pop()
-        self.storages = {
-            (start, start + size): number
-            for start, size, number in zip(self._starts, sizes, record.storages, strict=True)
-        }
+        self.nbytes = self._starts[-1]
+        self.storages = dict(zip(pairwise(self._starts), record.storages, strict=True))
+        self._last: RegionReader | None = None
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes.
@@ -47,18 +46,29 @@ class StoredFile:
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
-        out = memoryview(bytearray(length))
-        at = bisect_right(self._starts, offset) - 1
-        done = 0
-        while done < length:
-            number = self._record.storages[at]
-            start = offset + done - self._starts[at]
-            stop = min(self._directory.manifest.storages[number].nbytes, start + length - done)
-            reader = RegionReader(self._directory, number, self._record.path, verify=self._verify)
-            reader.bytes(start, stop, out[done : done + stop - start])
-            done += stop - start
-            at += 1
+        out = bytearray(length)
+        self.read_into(offset, memoryview(out))
         return bytes(out)
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill `out` with the bytes from `offset`; the file has as many.
+
+        Raises:
+            DamagedBlob: They are damaged or missing.
+        """
+        done = 0
+        while done < len(out):
+            at = bisect_right(self._starts, offset + done) - 1
+            low, high = self._starts[at], self._starts[at + 1]
+            stop = min(offset + len(out), high)
+            self._reader_of(self._record.storages[at]).bytes(offset + done - low, stop - low, out[done : stop - offset])
+            done = stop - offset
+
+    def _reader_of(self, storage: int) -> RegionReader:
+        """Return a reader of a part; the last one keeps its last piece."""
+        if self._last is None or self._last.storage != storage:
+            self._last = RegionReader(self.directory, storage, self._record.path, verify=self._verify)
+        return self._last
 
 
 def find_file(manifest: Manifest, path: str) -> FileRecord:

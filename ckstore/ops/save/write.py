@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ckstore.ops.save.recheck import Recheck
 
 _LOOK_S = 0.1
-_WORKERS = 4
 _PART_BYTES = 2 * 2**20
 """What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
 _MOST_SHIFTS = 8
@@ -203,7 +202,7 @@ class _ChunkWriter:
         self._unforeseen: list[_Chunk] = []
         self._context = context
         self._staging = staging
-        self._pool = Workers(_WORKERS)
+        self._pool = Workers(context.threads)
         self._futures: list[Future[Any]] = []
         self._waiting: deque[_Chunk] = deque()
         self._local = threading.local()
@@ -226,7 +225,7 @@ class _ChunkWriter:
 
     def start_chunks(self) -> None:
         """Begin to store what was cut: threads take the next chunk from one list, which costs less than futures."""
-        for _ in range(min(_WORKERS, len(self._waiting))):
+        for _ in range(min(self._context.threads, len(self._waiting))):
             self._submit(self._store_waiting)
 
     def _store_waiting(self) -> None:

@@ -1,193 +1,154 @@
-"""The training program of the demo: `python -m ckstore_cli.demo.trainer --store DIR --run NAME`.
+"""The training program of the demo: `python -m ckstore_cli.demo.trainer --store DIR --run NAME --steps N`.
 
-Not different from any training loop: everything that decides about the next step is in one dict,
-`Store.save_async` takes it every few steps, and `Store.load_into` fills it again when the store has
-the run already. It can be killed at any moment and started again with the same command.
+Not different from any training loop: everything that decides about the next step is in one dict, `Store.save_async`
+takes it every few steps, and `Store.load_into` fills it again when the run has a checkpoint. It can be killed at any
+moment and started again with the same command. With `--base REF` it fine-tunes the weights of a checkpoint with
+low-rank adapters instead, on a base that stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import math
-import random
 import sys
+import sysconfig
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
 
-from ckstore import PendingSave, Store
-from ckstore.errors import CkstoreError
+from ckstore import Store
+from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.sizes import size_text
-from ckstore_cli._format import columns
-from ckstore_cli.demo.data import Batches, Corpus, Rng, read_corpus
-from ckstore_cli.demo.model import ByteGpt, Size
-from ckstore_cli.demo.proof import digests
 
-BATCH_SIZE = 16
-EPOCH_STEPS = 10
-WARM_UP_STEPS = 8
-PEAK_RATE = 3e-3
+WIDTH, CONTEXT, BATCH, RANK = 128, 128, 16, 4
+TEXT_BYTES, TEXT_LEAST_BYTES = 2**20, 2**16
 SEED = 20260301
+_SAVED_WITHIN_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the program was asked to do.
+class ByteGpt(nn.Module):
+    """A small GPT over bytes. The vectors of pairs of bytes are random and not trained: most of it never changes."""
 
-    Attributes:
-        store: Directory of the store.
-        run: Name of the run, resumed when the store has it.
-        steps: The run ends after this step.
-        layers: Blocks of the model.
-        save_every: Steps from save to save; 0: save after the last step only.
-        report: Where the digests of the state after the last step go, as JSON; None: nowhere.
-    """
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
+        self.pairs = nn.Embedding(256 * 256, WIDTH // 2).requires_grad_(requires_grad=False)
+        self.widen = nn.Linear(WIDTH // 2, WIDTH, bias=False)
+        block = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 256, bias=False)
 
-    store: Path
-    run: str
-    steps: int
-    layers: int
-    save_every: int
-    report: Path | None
-
-    def saves_after(self, step: int) -> bool:
-        """Whether there is a save after `step`."""
-        return step == self.steps or (self.save_every > 0 and step % self.save_every == 0)
+    def loss(self, window: Tensor) -> Tensor:
+        """Return the mean cross entropy, in nats, of each byte of (batch, time + 1) but the first."""
+        text, after = window[:, :-1], window[:, 1:]
+        before = nn.functional.pad(text[:, :-1], (1, 0))
+        x = self.bytes(text) + self.positions.weight[: text.shape[1]] + self.widen(self.pairs(before * 256 + text))
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        logits = self.head(self.blocks(x, mask=mask, is_causal=True))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), after.flatten())
 
 
-class Training:
-    """Everything that a step reads and changes.
+class Adapter(nn.Module):
+    """A linear layer that stays as it is, and a low-rank one that is added to it and trained (LoRA)."""
 
-    `state` is what is saved and loaded: a dict of objects that have `state_dict`.
-    """
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(requires_grad=False)
+        self.down = nn.Linear(base.in_features, RANK, bias=False)
+        self.up = nn.Linear(RANK, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)  # at first nothing is added
 
-    def __init__(self, corpus: Corpus, size: Size, steps: int) -> None:
-        self.model = ByteGpt(size)
-        self.optimizer = torch.optim.AdamW(self.model.trained(), lr=PEAK_RATE, weight_decay=0.1)
-        self.scheduler = LambdaLR(self.optimizer, warm_up_then_cosine(steps))
-        self.batches = Batches(
-            corpus,
-            context=size.context,
-            batch_size=BATCH_SIZE,
-            epoch_windows=BATCH_SIZE * EPOCH_STEPS,
-            seed=SEED,
-        )
-        self.state: dict[str, Any] = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "rng": Rng(),
-            "data": self.batches,
-        }
-
-    def step(self) -> float:
-        """Train on one batch; return its loss in nats a byte."""
-        loss = self.model.loss(self.batches.next())
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.trained(), 1.0)
-        self.optimizer.step()
-        self.scheduler.step()
-        return loss.item()
-
-    def describe(self) -> str:
-        """Return lines that say what is trained on what."""
-        corpus, parameters = self.batches.corpus, list(self.model.parameters())
-        trained = sum(one.numel() for one in parameters if one.requires_grad)
-        fixed = sum(one.numel() for one in parameters) - trained
-        text = f"{corpus.files} modules of Python's standard library"
-        rows = [
-            ("text", f"{text}, {size_text(len(corpus.text))}"),
-            (
-                "model",
-                f"GPT over bytes, {trained:,} trained parameters, {fixed:,} fixed (embeddings)",
-            ),
-            (
-                "saved",
-                "weights, AdamW, schedule, generators of torch, NumPy, Python, order of data",
-            ),
-        ]
-        return "\n".join([*columns(rows, "<<"), ""])
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (…, in) to (…, out)."""
+        out: Tensor = self.base(x) + self.up(self.down(x))
+        return out
 
 
-def warm_up_then_cosine(steps: int) -> Callable[[int], float]:
-    """Return the share of the peak rate at each step: up in a line, down to a tenth in a cosine."""
+def read_text() -> Tensor:
+    """Return the beginning of the modules of Python's standard library, as bytes."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        if len(text) < TEXT_BYTES:
+            text += path.read_bytes()
+    if len(text) < TEXT_LEAST_BYTES:
+        msg = f"{folder} should hold the sources of the standard library, found {len(text)} bytes"
+        raise BadInput(msg, hint="run the demo with a Python that has them, such as python.org's")
+    return torch.frombuffer(text, dtype=torch.uint8)[:TEXT_BYTES].long()
 
-    def share(step: int) -> float:
-        if step < WARM_UP_STEPS:
-            return (step + 1) / WARM_UP_STEPS
-        done = min(1.0, (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS))
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
-    return share
+def digest(state: object) -> str:
+    """Return a SHA-256 of names, types, shapes and bits, which owes nothing to the store."""
+    sha256 = hashlib.sha256()
+
+    def feed(value: Any) -> None:
+        if isinstance(value, Tensor):
+            sha256.update(f"{value.dtype} {tuple(value.shape)};".encode())
+            sha256.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+        elif hasattr(value, "state_dict"):
+            feed(value.state_dict())
+        elif isinstance(value, dict | list | tuple):  # each is led by its size, so that no two feed the same bytes
+            sha256.update(f"{type(value).__name__ if isinstance(value, list) else 'items'} {len(value)};".encode())
+            for item in value.items() if isinstance(value, dict) else value:
+                feed(item)
+        else:  # repr() gives back every bit of a float
+            sha256.update(f"{type(value).__name__} {value!r};".encode())
+
+    feed(state)
+    return sha256.hexdigest()
 
 
-def train(plan: Plan, say: Callable[[str], None]) -> None:
-    """Train `plan.run` to its last step, from its newest checkpoint if it has one."""
+def train(options: argparse.Namespace) -> None:
+    """Train `options.run` to its last step, from its newest checkpoint if it has one."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    random.seed(SEED)
-    training = Training(read_corpus(), Size(layers=plan.layers), plan.steps)
-    with Store.open_or_init(plan.store) as store:
-        newest = store.latest(run=plan.run)
+    model = ByteGpt(options.layers)
+    with Store.open_or_init(options.store, run=options.run) as store:
+        parent = None
+        if options.base is not None:
+            parent = store.info(options.base)
+            store.load_into({"model": model}, parent, select="model")
+            model.requires_grad_(requires_grad=False)
+            model.head = Adapter(model.head)  # type: ignore[assignment]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+        state: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "generator": torch.get_rng_state(),
+        }
+        newest = store.latest()
         if newest is not None:
-            store.load_into(training.state, newest)
-            say(f"resumed from {newest.name}, saved with loss {newest.metrics['loss']:.3f}")
-        elif not store.checkpoints(newest=1):
-            say(training.describe())
-        saving: Saving | None = None
-        for step in range(1 if newest is None else newest.step + 1, plan.steps + 1):
-            loss = training.step()
-            if plan.saves_after(step):
-                if saving is not None:
-                    say(saving.finished())
-                saving = begin_save(store, training, plan.run, step, loss)
-        if saving is not None:
-            say(saving.finished())
-    if plan.report is not None:
-        plan.report.write_text(json.dumps(digests(training.state)), encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A save in the background.
-
-    Attributes:
-        pending: The save.
-        loss: That of its step.
-        blocked_s: How long training waited.
-    """
-
-    pending: PendingSave
-    loss: float
-    blocked_s: float
-
-    def finished(self) -> str:
-        """Wait for its end; return what is said then.
-
-        Raises:
-            CkstoreError: Nothing was saved.
-        """
-        info = self.pending.result()
-        return (
-            f"step {info.step:>4}   loss {self.loss:.3f}   training waited {self.blocked_s:.2f} s, "
-            f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
-        )
-
-
-def begin_save(store: Store, training: Training, run: str, step: int, loss: float) -> Saving:
-    """Have the state saved in the background; it may change when this returns."""
-    started_s = time.perf_counter()
-    pending = store.save_async(
-        training.state, step=step, run=run, metrics={"loss": loss}, message=f"epoch {training.batches.epoch}"
-    )
-    return Saving(pending, loss, time.perf_counter() - started_s)
+            store.load_into(state, newest)
+            torch.set_rng_state(state["generator"])
+            print(f"resumed from {newest.name}, saved with loss {newest.metrics['loss']:.3f}", flush=True)
+        text = read_text()
+        for step in range(1 if newest is None else newest.step + 1, options.steps + 1):
+            starts = torch.randint(len(text) - CONTEXT, (BATCH, 1))
+            loss = model.loss(text[starts + torch.arange(CONTEXT + 1)])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            if step == options.steps or (options.save_every and step % options.save_every == 0):
+                state["generator"] = torch.get_rng_state()
+                begun_s = time.perf_counter()
+                pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
+                waited_s = time.perf_counter() - begun_s
+                info = pending.result(_SAVED_WITHIN_S)  # a loop that does not print would go on here
+                new, whole = size_text(info.new_bytes), size_text(info.logical_bytes)
+                said = f"loss {loss.item():.3f}   training waited {waited_s:.2f} s, {new:>8} of {whole} new"
+                print(f"step {step:>4}   {said}", flush=True)
+                parent = None
+        if options.report is not None:
+            options.report.write_text(json.dumps({name: digest(part) for name, part in state.items()}))
 
 
 def main() -> int:
@@ -198,9 +159,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--base")
     parser.add_argument("--report", type=Path)
     try:
-        train(Plan(**vars(parser.parse_args())), lambda line: print(line, flush=True))
+        train(parser.parse_args())
     except CkstoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status

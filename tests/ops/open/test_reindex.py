@@ -24,7 +24,7 @@ from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, NewerFormat, SaveFailed
 from ckstore.ops.index import reconcile
 from ckstore.ops.open import reindex as reindexing
-from tests.catalog.older import make_older
+from ckstore_migrations import VERSION
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.meanwhile import elsewhere
@@ -394,7 +394,8 @@ def test_opening_says_once_what_was_wrong_with_the_catalog_and_mends_it(store: S
     elif how == "damaged":
         (store.path / "catalog.db").write_bytes(b"no database" * 1000)
     else:
-        make_older(store.path / "catalog.db")
+        with closing(sqlite3.connect(store.path / "catalog.db")) as draft:
+            draft.execute(f"PRAGMA user_version={VERSION - 1}")
 
     with pytest.warns(CkstoreWarning, match="(Rebuilt|Brought) the catalog") as caught:
         again = Store.open(store.path)

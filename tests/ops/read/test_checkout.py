@@ -31,6 +31,7 @@ from ckstore.errors import (
 from ckstore.fs import files, links
 from ckstore.fs.new_tree import NewTree
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.pieces import PieceReader
 from ckstore.ops.call_threads import Workers
 from tests.support.crashing import KILLED
 from tests.support.requirements import CRASH_FULL
@@ -70,10 +71,10 @@ def test_an_error_of_the_store_is_not_said_of_the_destination(
 ) -> None:
     info = store.commit(source)
 
-    def stale(directory: CheckpointDirectory, *_: object) -> int:
+    def stale(directory: CheckpointDirectory, *_: object, **__: object) -> int:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), f"{directory.path}/blobs")
 
-    monkeypatch.setattr(CheckpointDirectory, "descriptor", stale)
+    monkeypatch.setattr(CheckpointDirectory, "open_blob", stale)
     with pytest.raises(CkstoreError, match=r"^checkout failed: Stale file handle .*/blobs"):
         store.checkout(info.step, tmp_path / "out")
 
@@ -420,7 +421,7 @@ def test_progress_says_what_is_done_within_a_file(
     (tmp_path / "big").write_bytes(os.urandom(4 * MIB))
     store.commit(tmp_path / "big", 1)
     told = threading.Event()
-    read = CheckpointDirectory.read_extent
+    read = PieceReader.read
     calls: list[int] = []
     shown: list[tuple[int, int]] = []
 
@@ -435,7 +436,7 @@ def test_progress_says_what_is_done_within_a_file(
         if done_bytes == 2 * MIB:
             told.set()
 
-    monkeypatch.setattr(CheckpointDirectory, "read_extent", read_and_wait)
+    monkeypatch.setattr(PieceReader, "read", read_and_wait)
     store.checkout(1, tmp_path / "out", progress=progress)
     assert (2 * MIB, 4 * MIB) in shown
     assert shown[-1] == (4 * MIB, 4 * MIB)

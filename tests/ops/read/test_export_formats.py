@@ -397,7 +397,7 @@ def test_archives_of_more_than_four_gib_have_the_long_forms(tmp_path: Path) -> N
 
 
 def test_progress_is_told_up_to_the_end(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_files, "RANGE_MOST_BYTES", 2**20)
+    monkeypatch.setattr(export_files, "RANGE_BYTES", 2**20)
     store.save({"w": torch.ones(MIB)}, step=1)
     told: list[tuple[int, int]] = []
 

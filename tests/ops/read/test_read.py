@@ -19,22 +19,22 @@ from hypothesis import strategies as st
 from ckstore import BadInput, Store
 from ckstore.fs import files
 from ckstore.model import names
-from ckstore.ops.read import open_checkpoint, storage_read
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.read import open_checkpoint
 
 _ENDED_WITHIN_S = 30.0
 
 
 @settings(deadline=None)
-@given(bytes_of=st.dictionaries(st.integers(0, 50), st.integers(0, 100)), threads=st.integers(1, 4))
-def test_each_is_done_once_and_the_largest_is_begun_first(bytes_of: dict[int, int], threads: int) -> None:
+@given(items=st.lists(st.integers(0, 50)), threads=st.integers(1, 4))
+def test_each_is_done_once_and_in_order_by_one_thread(items: list[int], threads: int) -> None:
     done: list[int] = []
 
-    storage_read._for_each(done.append, bytes_of, threads=threads)
+    for_each(done.append, items, threads=threads)
 
-    assert sorted(done) == sorted(bytes_of)
+    assert sorted(done) == sorted(items)
     if threads == 1:
-        sizes = [bytes_of[item] for item in done]
-        assert sizes == sorted(sizes, reverse=True)
+        assert done == items
 
 
 def threads_down_to(count: int) -> bool:
@@ -58,7 +58,7 @@ def test_after_an_error_nothing_more_is_begun(threads: int, error: BaseException
         time.sleep(0.02)
 
     with pytest.raises(type(error)) as raised:
-        storage_read._for_each(work, {item: 1000 - item for item in range(500)}, threads=threads)
+        for_each(work, range(500), threads=threads)
 
     assert raised.value is error
     assert len(begun) < 100

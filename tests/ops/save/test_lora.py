@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ckstore import Store
-from ckstore_cli.demo.lora import adapted
-from ckstore_cli.demo.model import ByteGpt, Size
+from ckstore_cli.demo.trainer import Adapter, ByteGpt
 from tests.support.stores import check_store, disk_bytes
 
 MIB = 2**20
@@ -24,8 +23,10 @@ class FineTune:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(5)
-        self.model = ByteGpt(Size(layers=4))
-        self.adapters = adapted(self.model)
+        self.model = ByteGpt(layers=4)
+        self.model.requires_grad_(requires_grad=False)
+        self.model.head = Adapter(self.model.head)  # type: ignore[assignment]
+        self.adapters = [one for one in self.model.parameters() if one.requires_grad]
         self.optimizer = torch.optim.AdamW(self.adapters, lr=1e-2)
 
     def step(self) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
 from ckstore.ops.read.export_files import Meter, WrittenPart, write_bytes
+from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.ops.read.storage_read import names_of
-from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord
@@ -53,7 +53,7 @@ class Archive:
         sizes = [self._size(source) for _, source in self._records]
         self.layout: ArchiveLayout = lay_out([name for name, _ in self._records], sizes)
 
-    def write(self, fd: int, start: int, reader: CheckedReader, meter: Meter) -> Iterator[WrittenPart]:
+    def write(self, fd: int, start: int, reader: RangeReader, meter: Meter) -> Iterator[WrittenPart]:
         """Write it from byte `start` of a file on."""
         crcs = []
         for i, (_, source) in enumerate(self._records):
@@ -79,7 +79,7 @@ class Archive:
             return self._directory.manifest.storages[source].nbytes
         return source.stop - source.start
 
-    def _data(self, reader: CheckedReader, source: Source) -> Iterator[bytes | memoryview]:
+    def _data(self, reader: RangeReader, source: Source) -> Iterator[bytes | memoryview]:
         if isinstance(source, bytes):
             yield source
             return
@@ -91,6 +91,5 @@ class Archive:
         if low == high:
             return
         reader.begin(storage)
-        for at in range(low, high, RANGE_MOST_BYTES):
-            yield reader.read(at, min(at + RANGE_MOST_BYTES, high), what)
-        reader.finish()
+        for at in range(low, high, RANGE_BYTES):
+            yield reader.read(at, min(at + RANGE_BYTES, high), what)

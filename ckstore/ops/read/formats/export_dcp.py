@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.streaming_read import CheckedReader
+    from ckstore.ops.read.regions import RangeReader
     from ckstore.tensors.files.dcp_metadata import Placed
 
 CHUNK_MOST_BYTES = 256 * 2**20
@@ -207,7 +207,7 @@ class _Work:
         self,
         directory: CheckpointDirectory,
         tree: NewTree,
-        reader: CheckedReader,
+        reader: RangeReader,
         meter: Meter,
         keep: Callable[[str], bool] | None,
     ) -> None:

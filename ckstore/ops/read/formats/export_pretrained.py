@@ -22,7 +22,7 @@ from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
-from ckstore.ops.read.streaming_read import RANGE_MOST_BYTES, CheckedReader
+from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +208,7 @@ def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Pr
         meter = Meter(sum(sizes), progress)
         if plan.weights is not None:
             source = plan.weights[0]
-            with CheckedReader(source) as own, source.reporting_damage():
+            with RangeReader(source) as own, source.reporting_damage():
                 work = Work(source, tree, own, meter)
                 written += [work.shard(shard) for shard in shards]
             if index:
@@ -227,7 +227,7 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
 class _Beside:
     """Copies files, one after another."""
 
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: CheckedReader, meter: Meter) -> None:
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
         self._directory = directory
         self._tree = tree
         self._reader = reader
@@ -253,9 +253,8 @@ class _Beside:
         for storage in file.storages:
             nbytes = self._directory.manifest.storages[storage].nbytes
             self._reader.begin(storage)
-            for at in range(0, nbytes, RANGE_MOST_BYTES):
-                yield self._reader.read(at, min(at + RANGE_MOST_BYTES, nbytes), file.path)
-            self._reader.finish()
+            for at in range(0, nbytes, RANGE_BYTES):
+                yield self._reader.read(at, min(at + RANGE_BYTES, nbytes), file.path)
 
     def _copy(self, name: str, contents: Iterator[memoryview]) -> int:
         with self._tree.create_file(name) as fd:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
-GRACE, SHARED = "grace", "shared"
-_SETTINGS = [RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED]
+GRACE, SHARED, THREADS = "grace", "shared", "threads"
+_SETTINGS = [RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED, THREADS]
 _SHARED_WORDS = {
     None: "as its filesystem is",
     True: "on: other hosts use the store",
@@ -24,6 +24,7 @@ _SHARED_WORDS = {
 }
 _GRACE_HOW = "ckstore config grace --time 2h"
 _SHARED_HOW = "ckstore config shared --on"
+_THREADS_HOW = "ckstore config threads --count 8"
 
 
 @click.command()
@@ -33,7 +34,8 @@ _SHARED_HOW = "ckstore config shared --on"
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
-@click.option("--auto", "unset", is_flag=True, help="For shared: as the filesystem of the store is.")
+@click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
+@click.option("--count", type=int, metavar="N", help="How many threads a save, a load or a verification uses.")
 @click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
 @store_option
 @json_option
@@ -49,6 +51,7 @@ def config(  # noqa: PLR0917 - one for each option
     share: float | None,
     wait: str | None,
     unset: bool,  # noqa: FBT001 - click's
+    count: int | None,
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
@@ -59,6 +62,7 @@ def config(  # noqa: PLR0917 - one for each option
     share of reused data that a save reads again, to find bit rot. grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
+    threads: how many a save, a load or a verification uses.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -70,6 +74,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config recheck --share 0.05
       ckstore config grace --time 2h
       ckstore config shared --on
+      ckstore config threads --count 8
       ckstore config retention --off
 
     \b
@@ -80,6 +85,7 @@ def config(  # noqa: PLR0917 - one for each option
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     _check_shared(setting, wanted, unset=unset)
+    _check_threads(setting, count, wanted, unset=unset)
     _check(setting, policy, wanted, share, wait)
     grace_s = None if wait is None else duration_s(wait, "--time")
     out = frame.output()
@@ -96,8 +102,11 @@ def config(  # noqa: PLR0917 - one for each option
             store.config.grace_s = 0 if wanted is False else grace_s
         elif setting == SHARED:
             store.config.shared = wanted
+        elif setting == THREADS:
+            store.config.threads = count
         retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
         share, grace_s, shared = store.config.recheck_share, store.config.grace_s, store.config.shared
+        threads = store.config.threads
     out.document(
         {
             "retention": None if retention is None else retention.to_json(),
@@ -106,6 +115,7 @@ def config(  # noqa: PLR0917 - one for each option
             "recheck_share": share,
             "grace_s": grace_s,
             "shared": shared,
+            "threads": threads,
         }
     )
     out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
@@ -117,6 +127,7 @@ def config(  # noqa: PLR0917 - one for each option
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
     out.line(f"{SHARED}  {_SHARED_WORDS[shared]}")
+    out.line(f"{THREADS}  {threads or 'as the machine has use for'}")
 
 
 def _check(
@@ -132,9 +143,7 @@ def _check(
         BadInput: They do not.
     """
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
-        raise BadInput(
-            "no SETTING was given", hint="name one: retention, make-room, read-back, recheck, grace or shared"
-        )
+        raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting != GRACE and wait is not None:
@@ -157,7 +166,15 @@ def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> N
     Raises:
         BadInput: It does not.
     """
-    if unset and setting != SHARED:
-        raise BadInput("only shared has --auto", hint=_SHARED_HOW)
+    if unset and setting not in (SHARED, THREADS):
+        raise BadInput("only shared and threads have --auto", hint=_SHARED_HOW)
     if setting == SHARED and (wanted is None) != unset:
         raise BadInput(f"{setting} is --on, --off or --auto", hint=_SHARED_HOW)
+
+
+def _check_threads(setting: str | None, count: int | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001
+    """Raise where --count does not belong to the setting, or is missing."""
+    if count is not None and setting != THREADS:
+        raise BadInput("only threads has a --count", hint=_THREADS_HOW)
+    if setting == THREADS and ((count is None) != unset or wanted is not None):
+        raise BadInput(f"{setting} has a --count, or is --auto", hint=_THREADS_HOW)

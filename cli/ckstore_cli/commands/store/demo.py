@@ -19,19 +19,12 @@ from ckstore_cli._frame import UserPath
 )
 @click.option("--keep", is_flag=True, help="Keep the temporary directory too.")
 @click.option("--quick", is_flag=True, help="Train fewer steps.")
-@click.option(
-    "--ranks",
-    type=click.IntRange(2, 16),
-    metavar="N",
-    help="Instead: train with FSDP2 on N processes of the CPU, stop, go on with half as many, export, compare.",
-)
 @click.pass_context
 def demo(
     ctx: click.Context,
     directory: Path | None,
     keep: bool,  # noqa: FBT001 - click's
     quick: bool,  # noqa: FBT001
-    ranks: int | None,
 ) -> None:
     """Train, be killed in the middle of a save, resume, and prove that nothing was lost.
 
@@ -44,7 +37,6 @@ def demo(
     Example:
       ckstore demo
       ckstore demo --quick --directory /data/demo
-      ckstore demo --ranks 4
 
     \b
     Exit status:
@@ -56,6 +48,6 @@ def demo(
         if find_spec(package) is None:
             msg = f"the demo trains with torch, and the package {package} is not installed"
             raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
-    from ckstore_cli.demo.main import run_demo
+    from ckstore_cli.demo.story import run_demo
 
-    ctx.exit(run_demo(directory, keep, quick, ranks))
+    ctx.exit(run_demo(directory, keep, quick))

@@ -1,4 +1,4 @@
-"""The first schema: checkpoints, layouts, blobs, uses, pieces, tags, events, and views for people.
+"""The schema: checkpoints, blobs, uses, pieces, tags, readings, and views for people.
 
 Reference counts are not stored: they are the number of rows in `uses`. Sizes are bytes.
 """
@@ -11,25 +11,6 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 _TABLES = (
-    # What `names, kinds, dtypes, shapes` are is the same for all steps of a run: kept once.
-    """
-    CREATE TABLE layouts (
-        id INTEGER PRIMARY KEY,
-        digest TEXT NOT NULL UNIQUE
-    ) STRICT
-    """,
-    """
-    CREATE TABLE layout_leaves (
-        layout_id INTEGER NOT NULL REFERENCES layouts (id) ON DELETE CASCADE,
-        ordinal INTEGER NOT NULL,
-        name TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        dtype TEXT NOT NULL,
-        shape TEXT NOT NULL,
-        nbytes INTEGER, -- null: differs from step to step, see leaf_sizes
-        PRIMARY KEY (layout_id, ordinal)
-    ) STRICT, WITHOUT ROWID
-    """,
     """
     CREATE TABLE checkpoints (
         id INTEGER PRIMARY KEY,
@@ -48,22 +29,15 @@ _TABLES = (
         new_bytes INTEGER NOT NULL,
         reused_bytes INTEGER NOT NULL,
         leaf_count INTEGER NOT NULL,
-        layout_id INTEGER NOT NULL REFERENCES layouts (id),
         dir_inode INTEGER NOT NULL,
+        manifest_inode INTEGER NOT NULL,
+        manifest_mtime_ns INTEGER NOT NULL,
+        manifest_ctime_ns INTEGER NOT NULL,
+        checksum INTEGER NOT NULL, -- xxh3_64 of the other columns
         UNIQUE (run, step)
     ) STRICT
     """,
     "CREATE INDEX checkpoints_by_order ON checkpoints (sequence, created, manifest_id)",
-    "CREATE INDEX checkpoints_by_layout ON checkpoints (layout_id)",
-    # Sizes of the leaves whose shape does not tell them: bytes and str.
-    """
-    CREATE TABLE leaf_sizes (
-        checkpoint_id INTEGER NOT NULL REFERENCES checkpoints (id) ON DELETE CASCADE,
-        ordinal INTEGER NOT NULL,
-        nbytes INTEGER NOT NULL,
-        PRIMARY KEY (checkpoint_id, ordinal)
-    ) STRICT, WITHOUT ROWID
-    """,
     """
     CREATE TABLE blobs (
         id INTEGER PRIMARY KEY,
@@ -106,12 +80,20 @@ _TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     "CREATE INDEX tags_by_checkpoint ON tags (run, step)",
+    # Whose catalog it is: one that lies outside its store could be given to two of them.
     """
-    CREATE TABLE events (
-        id INTEGER PRIMARY KEY,
-        at TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        detail TEXT NOT NULL
+    CREATE TABLE store (
+        id INTEGER PRIMARY KEY CHECK (id = 1), -- one row
+        uuid TEXT NOT NULL, -- as in store.json
+        blobs_listed TEXT NOT NULL DEFAULT '' -- at which start of the machine every blob was looked at; empty: at none
+    ) STRICT
+    """,
+    # A save reads a share of what it relies on again; a blob without a row counts as never read.
+    """
+    CREATE TABLE readings (
+        blob_id INTEGER PRIMARY KEY REFERENCES blobs (id) ON DELETE CASCADE,
+        read_ns INTEGER NOT NULL, -- when it was read to its end, or written; since 1970; 0: not known
+        read_to INTEGER NOT NULL -- bytes from the start that a reading under way has behind it
     ) STRICT
     """,
 )
@@ -126,13 +108,6 @@ _VIEWS = {
             c.parent, c.sequence, c.manifest_id
         FROM checkpoints c
         ORDER BY c.sequence DESC, c.created DESC, c.manifest_id DESC
-    """,
-    "checkpoint_leaves": """
-        SELECT c.run, c.step, l.name, l.kind, l.dtype, l.shape,
-            coalesce(l.nbytes, s.nbytes) AS nbytes, l.ordinal
-        FROM checkpoints c
-        JOIN layout_leaves l ON l.layout_id = c.layout_id
-        LEFT JOIN leaf_sizes s ON s.checkpoint_id = c.id AND s.ordinal = l.ordinal
     """,
     "checkpoint_blobs": """
         SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes, b.is_pack
@@ -168,7 +143,7 @@ _VIEWS = {
 }
 
 
-def m0001_initial(db: Database) -> None:
+def m0006_tables(db: Database) -> None:
     """Create all tables, indexes and views."""
     for statement in _TABLES:
         db.execute(statement)

@@ -1,0 +1,245 @@
+"""The one way to the bytes of a piece: read into memory, mapped, or shared with a file of the caller.
+
+Where a piece lies in its blob is used here alone, so that a piece can one day be encoded, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import mmap as _mmap
+import os
+from collections import OrderedDict, defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from ckstore.errors import DamagedBlob
+from ckstore.fs import files, mapping, reflink
+from ckstore.model.digest import algorithm_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from ckstore.model.manifest.manifest import Extent
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+_PART_BYTES = 2**20  # hashed while the processor's cache still has it
+
+
+class Part(NamedTuple):
+    """A piece that is to be read.
+
+    Attributes:
+        extent: Which one.
+        out: Where to; it has the piece's length.
+        what: What it belongs to, for messages.
+    """
+
+    extent: Extent
+    out: memoryview
+    what: str
+
+
+def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
+    """Return parts together that lie in one blob, in the order in which they lie there."""
+    found: dict[int, list[Part]] = defaultdict(list)
+    for part in parts:
+        found[part.extent.blob].append(part)
+    return [sorted(of_blob, key=lambda part: part.extent.offset) for of_blob in found.values()]
+
+
+class PieceReader:
+    """Reads pieces of an open checkpoint, one after another; a context manager. Not for several threads.
+
+    Args:
+        directory: The checkpoint.
+        verify: Compare each piece with its digest.
+        open_blobs: How many blobs stay open: small pieces lie together in one.
+        before_each: Called before each MiB; what it raises ends the reading.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        *,
+        verify: bool = True,
+        open_blobs: int = 1,
+        before_each: Callable[[], None] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._verify = verify
+        self._open_most = open_blobs
+        self._before_each = before_each
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, part: Part) -> None:
+        """Fill the memory of a part with its piece, and check it.
+
+        Raises:
+            DamagedBlob: Its bytes are not what its digest says; the message names what it belongs to.
+            MissingBlob: Its blob is not there.
+        """
+        extent, out, what = part
+        fd = self._descriptor(extent, what)
+        blob = self._directory.manifest.blobs[extent.blob].digest
+        algorithm = algorithm_of(extent.piece)
+        running = algorithm.start()
+        try:
+            for at in range(0, len(out), _PART_BYTES):
+                if self._before_each is not None:
+                    self._before_each()
+                some = out[at : at + _PART_BYTES]
+                files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                if self._verify:
+                    running.update(some)
+        except DamagedBlob as error:
+            error.blob, error.names = blob, (what,)
+            raise
+        if self._verify:
+            _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
+
+    def share(self, part: Part, target: int, target_offset: int) -> bool | None:
+        """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
+
+        None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
+
+        Raises:
+            OSError: As for a write.
+        """
+        extent = part.extent
+        ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
+        block = reflink.BLOCK_BYTES
+        # Filesystems share whole blocks only, but for the last of a file.
+        if extent.offset % block or target_offset % block or not (ends or extent.length % block == 0):
+            return None
+        fd = self._descriptor(extent, part.what)
+        return reflink.try_share(fd, extent.offset, extent.length, target, target_offset)
+
+    def is_cached(self, part: Part) -> bool:
+        """Whether the page cache has the beginning of a piece's blob."""
+        return files.is_cached(self._descriptor(part.extent, part.what), 0)
+
+    def read_ahead(self, parts: Sequence[Part]) -> None:
+        """Have the kernel begin to read what is about to be read of one blob, in its order.
+
+        On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as
+        one reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the
+        processor longer, now and when they are mapped (docs/adr/0007-loads.md). What lies on no disk is mostly the
+        network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
+        wanted.
+        """
+        fd = self._descriptor(parts[0].extent, parts[0].what)
+        start = parts[0].extent.offset
+        stop = max(part.extent.offset + part.extent.length for part in parts)
+        first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
+        if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
+            return
+        if 2 * sum(part.extent.length for part in parts) >= stop - start:
+            files.read_ahead(fd, start, stop - start)
+
+    def close(self) -> None:
+        """Close the blobs that are open."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _descriptor(self, extent: Extent, what: str) -> int:
+        if extent.blob in self._open:
+            self._open.move_to_end(extent.blob)
+            return self._open[extent.blob]
+        while len(self._open) >= self._open_most:
+            os.close(self._open.popitem(last=False)[1])
+        self._open[extent.blob] = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
+        return self._open[extent.blob]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check(directory: CheckpointDirectory, part: Part) -> None:
+    """Compare bytes that are in memory with the digest of their piece.
+
+    Raises:
+        DamagedBlob: They differ.
+    """
+    _compare(directory, part.extent, algorithm_of(part.extent.piece).digest(part.out), part.what)
+
+
+def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: str) -> None:
+    if found != extent.piece:
+        blob = directory.manifest.blobs[extent.blob].digest
+        msg = (
+            f"{what} of {directory.manifest.run}@{directory.manifest.step} is damaged: bytes {extent.offset} to "
+            f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
+        )
+        hint = "an older checkpoint may be whole; saving the same bytes again heals it"
+        raise DamagedBlob(msg, hint=hint, blob=blob, names=(what,))
+
+
+def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
+    """Return the digest of the blob that is exactly these pieces, to be linked; empty if there is none."""
+    if len(extents) != 1:
+        return ""
+    blob = directory.manifest.blobs[extents[0].blob]
+    return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
+
+
+class PieceMaps:
+    """Maps runs of pieces copy-on-write, unchecked.
+
+    Runs of one piece are mapped by blob and offset, in the order of `place`: those of a pack together, and no byte for
+    two of them. Runs with the same bytes have one place in the blobs; a write to one of them must not change another.
+    """
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._blob, self._whole = -1, memoryview(b"")
+        self._end = 0
+
+    @staticmethod
+    def place(extents: Sequence[Extent]) -> tuple[int, int]:
+        """Return what sorts runs into the order in which they are to be mapped."""
+        return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
+
+    def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
+        """Return memory of its own for a run of pieces; None: it does not lie so that it can be mapped, or is already.
+
+        As many small storages as there are may be equal, and a process may have only so many mappings.
+
+        Raises:
+            DamagedBlob: A blob has another size, or (MissingBlob) is not there.
+        """
+        if len(extents) != 1:
+            # Pages of a mapping begin where pages of a file do.
+            pages = all(e.offset == 0 and (e is extents[-1] or e.length % _mmap.PAGESIZE == 0) for e in extents)
+            return self._side_by_side(extents, what) if extents and pages else None
+        (extent,) = extents
+        if extent.blob != self._blob:
+            self._blob, self._whole, self._end = extent.blob, self._map_blob(extent, what), 0
+        if extent.offset >= self._end:
+            self._end = extent.offset + extent.length
+            return self._whole[extent.offset : self._end]
+        whole = extent.length == self._directory.manifest.blobs[extent.blob].nbytes
+        return self._map_blob(extent, what) if whole else None
+
+    def _map_blob(self, extent: Extent, what: str) -> memoryview:
+        blob = self._directory.manifest.blobs[extent.blob]
+        fd = self._directory.open_blob(blob, what, whole=True)
+        try:
+            return mapping.map_file(fd, blob.nbytes)
+        finally:
+            os.close(fd)
+
+    def _side_by_side(self, extents: Sequence[Extent], what: str) -> memoryview:
+        """Map whole blobs; each is open only while it is mapped, since a tensor may have thousands."""
+
+        def parts() -> Generator[mapping.FilePart]:
+            for extent in extents:
+                fd = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what, whole=True)
+                try:
+                    yield mapping.FilePart(fd, extent.length)
+                finally:
+                    os.close(fd)
+
+        with closing(parts()) as found:  # also if one cannot be mapped: the error keeps what is suspended
+            return mapping.map_side_by_side(found, sum(extent.length for extent in extents))

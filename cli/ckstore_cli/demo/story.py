@@ -1,0 +1,305 @@
+"""The story that the demo tells: train, kill -9 in a save, resume, prove, rotate, fine-tune, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckstore import Store
+from ckstore.errors import BadInput, CkstoreError
+from ckstore.saver.client.savers import savers_of
+from ckstore_cli._errors import HELD
+from ckstore_cli._format import columns
+
+RUN, REFERENCE_RUN, TUNED_RUN = "gpt", "uninterrupted", "lora"
+KEPT = 3
+DEADLINE_S = 900.0
+_LOOK_EVERY_S = 0.0005
+_DIE_WITHIN_S = 30.0
+_DIGITS_SHOWN = 32
+_READER = (
+    "import sys, ckstore; state = ckstore.Store(sys.argv[1]).load(sys.argv[2], mmap=True); "
+    "print('ready'); sys.stdin.read()"
+)
+
+
+class DemoFailed(CkstoreError):
+    """The demo could not show what it is to show."""
+
+
+def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
+    """Run the demo, print its story and return 0, the exit status; a failure is raised.
+
+    No process is left, and no file unless it is to be kept.
+
+    Args:
+        directory: Where the store goes: a new or an empty directory, which is kept. None: a temporary one.
+        keep: Keep the temporary directory too.
+        quick: A smaller model and fewer steps.
+
+    Raises:
+        BadInput: There is something in `directory`.
+        DemoFailed: The resumed run did not end with the state of the uninterrupted one, bit for bit; or a trainer
+            failed, or no save could be cut.
+    """
+    begun_s = time.monotonic()
+    with _place(directory, keep=keep) as place:
+        say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
+        say(f"in {place} ({'kept' if keep or directory else 'removed at the end; --keep keeps it'})")
+        Demo(place, steps=24 if quick else 80, save_every=4 if quick else 10, layers=2 if quick else 4).tell()
+        say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
+    return 0
+
+
+class Demo:
+    """One telling, in the directory `place`."""
+
+    def __init__(self, place: Path, *, steps: int, save_every: int, layers: int) -> None:
+        self.place = place
+        self.store = place / "store"
+        self.steps = steps
+        self.save_every = save_every
+        self.layers = layers
+
+    def tell(self) -> None:
+        """Tell everything."""
+        with Store.init(self.store) as store:
+            for warning in store.warnings:
+                say(f"note: {warning}")
+        heading(f"1. Train {self.steps} steps, save every {self.save_every}, kill -9 in the middle of a save")
+        step = self.train_until_cut()
+        heading("2. Open the store again: the checkpoint that was cut is not there, the others are whole")
+        self.show_whole(step)
+        heading("3. Resume: the same command again")
+        resumed = self.train(RUN, "--save-every", str(self.save_every))
+        heading("4. The same training without interruption, saved once at its end")
+        reference = self.train(REFERENCE_RUN)
+        heading("5. Proof: is everything the same after the last step, bit for bit?")
+        self.prove(resumed, reference)
+        heading("6. Keep the last three and the best, while a process still reads an old one")
+        self.rotate()
+        heading("7. Fine-tune with low-rank adapters: the base is stored once")
+        self.train(TUNED_RUN, "--base", f"{RUN}@{self.steps}", "--save-every", str(self.save_every))
+        heading("8. The log, and the fine-tuned model as safetensors")
+        say(self.ckstore("log"))
+        say(self.ckstore("export", f"{TUNED_RUN}@latest", str(self.place / "exported"), "--select", "model"))
+
+    def train(self, run: str, *options: str) -> dict[str, str]:
+        """Run the trainer to its end; return the digests of what it then had in memory."""
+        report = self.place / f"{run}.json"
+        with self._trainer(run, *options, "--report", str(report)) as program:
+            status = program.wait(DEADLINE_S)
+        if status != 0:
+            raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
+        told: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
+        return told
+
+    def train_until_cut(self) -> int:
+        """Start the trainer and kill it in a save; again, in a later save, if that came too late. Return the step."""
+        saved = 2
+        while saved * self.save_every < self.steps:
+            with self._trainer(RUN, "--save-every", str(self.save_every)) as program:
+                killed = kill_in_a_save(program, self.store, RUN, after_saves=saved)
+            if not killed and program.returncode != 0:
+                raise DemoFailed(f"the trainer should run until it is killed, it exited with {program.returncode}")
+            done = published(self.store, RUN)
+            if killed and (left := saves_in_flight(self.store)):
+                step = done[-1] + self.save_every
+                say(f"step {step:>4}   KILLED with kill -9 while it was being saved, and the saver with it")
+                say(f"left in staging/: {', '.join(left)}; in checkpoints/: steps {' '.join(map(str, done))}")
+                return step
+            say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
+            saved = max(saved + 1, len(done))
+        hint = "try again when the machine is less busy"
+        raise DemoFailed("every save was published before the kill came, so none could be shown cut", hint=hint)
+
+    def show_whole(self, cut_step: int) -> None:
+        """Open the store and load everything that it lists."""
+        with Store.open(self.store) as store:
+            listed = sorted(info.step for info in store.checkpoints(run=RUN))
+            for step in listed:
+                store.load(f"{RUN}@{step}")
+        if cut_step in listed:
+            raise DemoFailed(f"step {cut_step} should not be listed, since its save was cut")
+        say(f"it lists and loads steps {' '.join(map(str, listed))}, every byte compared with its digest")
+        say(f"left in staging/: {', '.join(saves_in_flight(self.store)) or 'nothing any more'}")
+
+    def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
+        """Compare the last states: as they were in memory, and as the store gives them back."""
+        from ckstore_cli.demo.trainer import digest
+
+        with Store.open(self.store) as store:
+            states = [store.load(f"{run}@{self.steps}") for run in (RUN, REFERENCE_RUN)]
+        stored = [{name: digest(part) for name, part in state.items()} for state in states]
+        rows = [(f"SHA-256, the first {_DIGITS_SHOWN} digits", "KILLED AND RESUMED", "UNINTERRUPTED", "")]
+        for part, found in resumed.items():
+            verdict = "equal" if found == reference[part] else "DIFFERENT"
+            rows.append((part, found[:_DIGITS_SHOWN], reference[part][:_DIGITS_SHOWN], verdict))
+        say("\n".join(line.rstrip() for line in columns(rows, "<<<<")))
+        if resumed != reference or stored != [resumed, reference]:
+            say(f"the store gives back both as they were in memory: {stored == [resumed, reference]}")
+            raise DemoFailed("the resumed run should end like the uninterrupted one, and be stored so; it did not")
+        say("\nThe store gives back both as they were. PROVEN: the kill cost nothing but time.")
+
+    def rotate(self) -> None:
+        """Pin the best of what would go, keep the last few, and let gc meet a reader of the oldest."""
+        with Store.open(self.store) as store:
+            oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
+        best = min(others, key=lambda info: info.metrics["loss"])
+        say(self.ckstore("pin", best.name, "--reason", "best of the early ones"))
+        with reading(self.store, oldest.name) as pid:
+            say(f"\nprocess {pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
+            say(self.ckstore("gc", "--keep-last", str(KEPT), status=HELD))
+        say(f"\nprocess {pid} is done:\n")
+        say(self.ckstore("gc"))
+        with Store.open(self.store) as store:
+            left = [info.step for info in store.checkpoints(run=RUN)]
+            unused = store.plan_gc()
+        if best.step not in left or len(left) != KEPT + 1 or unused.blobs or unused.held:
+            raise DemoFailed(f"{best.name} and the last {KEPT} should be left and nothing else, left are {left}")
+
+    def ckstore(self, *arguments: str, status: int = 0) -> str:
+        """Run the command line; return the command and what it printed, as on a terminal."""
+        command = [sys.executable, "-m", "ckstore_cli", *arguments, "--store", str(self.store)]
+        environment = {**os.environ, "NO_COLOR": "1"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
+        shown = f"$ ckstore {shlex.join(arguments)}"
+        if done.returncode != status:
+            raise DemoFailed(f"{shown}: exit status {done.returncode}, wanted {status}\n{done.stdout}{done.stderr}")
+        return f"{shown}\n{done.stdout.rstrip()}"
+
+    @contextmanager
+    def _trainer(self, run: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the trainer, which prints where this process prints; after the block it is no longer there."""
+        sizes = ["--run", run, "--steps", str(self.steps), "--layers", str(self.layers)]
+        program = subprocess.Popen(
+            [sys.executable, "-m", "ckstore_cli.demo.trainer", "--store", str(self.store), *sizes, *options],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C reaches this process alone, which then ends the trainer
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
+        )
+        try:
+            yield program
+        finally:
+            if program.poll() is None:
+                program.kill()
+                program.wait(_DIE_WITHIN_S)
+
+
+def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int) -> bool:
+    """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints.
+
+    If only the program were killed, its saver would finish the save. Whether the kill came before that save was
+    published has to be looked at afterwards: `saves_in_flight`.
+
+    Returns:
+        False if the program ended before it was killed.
+
+    Raises:
+        TimeoutError: It was not there within `DEADLINE_S`.
+    """
+    deadline_s = time.monotonic() + DEADLINE_S
+    savers: list[int] = []
+    while program.poll() is None:
+        # In this order: a save seen in flight is then later than those that were counted.
+        if len(published(store, run)) >= after_saves and saves_in_flight(store, unfinished=True):
+            for pid in (*savers, program.pid):
+                _kill(pid)
+            killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
+            while left := _savers(store):  # also one that took the place of another before the program died
+                for pid in left:
+                    _kill(pid)
+                time.sleep(_LOOK_EVERY_S)
+            return killed
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{run} should be saved {after_saves} times within {DEADLINE_S:.0f} s")
+        savers = savers or _savers(store)  # known before the save that is to be cut: to look takes a while
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def saves_in_flight(store: Path, *, unfinished: bool = False) -> list[str]:
+    """Return the saves in `staging/` that hold data, seen from outside (docs/format/v1.md); or that still write."""
+    found = []
+    for save in _listed(store / "staging"):
+        with suppress(FileNotFoundError):  # it was published meanwhile
+            links = [status.st_nlink for blob in _listed(save / "blobs") if (status := blob.stat()).st_size]
+            if links and (not unfinished or 1 in links):  # a blob with one name is being written, others are shared
+                found.append(save.name)
+    return sorted(found)
+
+
+def published(store: Path, run: str) -> list[int]:
+    """Return the steps of `run` that are published, in their order."""
+    names = (path.name for path in _listed(store / "checkpoints" / run))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+@contextmanager
+def reading(store: Path, ref: str) -> Iterator[int]:
+    """Let another process map the checkpoint `ref`; give its process id. It has ended after the block."""
+    command = [sys.executable, "-uc", _READER, str(store), ref]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            said = program.stdout.readline().strip() if program.stdout is not None else ""
+            if said != "ready":
+                raise DemoFailed(f"the reader should say 'ready', it said {said!r}")
+            yield program.pid
+        finally:
+            try:
+                program.communicate(timeout=_DIE_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+
+
+@contextmanager
+def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            msg = f"the demo needs a new or empty directory, and {directory} is not empty"
+            raise BadInput(msg, hint="choose another one, or none for a temporary one")
+        yield directory.absolute()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="ckstore-demo-"))
+    try:
+        yield temporary
+    finally:
+        if not keep:
+            shutil.rmtree(temporary)
+
+
+def say(text: str) -> None:
+    """Print `text` at once: a trainer writes to the same place."""
+    print(text, flush=True)
+
+
+def heading(text: str) -> None:
+    """Print a line with a line below it."""
+    say(f"\n{text}\n{'-' * len(text)}")
+
+
+def _savers(store: Path) -> list[int]:
+    return [saver.pid for saver in savers_of(str(store.resolve()))]
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, signal.SIGKILL)
+
+
+def _listed(directory: Path) -> Sequence[Path]:
+    """Return what is in a directory; nothing if it is gone, as a save may be any moment."""
+    with suppress(FileNotFoundError):
+        return list(directory.iterdir())
+    return []
