@@ -90,6 +90,8 @@ from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store
 from ckstore.store import open_checkpoint as open_checkpoint
+from ckstore.tensors.named.safe_classes import add_safe_globals as add_safe_globals
+from ckstore.tensors.named.safe_classes import get_safe_globals as get_safe_globals
 from ckstore.version import __version__ as __version__
 
 __all__: list[str]

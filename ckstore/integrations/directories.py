@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
+from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
@@ -166,6 +167,7 @@ def checkout_to_resume(
             if info.id in tried:
                 raise
         else:
+            continue_from(store._context, info.run, info.id)  # noqa: SLF001 - the framework loads what was written
             return info, destination
 
 

@@ -57,6 +57,22 @@ def test_a_ref_of_any_kind_is_one_of_the_run_that_is_resumed(ref: Any, folder: P
     assert (path / "rng_state.pth").read_bytes() == b"gpt"
 
 
+def test_what_is_committed_after_a_rollback_continues_what_was_resumed(folder: Path, store: Store) -> None:
+    made = []
+    for step in (1, 2, 3):
+        (folder / "rng_state.pth").write_bytes(b"%d" % step)
+        made.append(commit_directory(store, folder, step, None, metrics={}, conditions=Conditions()))
+
+    checkout_to_resume(store, None, 1, folder.parent)
+    (folder / "rng_state.pth").write_bytes(b"again")
+    again = commit_directory(store, folder, 2, None, metrics={}, conditions=Conditions())
+
+    assert [info and info.parent for info in made[1:]] == [info and info.id for info in made[:2]]
+    assert again is not None
+    assert made[0] is not None
+    assert again.parent == made[0].id
+
+
 def test_a_run_that_another_process_uses_is_an_error_also_at_a_step_that_is_there(
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,7 +173,7 @@ def test_it_is_found_by_its_name(store: Store, kind: str, saved: Any) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_it_is_exported_for_torch(store: Store, kind: str, saved: Any, form: Any, tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     target = quantized(kind, 1)
     state = {"model": target.state_dict()}
@@ -182,7 +182,7 @@ def test_it_is_exported_for_torch(store: Store, kind: str, saved: Any, form: Any
     if form == "torch":
         state = torch.load(tmp_path / "out", weights_only=kind != "NF4")
     else:
-        dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+        load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     target.load_state_dict(state["model"])
 
     assert same(saved, target)

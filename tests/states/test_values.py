@@ -98,7 +98,7 @@ def test_a_configuration_of_omegaconf_is_stored_as_its_container(store: Store) -
         store.save({"config": value}, step=1)
     store.save({"config": library.OmegaConf.to_container(value)}, step=1)
 
-    assert library.OmegaConf.create(store.load(1)["config"]) == value  # type: ignore[index]
+    assert library.OmegaConf.create(store.load(1)["config"]) == value
 
 
 def test_a_model_of_pydantic_comes_back_as_one(store: Store) -> None:

@@ -173,7 +173,7 @@ def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlann
         except BaseException:
             lose_parents(context)  # some tensors are of this checkpoint now, and others are not
             raise
-        continue_from(context, directory)
+        continue_from(context, info.run, info.id)
     return read_bytes
 
 

@@ -70,8 +70,11 @@ def load(
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress)
-        if select is None or needed_storages(directory.manifest.state, directory.manifest.leaves, as_filter(wanted)):
-            continue_from(context, directory)  # but for a few values, such as a record: no run goes on from those
+        manifest = directory.manifest
+        if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
+            continue_from(
+                context, manifest.run, directory.manifest_id
+            )  # but for a few values, such as a record: no run goes on from those
         return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
@@ -122,10 +125,10 @@ def _state_of_rank(state: object, rank: int) -> object:
     return state.get(rank, {}) if isinstance(state, dict) else {}
 
 
-def continue_from(context: Context, directory: CheckpointDirectory) -> None:
+def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
-    context.last_parents[directory.manifest.run] = context.last_parents[""] = directory.manifest_id
-    context.run_guessed = directory.manifest.run if context.run_was_open else ""
+    context.last_parents[run] = context.last_parents[""] = checkpoint_id
+    context.run_guessed = run if context.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:

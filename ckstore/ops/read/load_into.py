@@ -121,7 +121,7 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
-        continue_from(context, directory)
+        continue_from(context, directory.manifest.run, directory.manifest_id)
         return report
 
     try:

@@ -101,6 +101,6 @@ def _encoded(node: Node) -> Any:
     kind = {"enum": 1, "object": 2}.get(tag)
     name = "" if kind is None else node[kind].rpartition(".")[2]
     if name not in _IN_CONTEXTS:
-        raise ValueError(f"a {tag} {name}".rstrip())
+        raise ValueError(f"the {tag} {name}".rstrip())
     data = node[2] if tag == "enum" else {key: _encoded(item) for key, item in node[1]}
     return {"_type": name, "_data": data}

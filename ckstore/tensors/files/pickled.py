@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckstore.errors import BadInput
 from ckstore.fs.mapping import reserve
 from ckstore.model.manifest.manifest import StorageRecord
 from ckstore.tensors.allocation import allocate
@@ -74,6 +75,9 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
     Args:
         state: The state.
         number: Gives the number of a storage that is one; None for those that hold their bytes.
+
+    Raises:
+        BadInput: It holds something that has no place in a module.
     """
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []
@@ -101,7 +105,13 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
             return NotImplemented
 
     data = io.BytesIO()
-    _Pickler(data, protocol=_PROTOCOL).dump(state)
+    try:
+        _Pickler(data, protocol=_PROTOCOL).dump(state)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        msg = f"the state cannot be pickled: {error}"
+        raise BadInput(
+            msg, hint="torch finds a class by importing its module: give it one, or select the rest"
+        ) from error
     storages: list[int | bytes] = []
     for storage in held:
         there = number(storage)

@@ -73,7 +73,7 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
     """
     apart = torch_parts.take_apart(target.detach())  # as a state has it, for requires_grad may be part of the context
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
-        return " "
+        return ", which is of another class"
     walk = Walk()
     own = torch_parts.without_devices(walk.node(apart.extra, "", 1))
     found = torch_parts.without_devices(node[3])

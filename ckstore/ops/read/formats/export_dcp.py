@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from ckstore.containers.safetensors_write import cut_shards
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
-from ckstore.model.manifest.nodes import decode_key, join
+from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.ops.read.entries import Found, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back, write_bytes
-from ckstore.ops.read.export_plan import refuse_files, strides_of
+from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
 from ckstore.ops.read.formats.archives import Archive, LeafRows
-from ckstore.ops.read.formats.export_torch import refuse_large
+from ckstore.ops.read.formats.export_torch import pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate
@@ -52,17 +52,23 @@ class _Item:
         name: Of the tensor or the value.
         what: The value, or the bytes of the chunk.
         shape, offsets: Of the chunk.
+        held_bytes: Of the parts of a value that is a tensor of several.
     """
 
     name: str
     what: Found | LeafRows
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
+    held_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
         """About what it takes."""
-        return _ARCHIVE_BYTES + (self.what.stop - self.what.start if isinstance(self.what, LeafRows) else 0)
+        return (
+            _ARCHIVE_BYTES
+            + self.held_bytes
+            + (self.what.stop - self.what.start if isinstance(self.what, LeafRows) else 0)
+        )
 
 
 @dataclass(slots=True)
@@ -127,7 +133,10 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
         leaf = _tensor(directory, found)
         plan.paths[name] = found.path
         if leaf is None:
-            held = (manifest.leaves[i] for i in leaf_numbers(found.node))
+            held = [manifest.leaves[i] for i in leaf_numbers(found.node)]
+            if _is_streamed(found.node) and all(keep is None or keep(one.name) for one in held):
+                plan.items.append(_Item(name, found, held_bytes=sum(leaf_bytes(manifest, one) for one in held)))
+                continue
             values += [one for one in held if keep is None or keep(one.name)]
             plan.items.append(_Item(name, found))
             continue
@@ -151,6 +160,11 @@ def _refuse_parts_of_lists(entries: Mapping[str, Found], wanted: Mapping[str, Fo
                 where = ".".join(map(str, found.path[:i])) or "the state itself"
                 msg = f"{where} is a list, and a directory of torch.distributed.checkpoint has it whole or not at all"
                 raise BadInput(msg, hint=f"select all of it, or export as torch: {found.name} was not selected")
+
+
+def _is_streamed(node: Node) -> bool:
+    """Whether a value is a tensor that only holds others: it may be large, and is not read into memory."""
+    return isinstance(node, list) and node[0] == "parts" and node[2] not in SPARSE_KINDS
 
 
 def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:
@@ -225,16 +239,17 @@ class _Work:
         with self._tree.create_file(name) as fd:
             parts, at = [], 0
             for item in items:
-                if isinstance(item.what, Found):
+                if isinstance(item.what, Found) and not item.held_bytes:
                     data = self._value(item.what)
                     parts.append(write_bytes(fd, at, data))
                     nbytes = len(data)
                     where = Placed(name, at, nbytes)
                 else:
-                    archive = self._archive(item.what, item.shape)
+                    archive = self._archive(item)
                     parts += archive.write(fd, at, self._reader, self._meter)
                     nbytes = archive.layout.nbytes
-                    where = Placed(name, at, nbytes, item.offsets, item.shape)
+                    whole = isinstance(item.what, Found)
+                    where = Placed(name, at, nbytes) if whole else Placed(name, at, nbytes, item.offsets, item.shape)
                 self.placed.setdefault(item.name, []).append(where)
                 at += nbytes
             read_back(fd, name, at, parts, self._meter)
@@ -247,11 +262,16 @@ class _Work:
             read_back(fd, name, len(content), [write_bytes(fd, 0, content)], self._meter)
         return ExportedFile(name, len(content))
 
-    def _archive(self, rows: LeafRows, shape: tuple[int, ...]) -> Archive:
+    def _archive(self, item: _Item) -> Archive:
         from ckstore.tensors.files.pickled import pickle_tensor
 
+        rows = item.what
+        if isinstance(rows, Found):
+            held = [self._directory.manifest.leaves[i] for i in leaf_numbers(rows.node)]
+            pickled = pickled_node(self._directory, rows.node, held, None)
+            return Archive(self._directory, pickled.data, pickled.storages)
         nbytes = rows.stop - rows.start
-        return Archive(self._directory, pickle_tensor(rows.leaf._replace(shape=shape), nbytes), [rows])
+        return Archive(self._directory, pickle_tensor(rows.leaf._replace(shape=item.shape), nbytes), [rows])
 
     def _value(self, found: Found) -> bytes:
         from ckstore.tensors.files.pickled import saved

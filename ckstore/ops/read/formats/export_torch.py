@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back
@@ -23,14 +24,14 @@ from ckstore.tensors.walks import leaf_numbers, parts_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.tensors.files.pickled import PickledState
     from ckstore.tensors.memory import StorageMemory
 
 VALUES_MOST_BYTES = 32 * 2**20
-"""What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors go through memory."""
+"""What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors, go through memory."""
 _NUMBERS_TIMES = 5
 """A number in a list takes so much more memory than in the store."""
 _SHOWN = 5
@@ -46,7 +47,7 @@ def export_torch(
     keep = as_filter(select)
     chosen = [leaf for leaf in manifest.leaves if keep is None or keep(leaf.name)]
     _refuse_two_types(chosen)
-    pickled = _pickled(directory, chosen, keep)
+    pickled = pickled_node(directory, manifest.state, chosen, keep)
     archive = Archive(directory, pickled.data, pickled.storages)
     nbytes = archive.layout.nbytes
     with building(directory, path, nbytes + MARGIN_BYTES, one_file=True) as (tree, reader):
@@ -64,14 +65,39 @@ def export_torch(
     )
 
 
+def pickled_node(
+    directory: CheckpointDirectory,
+    state: Node,
+    chosen: Sequence[LeafRecord],
+    keep: Callable[[str], bool] | None,
+) -> PickledState:
+    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read for it.
+
+    Raises:
+        BadInput: What goes through memory is too large for it.
+    """
+    leaves = directory.manifest.leaves
+    parts = {leaves[i].name: node[2] for _, node in parts_in(state) for i in leaf_numbers(node)}
+    # The indices of a sparse tensor are looked at when it is made; a subclass, as a rule, only holds its parts.
+    read = [leaf for leaf in chosen if leaf.kind != "torch" or parts.get(leaf.name) in SPARSE_KINDS]
+    pickled = _pickled(directory, state, read, keep)
+    streamed = {leaf.storage for leaf in chosen if not is_empty(leaf)} - {leaf.storage for leaf in read}
+    copied = sum(bool(one) for one in pickled.storages if isinstance(one, bytes))
+    if streamed <= set(pickled.storages) and copied <= len({leaf.storage for leaf in read if leaf.kind == "torch"}):
+        return pickled
+    # A class that makes other tensors of its parts needs their values.
+    return _pickled(directory, state, [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in parts], keep)
+
+
 def _pickled(
-    directory: CheckpointDirectory, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
+    directory: CheckpointDirectory,
+    state: Node,
+    in_memory: Sequence[LeafRecord],
+    keep: Callable[[str], bool] | None,
 ) -> PickledState:
     from ckstore.tensors.files.pickled import Placeholders, pickle_state
 
     manifest = directory.manifest
-    taken = {manifest.leaves[i].name for _, node in parts_in(manifest.state) for i in leaf_numbers(node)}
-    in_memory = [leaf for leaf in chosen if leaf.kind != "torch" or leaf.name in taken]
     refuse_large(manifest, in_memory)
     read = {leaf.storage for leaf in in_memory if not is_empty(leaf)}
     memories = read_memories(directory, sorted(read), verify=True)
@@ -80,7 +106,7 @@ def _pickled(
     def memory(storage: int) -> StorageMemory:
         return memories[storage] if storage in memories else stand_in.memory(storage)
 
-    return pickle_state(build(manifest.state, manifest.leaves, memory, keep=keep), stand_in.number)
+    return pickle_state(build(state, manifest.leaves, memory, keep=keep), stand_in.number)
 
 
 def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
