@@ -256,3 +256,20 @@ def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
 
     patch.setattr(Path, "open", opening)
     patch.setattr(os, "listdir", listing)
+
+
+def test_a_model_that_fabric_has_set_up_is_filled_where_it_lies(store: Store) -> None:
+    from lightning.fabric import Fabric
+
+    from ckstore.tensors.targets.module_parts import parts_of
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    saved, target = torch.nn.Linear(2, 2), fabric.setup(torch.nn.Linear(2, 2))
+    store.save({"model": fabric.setup(saved)}, step=1)
+    place = target.weight.data_ptr()
+
+    store.load_into({"model": target}, 1)
+
+    assert parts_of(target).loaders == {}
+    assert target.weight.data_ptr() == place
+    assert_same(dict(saved.state_dict()), dict(target.state_dict()))

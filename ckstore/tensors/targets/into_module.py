@@ -46,7 +46,7 @@ class _Module:
         self.node = node
         self.found: Found = comparison.found_in(node, path, rename_all=True)
         self.parts = parts_of(module, self.found)
-        self.attempt = Attempt(comparison, module, path, self.parts, self._metadata, self.report)
+        self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)
         self.loaded: set[str] = set()
         self.assigned: dict[str, Make] = {}
         self._memories: dict[object, tuple[str, Node]] = {}

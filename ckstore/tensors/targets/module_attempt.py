@@ -40,7 +40,6 @@ class Attempt:
 
     Args:
         comparison: What is wanted, and what differs.
-        module: The module.
         path: Its name.
         parts: Its parts.
         metadata: Gives the versions of modules that torch keeps with a state.
@@ -50,10 +49,9 @@ class Attempt:
         handed: Prefix of a loader -> key -> node.
     """
 
-    def __init__(  # noqa: PLR0917 - what a module is, and what asks for and hears of the attempt
+    def __init__(
         self,
         comparison: Comparison,
-        module: Any,
         path: str,
         parts: Parts,
         metadata: Callable[[], Any],
@@ -61,7 +59,6 @@ class Attempt:
     ) -> None:
         self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in parts.loaders}
         self._comparison = comparison
-        self._module = module
         self._path = path
         self._parts = parts
         self._metadata = metadata
@@ -136,7 +133,7 @@ class Attempt:
         with self._naming(loader):
             if not loader.whole:
                 return _load_its_own(loader, state, metadata, **how)
-            if not loader.prefix and overrides_load(self._module):
+            if not loader.prefix and overrides_load(loader.part):
                 load = loader.part.load_state_dict
                 if not self._comparison.terms.strict and "strict" in inspect.signature(load).parameters:
                     how["strict"] = False

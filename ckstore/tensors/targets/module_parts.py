@@ -52,10 +52,12 @@ class Parts:
     Attributes:
         places: Key -> where its value goes; also of what is in a loader.
         loaders: Prefix -> loader, in the order of torch; none lies in one that loads all below it.
+        shared: The `id` of tensors that loaders load.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
     loaders: dict[str, Loader] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
 
     def loader_of(self, key: str) -> Loader | None:
         """Return which loader takes a key."""
@@ -72,6 +74,8 @@ class Parts:
 
 def parts_of(module: Any, found: Iterable[str] = ()) -> Parts:
     """Return the parts of a module into which a state with the keys `found` is to be loaded. Calls none of its code."""
+    if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
+        module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
     parts = Parts()
     by_prefix: dict[str, set[str]] = defaultdict(set)
     for key in found:
@@ -80,6 +84,11 @@ def parts_of(module: Any, found: Iterable[str] = ()) -> Parts:
     if overrides:
         parts.loaders[""] = Loader(module, "", whole=True)
     _visit(parts, module, "", by_prefix, inside=overrides)
+    # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
+    parts.shared = {id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None}
+    if any(id(place.value) in parts.shared and parts.loader_of(key) is None for key, place in parts.places.items()):
+        parts = Parts(shared=parts.shared)
+        _visit(parts, module, "", by_prefix)
     return parts
 
 
@@ -88,7 +97,7 @@ def overrides_load(module: Any) -> bool:
     return type(module).load_state_dict is not torch.nn.Module.load_state_dict or "load_state_dict" in vars(module)
 
 
-def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool) -> None:
+def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
     """Add a part and what is below it, in the order in which torch loads them.
 
     Args:
@@ -101,15 +110,15 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
     own = _places(part, prefix)
     parts.places |= own
     if not inside and _is_checkpoint_wrapper(part):
-        wrapped = Parts()
-        _visit(wrapped, part._checkpoint_wrapped_module, prefix, found, inside=False)  # noqa: SLF001
+        wrapped = Parts(shared=parts.shared)
+        _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
         if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
             parts.places |= wrapped.places
             return
     if not inside and _loads_all_below(part):
         inside = True
         parts.loaders[prefix] = Loader(part, prefix, whole=True)
-    elif not inside and _loads_its_own(part, own, found.get(prefix, set())):
+    elif not inside and (_loads_its_own(part, own, found.get(prefix, set())) or _shares(own, parts.shared)):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
     for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
         if child is not None:
@@ -143,6 +152,10 @@ def _loads_its_own(part: Any, own: dict[str, Place], found: set[str]) -> bool:
     if has_extra_state(part) or not all(is_ordinary(place.value) for place in own.values()):
         return True
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
+
+
+def _shares(own: dict[str, Place], shared: set[int]) -> bool:
+    return any(id(place.value) in shared for place in own.values())
 
 
 def has_extra_state(part: Any) -> bool:

@@ -116,6 +116,25 @@ def test_a_read_that_fails_leaves_nothing_of_what_was_read_before() -> None:
     assert_same(before, values(target))
 
 
+@pytest.mark.parametrize("hooked_first", [True, False])
+def test_a_tensor_that_a_hook_changes_too_is_what_torch_makes_of_it(hooked_first: bool) -> None:
+    def make() -> nn.Module:
+        average, plain = Average(), nn.Linear(1, 2)
+        average.weight = plain.bias
+        return nn.Sequential(average, plain) if hooked_first else nn.Sequential(plain, average)
+
+    saved, target = make(), make()
+    twin = make()
+    with torch.no_grad():
+        for mine, other in zip(twin.parameters(), target.parameters(), strict=True):
+            mine.copy_(other)
+
+    Saved(saved).load_into(target)
+    twin.load_state_dict(saved.state_dict())
+
+    assert_same(values(twin), values(target))
+
+
 def test_a_hook_runs_once_and_finds_what_was_loaded() -> None:
     saved, target = Derived(), Derived()
 
