@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 import torch
-from ckstore.tensors.named import safe_classes
 
 from ckstore import Store
+from ckstore.tensors.named import safe_classes
 from tests.states.table import Row, prove
 
 PACKAGES = (

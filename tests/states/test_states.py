@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 import torch
-from ckstore.tensors.named import safe_classes
 
 from ckstore import Store
+from ckstore.tensors.named import safe_classes
 from tests.states import loaders, modules, optimizers, quantized, schedulers, values
 from tests.states.table import Row, prove
 

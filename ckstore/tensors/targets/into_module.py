@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
@@ -45,7 +46,8 @@ class _Module:
         self.path = path
         self.node = node
         self.found: Found = comparison.found_in(node, path, rename_all=True)
-        self.parts = parts_of(module, self.found)
+        apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
+        self.parts = parts_of(module, self.found, apart)
         self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)
         self.loaded: set[str] = set()
         self.assigned: dict[str, Make] = {}
@@ -76,8 +78,7 @@ class _Module:
         if (place is None and loader is None) or not self.comparison.wants(item, name):
             return
         name = join_key(self.path, key)
-        in_parts = place is not None and isinstance(item, list) and item[0] == "parts"
-        if place is not None and in_parts and not (loader is not None and loader.whole):
+        if place is not None and self._is_apart(place.value, item) and not (loader is not None and loader.whole):
             self._take_parts(key, place.value, name, item)
         elif loader is not None:
             if place is None or self._may_take(place.value, name, item):
@@ -202,6 +203,10 @@ class _Module:
             self._memories.setdefault(_memory(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1])
 
+    @staticmethod
+    def _is_apart(value: torch.Tensor, item: Node) -> bool:
+        return isinstance(item, list) and item[0] == "parts" and not torch.nn.parameter.is_lazy(value)
+
     def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         from ckstore.tensors.targets.into_parts import How, plan_parts
 
@@ -237,6 +242,11 @@ class _Module:
             return False
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True
+
+
+def _is_wrapper(item: Node) -> bool:
+    """Whether a tensor is one of a class that wraps others, not a sparse one."""
+    return isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
 
 
 def _memory(value: torch.Tensor) -> object:

@@ -14,7 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ckstore.tensors.targets import torch_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented place for loading otherwise
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
@@ -53,11 +53,13 @@ class Parts:
         places: Key -> where its value goes; also of what is in a loader.
         loaders: Prefix -> loader, in the order of torch; none lies in one that loads all below it.
         shared: The `id` of tensors that loaders load.
+        apart: Keys whose tensors are given as what they are made of.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
     loaders: dict[str, Loader] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)
+    apart: Collection[str] = ()
 
     def loader_of(self, key: str) -> Loader | None:
         """Return which loader takes a key."""
@@ -72,11 +74,17 @@ class Parts:
                 return None
 
 
-def parts_of(module: Any, found: Iterable[str] = ()) -> Parts:
-    """Return the parts of a module into which a state with the keys `found` is to be loaded. Calls none of its code."""
+def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> Parts:
+    """Return the parts of a module into which a state is to be loaded. Calls none of its code.
+
+    Args:
+        module: The module.
+        found: The keys of the state.
+        apart: Those whose tensors are given as what they are made of, which needs no loader.
+    """
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
-    parts = Parts()
+    parts = Parts(apart=apart)
     by_prefix: dict[str, set[str]] = defaultdict(set)
     for key in found:
         by_prefix[key[: key.rfind(".") + 1]].add(key)
@@ -87,7 +95,7 @@ def parts_of(module: Any, found: Iterable[str] = ()) -> Parts:
     # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
     parts.shared = {id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None}
     if any(id(place.value) in parts.shared and parts.loader_of(key) is None for key, place in parts.places.items()):
-        parts = Parts(shared=parts.shared)
+        parts = Parts(apart=apart, shared=parts.shared)
         _visit(parts, module, "", by_prefix)
     return parts
 
@@ -118,7 +126,9 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
     if not inside and _loads_all_below(part):
         inside = True
         parts.loaders[prefix] = Loader(part, prefix, whole=True)
-    elif not inside and (_loads_its_own(part, own, found.get(prefix, set())) or _shares(own, parts.shared)):
+    elif not inside and (
+        _loads_its_own(part, own, found.get(prefix, set()), parts.apart) or _shares(own, parts.shared)
+    ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
     for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
         if child is not None:
@@ -147,9 +157,13 @@ def _loads_all_below(part: Any) -> bool:
     return bool(hooks) or not plain or "_load_from_state_dict" in vars(part)
 
 
-def _loads_its_own(part: Any, own: dict[str, Place], found: set[str]) -> bool:
+def _loads_its_own(part: Any, own: dict[str, Place], found: set[str], apart: Collection[str]) -> bool:
     """Whether torch does more for a part than to copy values to plain tensors."""
-    if has_extra_state(part) or not all(is_ordinary(place.value) for place in own.values()):
+    plain = (
+        is_ordinary(place.value) or (key in apart and not torch.nn.parameter.is_lazy(place.value))
+        for key, place in own.items()
+    )
+    if has_extra_state(part) or not all(plain):
         return True
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
 

@@ -50,7 +50,8 @@ class Snapshot:
 
 def kept_bytes(part: Any, *, whole: bool) -> int:
     """Return the memory that a snapshot takes."""
-    return sum(tensor.nbytes for tensor in _tensors(part, whole=whole).values() if _has_values(tensor))
+    kept = filter(_has_values, _tensors(part, whole=whole).values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)  # of a sparse one more than it has
 
 
 def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:
