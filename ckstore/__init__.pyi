@@ -4,6 +4,7 @@ from ckstore.errors import AmbiguousRef as AmbiguousRef
 from ckstore.errors import BadInput as BadInput
 from ckstore.errors import CannotLoad as CannotLoad
 from ckstore.errors import CannotStore as CannotStore
+from ckstore.errors import CatalogFull as CatalogFull
 from ckstore.errors import CatalogUnavailable as CatalogUnavailable
 from ckstore.errors import CkstoreError as CkstoreError
 from ckstore.errors import CkstoreWarning as CkstoreWarning

@@ -24,6 +24,7 @@
     │   ├── MissingBlob          3   a file with bytes of a checkpoint is not there
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
+    │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
@@ -310,6 +311,15 @@ class CatalogUnavailable(CkstoreError):
     def __init__(self, message: str, *, why: CatalogProblem, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.why: CatalogProblem = why
+
+
+class CatalogFull(CatalogUnavailable, InsufficientSpace):
+    """The catalog cannot be written, since the disk or a quota on it is full; nothing is wrong with it."""
+
+    exit_status = 6
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, why="unreadable", hint=hint)
 
 
 class InUse(CkstoreError):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from ckstore.catalog import forms, limits
 from ckstore.catalog.forms import NotOfItsForm
 from ckstore.catalog.limits import BoundedConnection
-from ckstore.errors import CatalogProblem, CatalogUnavailable, InUse, NewerFormat
+from ckstore.errors import CatalogFull, CatalogProblem, CatalogUnavailable, InUse, NewerFormat
+from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
@@ -35,6 +36,9 @@ _LEAST_WAIT_S = 0.05
 _CACHE_KIB = 64 * 1024
 
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
+_TRIED_BYTES = 64 * 1024
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
+"""What a full disk, or a quota, is to SQLite; the last two can be something else."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {
     sqlite3.SQLITE_CONSTRAINT,
@@ -307,6 +311,9 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close the program that has a transaction open in it") from error
+        if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
+            msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
+            raise CatalogFull(msg, hint="free space there, or raise the quota") from error
         if code == sqlite3.SQLITE_INTERRUPT:  # by the bound on its steps
             found = "cannot be used: a statement takes more steps than it would in a sound catalog of this size"
             raise unavailable(path, found, "damaged") from error

@@ -13,7 +13,7 @@ from typing import Literal
 from ckstore.catalog import connection as connections
 from ckstore.catalog.forms import check_tables
 from ckstore.catalog.limits import SUFFIXES
-from ckstore.errors import CatalogUnavailable, CkstoreError, NewerFormat
+from ckstore.errors import CatalogFull, CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.inside import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
@@ -154,6 +154,8 @@ def _make_file(path: Path) -> None:
         os.close(open_descriptor(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         found = f"cannot be made: {error.strerror}"
+        if error.errno in files.NO_SPACE:
+            raise CatalogFull(f"the catalog {path} {found}") from error
         raise connections.unavailable(path, found, "unreadable") from error
 
 

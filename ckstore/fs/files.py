@@ -11,7 +11,8 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import contextmanager, suppress
+import threading
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
@@ -33,11 +34,16 @@ DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache: there is little to gain."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors that say that a file cannot be read or written past the page cache, or not with this alignment."""
+NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""Errors of a full disk, or of a quota that is used up."""
 NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 """Errors of a process, or a host, that has run short of something: they say nothing about a file."""
 _NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
 """Errors that say nothing about what is in a file; with those of a server that is gone, or has lost the handle."""
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+_TRIED_FILES = 3
+"""A transaction of the catalog makes a log and its index, a document one file."""
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
@@ -239,6 +245,40 @@ def allocate(path: Where, nbytes: int) -> None:
                 raise
 
 
+def has_room(directory: Where, nbytes: int) -> bool:
+    """Whether a file of so many bytes, and some more files, can be made in a directory now.
+
+    It is tried, with files that have no name: no number of the filesystem says what a quota leaves. True also where
+    trying says nothing of space.
+    """
+    with ExitStack() as made:
+        try:
+            for number in range(_TRIED_FILES):
+                fd = made.enter_context(_opened_unnamed(directory))
+                os.posix_fallocate(fd, 0, nbytes if number == 0 else 1)
+        except OSError as error:
+            return error.errno not in NO_SPACE
+    return True
+
+
+@contextmanager
+def _opened_unnamed(directory: Where) -> Iterator[int]:
+    """Open a new file without a name; where the filesystem has no such (NFS), one whose name is gone at once."""
+    try:
+        fd = open_at(directory, os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED:
+            raise
+        with opened_directory(directory) as parent:
+            name = f".room-{os.getpid()}-{threading.get_ident()}"
+            fd = open_at(name, _CREATE, 0o600, dir_fd=parent)
+            os.unlink(name, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        close_quietly(fd)
+
+
 @contextmanager
 def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
     """As `inside.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
@@ -275,10 +315,15 @@ def sync_name(directory: Path) -> None:
     try:
         sync_directory(parent)
     except PermissionError:
-        _sync_filesystem(directory)
+        sync_filesystem(directory)
 
 
-def _sync_filesystem(directory: Path) -> None:
+def sync_filesystem(directory: Path) -> None:
+    """Make everything on the filesystem of a directory durable, whichever process wrote it.
+
+    Raises:
+        OSError: As `sync_directory`.
+    """
     import ctypes  # rare, and slow to import
 
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:

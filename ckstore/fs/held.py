@@ -45,7 +45,7 @@ class Held:
         return Inside(self._path, (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names a directory in this one has; none also if there is no such directory.
+        """Return which of these names a directory in this one has; none also if it is gone, or closed to this user.
 
         For those who ask it of thousands: one directory is opened for each, and no place is made.
 
@@ -54,10 +54,12 @@ class Held:
         """
         try:
             below = open_below(self.fd, directory, os.O_PATH, self._device)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return frozenset()
         try:
             return frozenset(name for name in names if _has(below, name))
+        except PermissionError:
+            return frozenset()
         finally:
             close_quietly(below)
 
@@ -66,8 +68,9 @@ class Held:
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
         """Return for each of these directories in this one the status of `name` there, and which of `others` it has.
 
-        None: there is no `name`. A directory that is none, or on another filesystem, is left out. A thousand take
-        2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond more.
+        None: there is no `name`. A directory that is none, on another filesystem, or closed to this user, is left out.
+        A thousand take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond
+        more.
 
         Raises:
             OSError: One cannot be looked at.
@@ -80,13 +83,15 @@ class Held:
         try:
             while done < len(waiting):
                 part = waiting[done : done + _OPEN_AT_ONCE]
-                with suppress(FileNotFoundError, NotADirectoryError):  # the part ends before one that is none
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the part ends before it
                     opened.extend(map(open_one, part, repeat(flags)))  # no handler of a signal gets in between
                 for directory, below in zip(part, opened, strict=False):
                     try:
                         status = os.stat(name, dir_fd=below, follow_symlinks=False)
                     except FileNotFoundError:
                         found[directory] = None, frozenset()
+                        continue
+                    except PermissionError:
                         continue
                     if status.st_dev == self._device:
                         has = frozenset(other for other in others if _has(below, other)) if others else frozenset()
@@ -139,7 +144,7 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
                 if held is not None:
                     held.close()
                 held, parent = None, (place.top, place.parts[:-1], place.holder)
-                with suppress(FileNotFoundError, NotADirectoryError):  # a call there says so
+                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # a call there says so
                     held = Held(place.parent) if place.parts else None
             yield thing, place if held is None else held.inside / place.name
     finally:

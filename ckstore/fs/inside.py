@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ckstore.errors import BadInput
+from ckstore.fs.owner import give_to_owner_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -174,15 +175,19 @@ class at:  # noqa: N801 - a with statement reads as a function
 def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
 
+    A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
+
     Raises:
         NotInStore, FileNotFoundError, OSError: As `at`.
     """
-    if not isinstance(where, Inside):
+    if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
     fd = -1
     try:
-        with at(where) as (parent, name):
+        with at(where, dir_fd) as (parent, name):
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
+            if flags & os.O_CREAT and parent is not None:
+                give_to_owner_of(parent, fd)
     except BaseException:
         if fd >= 0:
             close_quietly(fd)

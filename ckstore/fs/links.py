@@ -10,14 +10,15 @@ from contextlib import suppress
 from ckstore.errors import UnsafePlace
 from ckstore.fs import peek
 from ckstore.fs.inside import Where, at, open_directory
+from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _OWNER = 0o700
 _STALE_TRIES = 3
 
-CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP)
-"""Errors of `link` that mean: keep a copy (limit of links, protected or foreign file, another filesystem)."""
+CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
+"""Errors of `link` that mean: keep a copy (limit of links, another user's file or directory, another filesystem)."""
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -124,6 +125,8 @@ def symlink(pointing_to: str, path: Where) -> None:
     """Create the symlink `path` with this content."""
     with at(path) as (fd, name):
         os.symlink(pointing_to, name, dir_fd=fd)
+        if fd is not None:
+            give_name_to_owner_of(fd, str(name))
 
 
 def make_directory(path: Where, *, mode: int | None = None) -> bool:
@@ -142,15 +145,17 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
             os.mkdir(name, mode & _OWNER, dir_fd=fd)  # no other user gets in before the mode is right
         except FileExistsError:
             return False
-    with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
-        _give_mode(path, mode)
+        with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
+            _give_owner_and_mode(path, mode, fd)
     return True
 
 
-def _give_mode(path: Where, mode: int) -> None:
-    """Give a directory that was just made its permissions, by a descriptor: a symlink in its place is not followed."""
+def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:
+    """Give a directory that was just made what it should have, by a descriptor: no symlink in its place is followed."""
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:
+        if parent_fd is not None:
+            give_to_owner_of(parent_fd, made)
         if stat.S_IMODE(os.fstat(made).st_mode) != mode:
             os.fchmod(made, mode)
     finally:

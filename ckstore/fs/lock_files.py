@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
-from ckstore.fs import links, peek
+from ckstore.fs import files, links, peek
 from ckstore.fs.inside import open_at
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class LockFile:
                 self._mark = mark
                 return
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in files.NO_SPACE:
                 raise
         self._mark = self._read()  # on a full disk, which must not keep a process from freeing it
 

@@ -1,19 +1,67 @@
-"""A file in memory without a name: bytes that are read as those of a file are."""
+"""A file in memory without a name: bytes that are read as those of a file are, and that a process can be given."""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+from contextlib import suppress
 
+from ckstore.errors import CkstoreError
 from ckstore.fs.files import write_all
+from ckstore.fs.inside import close_quietly, open_descriptor
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - no temporary file: it has no name when it is first written to
+_FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
+
+
+def open_memory(name: str) -> int:
+    """Return a descriptor of a new, empty file in memory, which the caller closes; `name` is what /proc shows of it.
+
+    Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
+
+    Raises:
+        CkstoreError: Neither is allowed here.
+        OSError: There is no descriptor, or no memory, for it.
+    """
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _FORBIDDEN:
+            raise
+        forbidden = error
+    path = f"{SHARED_MEMORY}/{name}-{os.getpid()}-{secrets.token_hex(6)}"
+    try:
+        fd = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        msg = (
+            f"this process may not make a file in memory: memfd_create: {forbidden.strerror}; "
+            f"{SHARED_MEMORY}: {error.strerror}"
+        )
+        hint = "allow memfd_create, or mount a tmpfs at /dev/shm, for this container; save() needs neither"
+        raise CkstoreError(msg, hint=hint) from error
+    try:
+        os.unlink(path)
+    except BaseException:
+        close_quietly(fd)
+        with suppress(OSError):
+            os.unlink(path)
+        raise
+    return fd
+
+
+def is_memory(link: str, name: str) -> bool:
+    """Whether what /proc shows of a descriptor is a file that `open_memory` made with this name."""
+    return f"{link} ".startswith(f"/memfd:{name} ") or link.startswith(f"{SHARED_MEMORY}/{name}-")
 
 
 def memory_file(data: memoryview) -> int:
     """Return a descriptor of a file that has these bytes, which the caller closes.
 
     Raises:
-        OSError: There is no memory for it.
+        OSError, CkstoreError: There is no memory for it; as `open_memory`.
     """
-    fd = os.memfd_create("ckstore", os.MFD_CLOEXEC)
+    fd = open_memory("ckstore")
     try:
         write_all(fd, data)
     except BaseException:

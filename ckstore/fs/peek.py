@@ -126,13 +126,19 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
         top: The directory.
         too_deep: Gets the directories that are not looked into for that reason.
 
+    A directory that is closed to this user is left out.
+
     Raises:
         OSError: A directory cannot be listed.
     """
     waiting = [top]
     while waiting:
         folder = waiting.pop()
-        for name, about in statuses(folder):
+        try:
+            listed = statuses(folder)
+        except PermissionError:
+            continue
+        for name, about in listed:
             place = folder / name
             if not stat.S_ISDIR(about.st_mode):
                 yield place, about

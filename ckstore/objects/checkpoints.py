@@ -36,12 +36,14 @@ class Found:
         published: The checkpoint if it is complete, else None.
         problem: Why it is not complete; empty if it is, or if there is nothing at all.
         is_another: A checkpoint of another run or step, or of a store with another hash, was put there.
+        is_closed: This user may not read what is there.
         content: The content digest that its manifest gives; empty if that cannot be read.
     """
 
     published: Published | None
     problem: str = ""
     is_another: bool = False
+    is_closed: bool = False
     content: str = ""
 
 
@@ -64,6 +66,8 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):
         return Found(None)
+    except PermissionError:
+        return Found(None, layout.pass_over(path), is_closed=True)
     except OtherHash as error:
         return Found(None, str(error), is_another=True)
     except DamagedBlob as error:
@@ -110,11 +114,11 @@ def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecor
 
 
 def id_at(path: Inside) -> str | None:
-    """Return the id that a directory's manifest claims, without reading the rest; None if there is none."""
+    """Return the id that a directory's manifest claims, without reading the rest; None if none can be read."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
-    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
         return None
     return match[1].decode("ascii") if match else None
 

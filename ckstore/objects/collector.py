@@ -232,6 +232,8 @@ class Collector:
                     target = trash.free_name(self._trash, digest)
                     links.rename(canonical, target)
                     moved.append(LastName(digest, target, status))
+            except PermissionError:  # in a directory of another user, who alone may free it
+                continue
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)

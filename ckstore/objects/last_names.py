@@ -110,7 +110,10 @@ class NameCount:
 
     def add(self, digest: str, path: Inside, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name, if there is a file; return the file's status if this is its last name."""
-        status = status or peek.find(path)
+        try:
+            status = status or peek.find(path)
+        except PermissionError:  # in a directory of another user: one name too few counts as in use
+            return None
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
         name = LastName(digest, path, status)
@@ -141,6 +144,9 @@ class NameCount:
 
 
 def blobs_in(folder: Inside) -> list[tuple[str, os.stat_result]]:
-    """Return the blobs in a directory by digest, with their status; none if it is gone."""
-    found = [(name, status) for name, status in peek.statuses(folder) if is_digest(name)]
+    """Return the blobs in a directory by digest, with their status; none if it is gone, or closed to this user."""
+    try:
+        found = [(name, status) for name, status in peek.statuses(folder) if is_digest(name)]
+    except PermissionError:
+        return []
     return sorted((blob for blob in found if stat.S_ISREG(blob[1].st_mode)), key=itemgetter(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import MAX_STEP, STEP_PATTERN, CheckpointKey, is_run, is_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MANIFEST = "manifest.json"
 BLOBS = "blobs"
@@ -52,11 +53,13 @@ class Layout:
         shared: Whether other hosts may be at work in it, whose locks are not seen from here.
         root: The root, as a place.
         hash_prefix: With which all digests of the store begin; empty: any.
+        passed_over: Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
     """
 
     path: Path
     shared: bool = False
     hash_prefix: str = ""
+    passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
     root: Inside = field(init=False)
     settings: Inside = field(init=False)
     config: Inside = field(init=False)
@@ -98,17 +101,47 @@ class Layout:
         return self.checkpoints / run / str(step)
 
     def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
-        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
+        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order.
+
+        Those that this user may not look into are passed over.
+        """
         for name in self.runs() if run is None else [run]:
-            for step, inode in self.steps(name).items():
-                yield name, int(step), inode
+            steps = self.steps(name)
+            closed = self.closed(name, steps)
+            yield from ((name, int(step), inode) for step, inode in steps.items() if step not in closed)
+
+    def closed(self, run: str, steps: Iterable[str]) -> set[str]:
+        """Return the checkpoints of a run that this user may not look into, and take note of them."""
+        if os.geteuid() == 0 or not (steps := [*steps]):
+            return set()
+        try:
+            with Held(self.checkpoints / run) as folder:
+                found = {step for step in steps if not _may_enter(step, folder.fd)}
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except PermissionError:  # the run itself; who listed it took note
+            return {*steps}
+        for step in found:
+            self.pass_over(self.checkpoint(run, int(step)))
+        return found
+
+    def pass_over(self, path: Inside) -> str:
+        """Take note that this user may not look into a run or a checkpoint; return what to say of it."""
+        me = os.geteuid()
+        owners = [_owner(place) for place in (path, path / MANIFEST, path / BLOBS)]
+        # Of what is in it, where the directory is this user's.
+        uid = next((uid for uid in owners if uid not in (None, me)), me)
+        owner = "root (uid 0)" if uid == 0 else f"uid {uid}"
+        said = f"{path.inner} belongs to {owner}, and uid {me} may not look into it"
+        self.passed_over[path.inner] = said
+        return said
 
     def steps(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
         is_step = STEP_PATTERN.match
         return {
             name: inode
-            for name, inode, is_directory in _listed(self.checkpoints / run)
+            for name, inode, is_directory in self._of_run(run)
             if is_directory and is_step(name) and int(name) <= MAX_STEP
         }
 
@@ -118,7 +151,14 @@ class Layout:
 
     def names(self, run: str) -> dict[str, int]:
         """Return every name in the directory of a run, whatever it is, with its inode number."""
-        return {name: inode for name, inode, _ in _listed(self.checkpoints / run)}
+        return {name: inode for name, inode, _ in self._of_run(run)}
+
+    def _of_run(self, run: str) -> list[tuple[str, int, bool]]:
+        try:
+            return _listed(self.checkpoints / run)
+        except PermissionError:
+            self.pass_over(self.checkpoints / run)
+            return []
 
     def open_runs(self) -> OpenRuns:
         """Return who looks into the directories of many checkpoints."""
@@ -126,7 +166,11 @@ class Layout:
 
     def inode(self, run: str, step: int) -> int | None:
         """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
-        found = peek.find(self.checkpoint(run, step))
+        try:
+            found = peek.find(self.checkpoint(run, step))
+        except PermissionError:  # the run may be listed, and not entered
+            self.pass_over(self.checkpoints / run)
+            return None
         return found.st_ino if found is not None and stat.S_ISDIR(found.st_mode) else None
 
     def stamp(self, run: str, step: int) -> Stamp | None:
@@ -239,6 +283,7 @@ class OpenRuns:
     def _stamps(self, run: str, inodes: Mapping[str, int], *, in_full: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
         looked = {} if folder is None else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK) if in_full else ())
+        self._layout.closed(run, inodes.keys() - looked.keys())  # in order to say so
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         if in_full:
             self._seen |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
@@ -253,7 +298,7 @@ class OpenRuns:
                 self.close()
             try:
                 self._open[run] = Held(self._layout.checkpoints / run)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
                 self._open[run] = None
         return self._open[run]
 
@@ -278,3 +323,18 @@ def _listed(directory: Inside) -> list[tuple[str, int, bool]]:
             return [(e.name, e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _owner(place: Inside) -> int | None:
+    try:
+        found = peek.find(place)
+    except PermissionError:
+        return None
+    return None if found is None else found.st_uid
+
+
+def _may_enter(name: str, dir_fd: int) -> bool:
+    """Whether this user may list a directory and reach what is in it; what went meanwhile counts as one."""
+    if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
+        return True
+    return not peek.exists(name, dir_fd=dir_fd)

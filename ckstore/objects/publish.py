@@ -178,6 +178,12 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
         CkstoreError: What `if_there` raises.
     """
     found = look(layout, manifest.run, manifest.step)
+    if found.is_closed:
+        raise StepExists(
+            found.problem,
+            hint="choose another step, or let root give that checkpoint to the owner of the store (chown -R)",
+            command_hint="choose another --step, or let root give that checkpoint to the owner of the store (chown -R)",
+        )
     if found.is_another:
         raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
     there = found.published

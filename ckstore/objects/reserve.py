@@ -3,6 +3,8 @@
 To free anything, the catalog has to be written and names have to be made in ``trash/``. A process that frees space on
 a full filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never
 does: its bytes would take the place of the reserve, and then nothing could be freed any more.
+
+Whether it is full is tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ INODES = 8
 _PLENTY = 16
 """The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
 _SETTLE_S = 2.0
+_SYNC_AFTER_S = 0.05
 _PAUSE_S = 0.005
-_PROBE = "probe"
 
 
 def wanted_bytes(layout: Layout) -> int:
@@ -73,32 +75,36 @@ def kept_bytes(layout: Layout) -> int:
 
 
 @contextmanager
-def given_up(layout: Layout) -> Iterator[None]:
+def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
     """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
 
-    Afterwards it is made again from what is free then, however little: the next gc needs it, too.
+    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block is told
+    whether it was full, which the next one can be told instead of trying again.
 
     Raises:
         OSError: A file could not be removed.
     """
-    gives = is_full(layout) and bool(names_in(layout.reserve))
+    full = is_full(layout) if full is None else full
+    gives = full and bool(names_in(layout.reserve))
     try:
         if gives:
             _give_up(layout)
-        yield
+        yield full
     finally:
         if gives:
             _take_back(layout)
 
 
 def is_full(layout: Layout) -> bool:
-    """Whether the filesystem has no more than `LEAST_BYTES` free, or no more than `INODES` inodes.
+    """Whether the filesystem, or a quota, has no more than `LEAST_BYTES` free, or no more than some inodes.
 
     Raises:
         OSError: The system refused.
     """
     room = peek.free_space(layout.path)
-    return room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1)
+    if room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1):
+        return True
+    return not files.has_room(layout.reserve, LEAST_BYTES)
 
 
 def _give_up(layout: Layout) -> None:
@@ -119,23 +125,18 @@ def _give_up(layout: Layout) -> None:
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
 
-    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit.
+    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit. The quota of a
+    btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     """
-    deadline = time.monotonic() + _SETTLE_S
-    while time.monotonic() < deadline:
-        if peek.free_space(layout.path).unused_bytes > before_bytes and _can_make_a_file(layout):
+    begun_s = time.monotonic()
+    is_synced = False
+    while (waited_s := time.monotonic() - begun_s) < _SETTLE_S:
+        if peek.free_space(layout.path).unused_bytes > before_bytes and files.has_room(layout.reserve, 1):
             return
+        if waited_s > _SYNC_AFTER_S and not is_synced:
+            is_synced = True
+            files.sync_filesystem(layout.path)
         time.sleep(_PAUSE_S)
-
-
-def _can_make_a_file(layout: Layout) -> bool:
-    probe = layout.reserve / _PROBE
-    try:
-        files.allocate(probe, 1)
-        links.unlink(probe)
-    except OSError:  # not yet, or another process tries, too
-        return False
-    return True
 
 
 def _take_back(layout: Layout) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import DEFAULT_RUN
-from ckstore.ops.os_errors import describe_os_error, unsafe
+from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,9 +93,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             raise
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
-            raise CkstoreError(
-                msg, hint="the operating system reported the cause above; nothing in the store is lost"
-            ) from error
+            hint = "the operating system reported the cause above; nothing in the store is lost"
+            raise of_the_system(error, msg, hint=hint) from error
         except TypeError as error:
             from ckstore.ops.arguments import unknown_argument  # seldom needed
 

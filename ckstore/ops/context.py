@@ -198,7 +198,7 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
 
     found = look(context.layout, run, step)
     if found.published is None:
-        if found.problem:
+        if found.problem and not found.is_closed:
             context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         return None
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
@@ -235,6 +235,20 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, CkstoreWarning, stacklevel=level)
+
+
+def tell_passed_over(context: Context) -> None:
+    """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
+    for path, said in [*context.layout.passed_over.items()]:
+        if path not in context.problems:
+            context.problems[path] = f"passed over: {said}; {way_in(context, path)}"
+            warn(context.problems[path])
+
+
+def way_in(context: Context, path: str) -> str:
+    """Return what gives the owner of a store access to a directory in it, given by its path in the store."""
+    root = context.layout.root
+    return f"as root: chown -R --reference={root} {root}/{path}; chmod -R u+rX {root}/{path}"
 
 
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:

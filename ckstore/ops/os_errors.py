@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ckstore.errors import CkstoreError, UnsafePlace
+from ckstore.errors import CkstoreError, InsufficientSpace, UnsafePlace
+from ckstore.fs import files
 from ckstore.fs.inside import NotInStore
 
 
@@ -15,6 +16,13 @@ def describe_os_error(error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
     return f"{reason}{where}"
+
+
+def of_the_system(error: OSError, message: str, *, hint: str) -> CkstoreError:
+    """Return the error of ckstore for one of the system: of a full disk, or a quota, it is `InsufficientSpace`."""
+    if error.errno not in files.NO_SPACE:
+        return CkstoreError(message, hint=hint)
+    return InsufficientSpace(message, hint=f"free space on the filesystem, or raise the quota; {hint}")
 
 
 def why_of(error: CkstoreError | OSError) -> str:

@@ -13,6 +13,7 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
+from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Message, decode, encode
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = (),
         if len(data) < _PACKET_BYTES:
             _send(sock, _INLINE + data, descriptors, flags)
             return True
-        memory = os.memfd_create("ckstore-message", os.MFD_CLOEXEC)
+        memory = open_memory("ckstore-message")
         try:
             left = memoryview(data)
             while left:

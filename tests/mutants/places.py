@@ -35,7 +35,7 @@ PLACES = [
     Mutant(
         "a new directory gets its mode by a descriptor",
         "mode-given-by-path",
-        "_give_mode",
+        "_give_owner_and_mode",
         "    made = open_directory(path, flags=os.O_NOFOLLOW)\n",
         "    made = open_directory(str(path))\n",
         "tests/fs/test_inside.py::test_the_mode_of_a_new_directory_is_not_given_to_what_was_put_in_its_place",

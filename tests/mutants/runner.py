@@ -21,6 +21,7 @@ from tests.mutants.deciding import DECIDING
 from tests.mutants.durability import DURABILITY
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
+from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.sharing import SHARING
@@ -30,9 +31,8 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-MUTANTS = {
-    mutant.name: mutant for mutant in (*DURABILITY, *SHARING, *PLACES, *DECIDING, *INDEX, *LOADING, *UNCHANGED, *VALUES)
-}
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES)
+MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0
 _COPIED = ("ckstore", "cli", "migrations", "tests", "docs")

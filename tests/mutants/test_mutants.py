@@ -13,17 +13,9 @@ import pytest
 
 from tests.faults.laws import LAWS
 from tests.mutants import finding
-from tests.mutants.deciding import DECIDING
-from tests.mutants.durability import DURABILITY
 from tests.mutants.finding import definitions
-from tests.mutants.index import INDEX
-from tests.mutants.loading import LOADING
 from tests.mutants.mutant import Mutant
-from tests.mutants.places import PLACES
-from tests.mutants.runner import MUTANTS, PAGE, ROOT, judge, page
-from tests.mutants.sharing import SHARING
-from tests.mutants.unchanged import UNCHANGED
-from tests.mutants.values import VALUES
+from tests.mutants.runner import LISTS, MUTANTS, PAGE, ROOT, judge, page
 from tests.support.coverage import covered
 
 
@@ -79,7 +71,7 @@ def test_a_name_is_that_of_a_function_method_constant_or_module(package: Path) -
 
 
 def test_no_two_mutants_have_one_name_and_every_law_catches_one() -> None:
-    assert len(MUTANTS) == sum(map(len, (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, VALUES)))
+    assert len(MUTANTS) == sum(map(len, LISTS))
     catching = {mutant.says.removesuffix(" (") for mutant in MUTANTS.values()}
     # A file of the store is locked by one lock of its own; that both laws on locks hold is tried in test_laws.
     assert LAWS.keys() - catching <= {"L3"}

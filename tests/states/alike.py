@@ -37,6 +37,8 @@ def differences(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
             yield f"{path}: wanted {len(wanted)} items, found {len(found)}"
         for i, (item, other) in enumerate(zip(wanted, found, strict=False)):
             yield from differences(item, other, f"{path}[{i}]")
+    elif type(wanted).__module__.startswith("tensordict."):
+        yield from differences((wanted.batch_size, wanted.to_dict()), (found.batch_size, found.to_dict()), path)
     elif _is_its_attributes(wanted):
         yield from differences(_attributes(wanted), _attributes(found), f"{path}.")
     elif _bits(wanted) != _bits(found):

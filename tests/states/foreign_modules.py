@@ -101,12 +101,7 @@ def _learns_to_be_quantized() -> Any:
 
 
 def _bitsandbytes(kind: str, **options: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        made = _of("bitsandbytes.nn", kind)(64, 64, **options).to("cpu")
-        made(torch.zeros(1, 64))  # from here on its weight is quantized, also on the CPU
-        return made
-
-    return make
+    return lambda: _of("bitsandbytes.nn", kind)(64, 64, **options).to("cpu")
 
 
 class _Small(nn.Module):
@@ -126,9 +121,7 @@ def _adapted(linear: Callable[[int, int], Any], **options: Any) -> Callable[[], 
         config = peft.LoraConfig(
             **{"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, **options}
         )
-        made = peft.get_peft_model(_Small(linear).to("cpu"), config)
-        made(torch.zeros(1, 64))  # from here on the weights are quantized, also on the CPU
-        return made
+        return peft.get_peft_model(_Small(linear).to("cpu"), config)
 
     return make
 
@@ -174,9 +167,8 @@ def rows() -> Iterator[Run]:
         yield _quantized_training(name)
     yield _learns("torchao: QATConfig", _learns_to_be_quantized)
     for quantized in (True, False):
-        yield _computes(
-            f"bitsandbytes: Linear8bitLt({quantized})", _bitsandbytes("Linear8bitLt", has_fp16_weights=not quantized)
-        )
+        make = _bitsandbytes("Linear8bitLt", has_fp16_weights=not quantized)
+        yield replace(_computes(f"bitsandbytes: Linear8bitLt({quantized})", make), again=not quantized)
     for kind in ("nf4", "fp4"):
         for nested in (True, False):
             make = _bitsandbytes("Linear4bit", quant_type=kind, compress_statistics=nested)
@@ -189,7 +181,7 @@ def rows() -> Iterator[Run]:
     )
     yield _learns("peft: LoRA", _adapted(nn.Linear))
     yield _learns("peft: DoRA", _adapted(nn.Linear, use_dora=True))
-    yield _learns("peft: LoRA of 8 bits", _adapted(_eight_bits))
+    yield replace(_learns("peft: LoRA of 8 bits", _adapted(_eight_bits)), again=False)
     yield replace(_learns("peft: QLoRA, the whole model", _adapted(_four_bits)), torch_refuses=True)
     for name, linear in (("LoRA", nn.Linear), ("LoRA of 8 bits", _eight_bits), ("QLoRA", _four_bits)):
         yield _learns(f"peft: {name}, the adapters alone", lambda linear=linear: _Adapters(_adapted(linear)))

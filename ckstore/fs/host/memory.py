@@ -4,57 +4,116 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from pathlib import Path
+from typing import NamedTuple
 
-_MEMINFO = Path("/proc/meminfo")
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = "/proc/meminfo"
+_OWN_GROUPS = "/proc/self/cgroup"
+_MOUNTS = "/proc/self/mountinfo"
+_NO_LIMIT_BYTES = 2**62
+"""A group of version 1 without a limit has the greatest number of whole pages."""
+
+
+class _Files(NamedTuple):
+    """The files of a control group that say how much it may take and takes, and what of `memory.stat` is cache."""
+
+    limit: str
+    used: str
+    cache: tuple[str, ...]
+
+
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+_VERSION_2 = _Files("memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+class Left(NamedTuple):
+    """What is left under one limit.
+
+    Attributes:
+        nbytes: That much.
+        where: Which limit it is, as the end of a sentence.
+    """
+
+    nbytes: int
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.nbytes} are available {self.where}"
+
+
+def left() -> Left | None:
+    """Return what is available before the kernel has to kill a process, under the tightest limit; None: it says none.
+
+    What the page cache has and swap count as free of the machine, and the page cache of each control group that has a
+    limit.
+    """
+    return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 
 
 def available_bytes() -> int | None:
-    """Return how many bytes are available before the kernel has to kill a process; None where it does not say.
-
-    What the page cache has and swap count as free: of the machine, and of each control group that has a limit.
-    """
-    return min((found for found in (_of_machine(), *_of_groups(), _of_limit()) if found is not None), default=None)
+    """Return the bytes of `left`."""
+    found = left()
+    return None if found is None else found.nbytes
 
 
-def _of_machine() -> int | None:
+def _of_machine() -> Iterator[Left]:
     known = _numbers(_MEMINFO)
-    if "MemAvailable:" not in known:
-        return None
-    return (known["MemAvailable:"] + known.get("SwapFree:", 0)) * 1024
+    if "MemAvailable:" in known:
+        yield Left((known["MemAvailable:"] + known.get("SwapFree:", 0)) * 1024, "on this machine")
 
 
-def _of_groups() -> Iterator[int]:
-    """Yield what is left in the control group of this process, and in those around it (version 2 alone)."""
-    own = next((line[3:] for line in _read(_OWN_GROUPS).splitlines() if line.startswith("0::")), "")
-    group = _GROUPS / own.strip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(_GROUPS):
-            return
-        most, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
-        if most.isdigit() and used.isdigit():
-            cached = _numbers(folder / "memory.stat")
-            yield int(most) - int(used) + cached.get("inactive_file", 0) + cached.get("active_file", 0)
+def _of_groups() -> Iterator[Left]:
+    """Yield what is left in the control groups of this process, and in those around them, of both versions."""
+    own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
+    for root, mount, kind, options in _mounts():
+        files = _VERSION_2 if kind == "cgroup2" else _VERSION_1
+        path = next((path for _, names, path in own if _is_of(names, kind)), None)
+        if path is None or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        # In a container the mount shows a part of the tree, and the path may be that of the host.
+        inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
+        names = [name for name in inner.split("/") if name]
+        for depth in range(len(names), -1, -1):
+            yield from _of_group("/".join((mount, *names[:depth])), files)
 
 
-def _of_limit() -> int | None:
+def _mounts() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the mounts of control groups: which part of the tree, where, its kind, and its controllers."""
+    for line in _read(_MOUNTS).splitlines():
+        about, _, filesystem = line.partition(" - ")
+        fields, kind_source_options = about.split(" "), filesystem.split(" ")
+        if kind_source_options[0] in ("cgroup", "cgroup2") and len(fields) > 4 and len(kind_source_options) > 2:
+            yield fields[3], fields[4].replace(r"\040", " "), kind_source_options[0], kind_source_options[2]
+
+
+def _is_of(names: str, kind: str) -> bool:
+    return not names if kind == "cgroup2" else "memory" in names.split(",")
+
+
+def _of_group(folder: str, files: _Files) -> Iterator[Left]:
+    most, used = _read(f"{folder}/{files.limit}").strip(), _read(f"{folder}/{files.used}").strip()
+    if most.isdigit() and used.isdigit() and int(most) < _NO_LIMIT_BYTES:
+        known = _numbers(f"{folder}/memory.stat")
+        cached = sum(known.get(name, 0) for name in files.cache)
+        yield Left(max(0, int(most) - int(used) + cached), f"in the control group {folder}, whose limit is {most}")
+
+
+def _of_limit() -> Iterator[Left]:
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = _read(Path("/proc/self/statm")).split()
-    if most == resource.RLIM_INFINITY or not pages:
-        return None
-    return most - int(pages[0]) * resource.getpagesize()
+    pages = _read("/proc/self/statm").split()
+    if most != resource.RLIM_INFINITY and pages:
+        left_bytes = max(0, most - int(pages[0]) * resource.getpagesize())
+        yield Left(left_bytes, "below this process's limit of addresses (ulimit -v)")
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _numbers(path: str) -> dict[str, int]:
     """Return the lines of a file that are a name and a number."""
     lines = (line.split() for line in _read(path).splitlines())
     return {fields[0]: int(fields[1]) for fields in lines if len(fields) > 1 and fields[1].isdigit()}
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace")
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
     except OSError:  # not this kernel, not this user, or no such group any more
         return ""

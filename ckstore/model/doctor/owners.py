@@ -20,6 +20,7 @@ class OwnerFacts:
         mode: Permission bits of the root.
         owner: Name of the root's owner.
         owner_id, process_id: User ids of the owner of the root, and of this process.
+        may_give: Whether this process may give files to other users, as root usually may.
         misplaced: Directories of the store that are symlinks, no directories, or on another filesystem.
         open_to_all: Directories or files in it, other than the root, that any user may change.
         foreign_count: Files in it that belong to another user than the root.
@@ -31,6 +32,7 @@ class OwnerFacts:
     owner: str = ""
     owner_id: int = 0
     process_id: int = 0
+    may_give: bool = True
     misplaced: tuple[str, ...] = ()
     open_to_all: tuple[str, ...] = ()
     foreign_count: int = 0
@@ -47,8 +49,14 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
         return DoctorFinding("note", "owner", told, do)
     me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
     told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
+    if facts.process_id == 0 and facts.may_give:
+        told += ": what it makes in the store is given to that owner"
+        return DoctorFinding("note", "owner", told, "nothing: the owner can read, link and free what root saves")
     if facts.process_id == 0:
-        told += ": root will own what it writes, and the store's owner can neither link nor free that"
+        told += (
+            " without the right to give files away (CAP_CHOWN): root will own what it writes, "
+            "and the store's owner can neither link nor free that"
+        )
     else:
         told += (
             ": the kernel may refuse it links to that user's blobs, and does not show it which processes have them open"

@@ -77,7 +77,7 @@ def marked(layout: Layout) -> Iterator[Inside]:
             with Held(folder) as run_directory:
                 steps = [name for name in os.listdir(run_directory.fd) if STEP_PATTERN.match(name)]
                 names = [name for name in steps if _may_be_marked(run_directory, name)]
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         if names:
             published = {step for _, step, _ in layout.published(run)}

@@ -75,6 +75,13 @@ def glance(path: Inside, run: str, step: int, seen: ManifestCache | None = None)
         NewerFormat: A newer ckstore wrote it.
         OSError: The system refused.
     """
+    try:
+        return _glance(path, run, step, seen)
+    except PermissionError:
+        return Glance(problem=f"this user may not read {path}")
+
+
+def _glance(path: Inside, run: str, step: int, seen: ManifestCache | None) -> Glance:
     with Held(path) as directory:
         fd = directory.fd
         try:

@@ -14,14 +14,13 @@ What it costs follows what there is to free: candidates are listed by the catalo
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse
-from ckstore.fs import peek
+from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
@@ -29,14 +28,14 @@ from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
 from ckstore.ops.config_file import GRACE_S, setting_of
-from ckstore.ops.context import warn
+from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import next_to_free, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
-from ckstore.ops.os_errors import unsafe
+from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
 
 if TYPE_CHECKING:
@@ -111,15 +110,14 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
     except NotInStore as error:
         raise unsafe("gc stopped", error) from error
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        msg = f"gc stopped: {error.strerror or error}{where}; nothing that is needed was touched"
-        raise CkstoreError(msg, hint="the next gc continues where this one stopped") from error
+        msg = f"gc stopped: {describe_os_error(error)}; nothing that is needed was touched"
+        raise of_the_system(error, msg, hint="the next gc continues where this one stopped") from error
 
 
 def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport:
     layout = context.layout
     free_bytes = peek.free_space(context.layout.path).unused_bytes
-    with _start(context, grace) as collector, reserve.given_up(layout):
+    with _start(context, grace) as collector, reserve.given_up(layout) as full:
         thorough = context.catalog_is_private and settle
         catch_up(context, whole=thorough)
         if context.shared:
@@ -146,8 +144,9 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             trash_left=tuple(trash.names_in(layout.trash)),
             unseen_processes=collector.unseen_count,
         )
+    tell_passed_over(context)
     grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
-    with reserve.given_up(layout):  # measured without it; the catalog is read once more
+    with reserve.given_up(layout, full=full):  # measured without it; the catalog is read once more
         report = _completed(context, report, grown_bytes, grace)
     reserve.fill(layout)
     return report
@@ -232,7 +231,7 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
     try:
         return graces.begin(context.layout, seconds)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in files.NO_SPACE:
             raise
     with reserve.given_up(context.layout):
         return graces.begin(context.layout, seconds)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
-from ckstore.fs import locks
+from ckstore.fs import files, locks
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
@@ -37,19 +36,28 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
     if staging.lock.fd < 0:
         return
     try:
-        moved = trash.move_to_trash(context.layout, staging.path, staging.lock)
-    except OSError:
-        staging.lock.release()
-        return
-    staging.lock.release()
-    try:
-        with reserve.given_up(context.layout):  # it frees what filled the disk
+        moved = _moved(context, staging)
+        with reserve.given_up(context.layout, full=None if moved else True):  # it frees what filled the disk
+            moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
+            staging.lock.release()
             if not context.shared:
                 give_back(context, staging.written)
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
     except OSError:  # gc does it
         return
+    finally:
+        staging.lock.release()
+
+
+def _moved(context: Context, staging: Staging) -> Inside | None:
+    """Move a save to trash; None: that needs space, too, as on btrfs."""
+    try:
+        return trash.move_to_trash(context.layout, staging.path, staging.lock)
+    except OSError as error:
+        if error.errno not in files.NO_SPACE:
+            raise
+        return None
 
 
 def discard_path(context: Context, path: Inside) -> None:
@@ -88,7 +96,7 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error says that the filesystem, or a quota, is full."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = isinstance(error, OSError) and error.errno in files.NO_SPACE
     return full or isinstance(error, InsufficientSpace)
 
 

@@ -20,6 +20,7 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
+from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 from ckstore.ops.refs.protection import pins_by_checkpoint
@@ -227,7 +228,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
             lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)
-        except (FileNotFoundError, InUse):
+        except (FileNotFoundError, PermissionError, InUse):
             continue
         guarded.enter_context(lock)
         if not why_not_valid(context, info):
@@ -246,4 +247,6 @@ def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | No
         drop(context, info)
     except (InUse, NoSuchRef) as error:
         return error.message
+    except PermissionError as error:
+        return f"this user may not drop it: {describe_os_error(error)}"
     return ""

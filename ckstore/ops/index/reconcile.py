@@ -50,7 +50,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
 
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
-        if found.problem:
+        if found.problem and not found.is_closed:
             context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         if seen is not None:
             seen(run, step, found)

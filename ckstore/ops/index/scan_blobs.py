@@ -57,7 +57,10 @@ def canonical_blobs(layout: Layout) -> Iterator[Inside]:
     for fan in names_in(layout.blobs):
         folder = layout.blobs / fan
         if peek.is_directory(folder):
-            yield from (folder / name for name in names_in(folder) if is_digest(name) and fan_out(name) == fan)
+            names: list[str] = []
+            with suppress(PermissionError):  # another user's, who sees to it
+                names = names_in(folder)
+            yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 
 
 def list_blobs(context: Context, *, timeout_s: float) -> int:

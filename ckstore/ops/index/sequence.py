@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
+from ckstore.ops.context import tell_passed_over
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.wrong_rows import write_again
 
@@ -36,6 +37,7 @@ def next_sequence(context: Context) -> int:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
     context.greatest_sequence.raise_to(sequence)
+    tell_passed_over(context)
     if known.looked:
         context.directory_cache.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
@@ -141,7 +143,7 @@ class _Known:
             self._checked.add(place)
             try:
                 facts = facts_at(self._context, place)
-            except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+            except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
                 self.torn.add(place)
                 continue
             said = self.sequences.get(place)

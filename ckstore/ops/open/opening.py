@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.host.mounts import examine
+from ckstore.fs.owner import may_give
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.objects.layout import Layout
@@ -102,6 +103,7 @@ def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
         owner=f"uid {status.st_uid}",
         owner_id=status.st_uid,
         process_id=os.geteuid(),
+        may_give=os.geteuid() != 0 or may_give(),
     )
     findings = [*check_place(place), check_permissions(facts)]
     if not readonly:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
-from ckstore.ops.context import warn
+from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
@@ -60,6 +59,7 @@ def recover(context: Context) -> list[str]:
     create.remove_leftovers(layout)
     for note in said:
         warn(note)
+    tell_passed_over(context)
     return said + notes
 
 
@@ -83,7 +83,7 @@ def _unless_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in files.NO_SPACE:
             raise
 
 

@@ -5,7 +5,6 @@ What is shared with the store by reflink is still read and checked. Memory is on
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,7 +164,7 @@ def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
     except OSError as error:
         if str(error.filename).startswith(checkpoint):
             raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in files.NO_SPACE:
             msg = f"the filesystem of {destination} is full; nothing was left behind"
             raise InsufficientSpace(msg, hint="make room, then check out again") from error
         where = f" ({error.filename})" if error.filename else ""

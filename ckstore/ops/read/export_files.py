@@ -7,7 +7,6 @@ compared by digest, before it is published.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 MARGIN_BYTES = 2**20
 _BLOCK_BYTES = RANGE_BYTES
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST = ALGORITHMS["xxh3_128"].digest
 
 
@@ -77,7 +75,7 @@ def building(
             with RangeReader(directory) as reader, directory.reporting_damage():
                 yield tree, reader
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in files.NO_SPACE:
             raise
         msg = (
             f"the export needs {needed_bytes} bytes, which did not fit ({describe_os_error(error)}); "

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
-from ckstore.fs.host.memory import available_bytes
+from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.objects.pieces import Part, PieceReader, by_blob, check
 from ckstore.ops.call_threads import for_each
@@ -28,8 +28,10 @@ _CORES = len(os.sched_getaffinity(0))
 _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
 _ALIGN_BYTES = 64
-_ASK_FROM_BYTES = 64 * 2**20
-"""Less is not asked for: the kernel's answer takes longer than reading it."""
+_ASK_FROM_BYTES = 8 * 2**20
+"""Less is taken unasked: the kernel's answer takes longer than reading it."""
+_SPARE_BYTES = 16 * 2**20
+"""What reading itself takes beside that: buffers, threads, pages of tables."""
 
 
 class StorageNames:
@@ -231,10 +233,10 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     """
     if nbytes < _ASK_FROM_BYTES:
         return
-    free_bytes = available_bytes()
-    if free_bytes is not None and nbytes > free_bytes:
+    found = left()
+    if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
         where = f"{directory.manifest.run}@{directory.manifest.step}"
-        msg = f"reading {where} takes {nbytes} bytes of memory, and {free_bytes} are available"
+        msg = f"reading {where} takes {nbytes} bytes of memory, and {found}"
         hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)
 

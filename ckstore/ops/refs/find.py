@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
-from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
-from ckstore.ops.context import Context, annotated, tags_by_checkpoint
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
@@ -99,9 +99,11 @@ def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
     """
     from ckstore.objects.checkpoints import look
 
-    if context.layout.stamp(*key) is None:
+    if context.layout.stamp(*key) is None and not context.layout.passed_over:
         return
     found = look(context.layout, *key)
+    if found.is_closed:
+        raise CkstoreError(found.problem, hint=way_in(context, context.layout.checkpoint(*key).inner))
     if found.published is None and found.problem and not found.is_another:
         hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
         raise DamagedBlob(found.problem, hint=hint)

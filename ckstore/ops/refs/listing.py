@@ -15,7 +15,7 @@ from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_unavailable, warn
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_passed_over, tell_unavailable, warn
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.index.wrong_rows import write_again
@@ -89,6 +89,7 @@ def infos_at(
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
+    tell_passed_over(context)
     return [as_it_is(context, runs, info, tags.get(info.key, ())) for info in found]
 
 

@@ -13,6 +13,7 @@ from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
+from ckstore.fs.owner import may_give
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
@@ -135,6 +136,7 @@ def _files(context: Context) -> Findings:
         owner=survey.user_name(status.st_uid),
         owner_id=status.st_uid,
         process_id=os.geteuid(),
+        may_give=os.geteuid() != 0 or may_give(),
         open_to_all=tuple(found.open_to_all),
         foreign_count=found.foreign_count,
         writable_blobs=found.writable_blobs,

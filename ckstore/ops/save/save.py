@@ -14,7 +14,6 @@ the rename on the save does not fail any more; what is left undone then is done 
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from ckstore.errors import (
     StepExists,
     UnknownOutcome,
 )
+from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.info import CheckpointInfo, Published
@@ -490,7 +490,7 @@ def failing_as_save(context: Context, what: str) -> Iterator[None]:
         raise
     except OSError as error:
         msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
     except MemoryError as error:

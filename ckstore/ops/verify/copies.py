@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -231,10 +232,11 @@ def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     for folder in (layout.trash, layout.staging):
         held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
-        found = peek.find(path)
-        if found is not None and found.st_ino not in seen:
-            seen.add(found.st_ino)
-            yield path
+        with suppress(PermissionError):  # another user's
+            found = peek.find(path)
+            if found is not None and found.st_ino not in seen:
+                seen.add(found.st_ino)
+                yield path
 
 
 def _check_source(path: Path) -> Path:

@@ -292,7 +292,11 @@ class Verification:
             StoreFinding("locked", f"{run}@{step} was not checked: {error.message}", f"{run}@{step}", harmful=True)
             for (run, step), error in sorted(checker.locked.items())
         ]
-        return [*locked, *survey(self._context, checker, self._options.mode)]
+        closed = [
+            StoreFinding("closed", f"{said}, so it was not checked", path)
+            for path, said in sorted(self._context.layout.passed_over.items())
+        ]
+        return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
         """Look once more at what was damaged; what `checker` has read is not read again, what is new is.

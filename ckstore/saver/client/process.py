@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
+from ckstore.fs.memory_file import open_memory
 from ckstore.saver import wire
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class SaverProcess:
         self._said = -1
         self._sock, theirs = wire.pair()
         try:
-            self._said = os.memfd_create("ckstore-saver-stderr", os.MFD_CLOEXEC)
+            self._said = open_memory("ckstore-saver-stderr")
             self._child = _start(theirs.fileno(), self._said)
         except BaseException:
             self.let_go()

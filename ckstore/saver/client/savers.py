@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ckstore.errors import CkstoreError
+from ckstore.fs.memory_file import is_memory
 from ckstore.model.names import is_run
 from ckstore.model.saver.messages import SaverState
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME, SaverStatus
@@ -44,7 +45,7 @@ def _is_saver(folder: Path) -> bool:
 
 def _status(folder: Path) -> SaverStatus | None:
     try:
-        pages = [fd for fd in (folder / "fd").iterdir() if f"/memfd:{STATUS_NAME} " in f"{_file_of(fd)} "]
+        pages = [fd for fd in (folder / "fd").iterdir() if is_memory(f"{_file_of(fd)}", STATUS_NAME)]
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
             if status is not None:  # else it was read in the middle of a change

@@ -1,8 +1,9 @@
 """The snapshot: memory of its own that a state is copied into once, and that another process can be given.
 
 It is an anonymous file in memory (memfd): it counts against no quota of /dev/shm, has no name that could be left
-behind, and is gone with the last process that has it. It is kept for the next save, so that its pages need not be made
-again.
+behind, and is gone with the last process that has it. What the kernel leaves this process is asked first: to touch a
+page that is one too many in a control group kills the training instead of being an error. It is kept for the next save,
+so that its pages need not be made again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
+from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
+from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Place
 from ckstore.model.sizes import size_text
 
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.captured import ByteSource
 
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
+"""Of a file in memory the last is the limit of sizes (ulimit -f)."""
+_SPARE_BYTES = 64 * 2**20
+"""What has to be left beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
 _ALIGNMENT = 64
 _PART_BYTES = 16 * 2**20
 _THREADS = 2
@@ -72,7 +79,10 @@ class Snapshot:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = self.size_for(nbytes)
         self._is_written = False
-        self.fd = os.memfd_create("ckstore-snapshot", os.MFD_CLOEXEC)
+        found = left()
+        if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
+            raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
+        self.fd = open_memory("ckstore-snapshot")
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
@@ -81,10 +91,13 @@ class Snapshot:
             self._fault_in()
         except BaseException as error:
             self._give_up()
-            if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            if not isinstance(error, OSError) or error.errno not in _NO_MEMORY:
                 raise
-            msg = f"no memory for a snapshot of {size_text(self.nbytes)}"
-            raise InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight") from error
+            raise self._no_memory(f": {error.strerror}") from error
+
+    def _no_memory(self, why: str) -> InsufficientSpace:
+        msg = f"no memory for a snapshot of {size_text(self.nbytes)}{why}"
+        return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
         """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import SaveAbandoned
+from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Committed, Publishing, SaverState, Status
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
 from ckstore.ops.context import SaveWatch
@@ -34,7 +35,7 @@ class Reporter(SaveWatch):
         self._inbox = inbox
         self._sock = inbox.sock
         self._mutex = threading.RLock()
-        self._page = os.memfd_create(STATUS_NAME, os.MFD_CLOEXEC)
+        self._page = open_memory(STATUS_NAME)
         os.ftruncate(self._page, STATUS_BYTES)
         self._about = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
         self._number = self._done = self._total = 0

@@ -193,7 +193,8 @@ MINE = owners.OwnerFacts(path="/s", owner="ann", owner_id=7, process_id=7)
     "check,facts,level,said",
     [
         (owners.check_owner, {}, "ok", "ann"),
-        (owners.check_owner, {"process_id": 0}, "warning", "root will own"),
+        (owners.check_owner, {"process_id": 0}, "note", "is given to that owner"),
+        (owners.check_owner, {"process_id": 0, "may_give": False}, "warning", "root will own"),
         (owners.check_owner, {"process_id": 8}, "warning", "the user 8"),
         (owners.check_permissions, {}, "ok", "only ann may use"),
         (owners.check_permissions, {"mode": 0o750}, "note", "other users may read it"),

@@ -43,7 +43,7 @@ def test_more_than_fits_into_memory_is_refused_with_both_numbers_before_anything
     path = forge(tmp_path / "huge", ZEROS, **zeros(100_000))  # 98 GiB of one MiB
 
     with ckstore.open_checkpoint(path) as checkpoint, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.read.storage_read.available_bytes", lambda: 2**33)
+        patch.setattr("ckstore.ops.read.storage_read.left", lambda: memory.Left(2**33, "in this test"))
         reads: list[Callable[[], object]] = [checkpoint.load, lambda: checkpoint["w"], lambda: checkpoint.slice("w")[:]]
         for read in reads:
             with pytest.raises(InsufficientSpace, match=f"{100_000 * MIB} bytes of memory, and {2**33} are available"):
@@ -201,36 +201,3 @@ def test_each_of_many_damaged_blobs_is_told_with_the_same_names(tmp_path: Path) 
     assert [damage.blob for damage in found] == [blob.digest for blob in blobs]
     assert {len(damage.names) for damage in found} == {count}
     assert len({id(damage.names) for damage in found}) == 1
-
-
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Control groups of which the inner one has no limit and the outer one has."""
-    folder = tmp_path / "cgroup"
-    (folder / "outer/inner").mkdir(parents=True)
-    (folder / "outer/inner/memory.max").write_text("max\n")
-    (folder / "outer/inner/memory.current").write_text("100\n")
-    (folder / "outer/memory.max").write_text("5000\n")
-    (folder / "outer/memory.current").write_text("4000\n")
-    (folder / "outer/memory.stat").write_text("anon 1000\ninactive_file 2000\nactive_file 300\n")
-    (tmp_path / "own").write_text("0::/outer/inner\n")
-    monkeypatch.setattr(memory, "_GROUPS", folder)
-    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
-    return folder
-
-
-def test_what_a_control_group_leaves_is_counted_with_its_cache(groups: Path) -> None:
-    assert memory.available_bytes() == 1000 + 2300
-
-    (groups / "outer/memory.max").write_text("max\n")
-
-    machine = memory.available_bytes()
-    assert machine is not None
-    assert machine > 3300
-
-
-def test_where_the_kernel_says_nothing_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_MEMINFO", "_OWN_GROUPS", "_GROUPS"):
-        monkeypatch.setattr(memory, name, tmp_path / "nothing")
-
-    assert memory.available_bytes() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -128,13 +129,23 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
     (root / "catalog.db").unlink()
 
 
-def test_a_store_of_another_user_is_reported_at_opening_and_by_doctor(tmp_path: Path) -> None:
+def test_a_store_of_another_user_is_reported_at_opening_and_by_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By root without the right to give its files away; with it (tests/machines/test_other_users.py) all is well."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
     require_root()
     root = tmp_path / "store"
     Store.init(root)
     for folder, names, files in os.walk(root):
         for name in (".", *names, *files):
             os.chown(os.path.join(folder, name), 65534, 65534)
+    monkeypatch.setattr(os, "fchown", refused)
+    for module in ("ckstore.ops.open.opening", "ckstore.ops.report.doctor"):
+        monkeypatch.setattr(f"{module}.may_give", lambda: False)
 
     with Store(root) as store:
         assert any("belongs to uid 65534" in note and "root will own" in note for note in store.warnings)
