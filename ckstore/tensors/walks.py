@@ -64,7 +64,7 @@ def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[s
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a tensor that is made of others, as its node says it; None if it says none."""
+    """Return the shape of a tensor that is made of several, as its node says it; None if it says none."""
     extra = node[3]
     if node[2] != "sparse_csr":  # (shape, coalesced) or (context, shape, strides)
         items = extra[1] if isinstance(extra, list) and extra[0] == "tuple" else []

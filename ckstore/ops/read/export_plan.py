@@ -18,7 +18,7 @@ from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
-from ckstore.ops.read.quantized_names import QuantizedNames
+from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:
