@@ -100,7 +100,8 @@ def _is_its_attributes(value: object) -> bool:
 def _attributes(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return vars(value)
+    attributes: dict[str, Any] = vars(value)
+    return attributes
 
 
 def _bits(value: Any) -> Any:
@@ -118,4 +119,5 @@ def _bits(value: Any) -> Any:
         return value.isoformat(), value.fold, repr(value.tzinfo)
     if isinstance(value, io.BytesIO):
         return value.getvalue(), value.tell()
-    return value if type(value).__eq__ is not object.__eq__ else repr(value)
+    compares: Any = type(value).__eq__
+    return repr(value) if compares is object.__eq__ else value

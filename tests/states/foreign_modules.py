@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,26 +14,21 @@ from torch import nn
 from tests.states.table import Parts, Run
 
 _QUANTIZATION = "torchao.quantization"
+_INT4: Any = getattr(torch, "int4")  # noqa: B009 - of which torch's types say nothing
 _TORCHAO: list[tuple[str, str, dict[str, Any]]] = [
     (_QUANTIZATION, "Int8WeightOnlyConfig", {}),
     (_QUANTIZATION, "Int8DynamicActivationInt8WeightConfig", {}),
     (_QUANTIZATION, "IntxWeightOnlyConfig", {}),
-    (_QUANTIZATION, "IntxWeightOnlyConfig", {"weight_dtype": torch.int4}),
+    (_QUANTIZATION, "IntxWeightOnlyConfig", {"weight_dtype": _INT4}),
     (_QUANTIZATION, "Int8DynamicActivationIntxWeightConfig", {}),
     (_QUANTIZATION, "Float8WeightOnlyConfig", {}),
     ("torchao.prototype.quantization.int4.inference_workflow", "PrototypeInt4WeightOnlyConfig", {}),
     ("torchao.prototype._nf4tensor_api", "NF4WeightOnlyConfig", {}),
     ("torchao.prototype.mx_formats.inference_workflow", "NVFP4WeightOnlyConfig", {}),
-    (
-        "torchao.prototype.quantization.codebook.codebook_quantized_tensor",
-        "CodebookWeightOnlyConfig",
-        {},
-    ),
     ("torchao.prototype.quantization.gguf.api", "GGUFWeightOnlyConfig", {}),
 ]
 _UNKNOWN_TO_TORCH = {
-    *("CodebookWeightOnlyConfig", "Int8MixedPrecisionTrainingConfig", "NF4WeightOnlyConfig"),
-    "int8_weight_only_quantized_training",
+    *("Int8MixedPrecisionTrainingConfig", "NF4WeightOnlyConfig", "int8_weight_only_quantized_training"),
 }
 """The tensors of these, or what says how they are put together, are not among torch's safe globals."""
 _TORCHAO_TRAINING = ("int8_weight_only_quantized_training", "Int8MixedPrecisionTrainingConfig")
@@ -95,7 +91,7 @@ def _quantized_training(name: str) -> Run:
 
 def _learns_to_be_quantized() -> Any:
     made = nn.Sequential(nn.Linear(64, 64))
-    config = _of(_QUANTIZATION, "Int8DynamicActivationIntxWeightConfig")(weight_dtype=torch.int4)
+    config = _of(_QUANTIZATION, "Int8DynamicActivationIntxWeightConfig")(weight_dtype=_INT4)
     _of(_QUANTIZATION, "quantize_")(made, _of("torchao.quantization.qat", "QATConfig")(config, step="prepare"))
     return made
 
@@ -184,4 +180,4 @@ def rows() -> Iterator[Run]:
     yield replace(_learns("peft: LoRA of 8 bits", _adapted(_eight_bits)), again=False)
     yield replace(_learns("peft: QLoRA, the whole model", _adapted(_four_bits)), torch_refuses=True)
     for name, linear in (("LoRA", nn.Linear), ("LoRA of 8 bits", _eight_bits), ("QLoRA", _four_bits)):
-        yield _learns(f"peft: {name}, the adapters alone", lambda linear=linear: _Adapters(_adapted(linear)))
+        yield _learns(f"peft: {name}, the adapters alone", partial(_Adapters, _adapted(linear)))

@@ -62,7 +62,8 @@ def _matrices() -> Any:
 def _one_rank() -> None:
     """Make the process group that some want, of this process alone; it stays until the process ends."""
     if not distributed.is_initialized():
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        group: Any = distributed
+        group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
 
 
 def of_pytorch_optimizer(kind: str, name: str = "", **options: Any) -> Run:

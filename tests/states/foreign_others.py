@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ def _sampled() -> Any:
     return _stateful(data, batch_size=2, sampler=sampler)()
 
 
+def _loader_of(make: Callable[[], Any]) -> Any:
+    return _of("torchdata.nodes", "Loader")(make())
+
+
 def _nodes() -> Iterator[Run]:
     def node(name: str, *given: Any, **options: Any) -> Any:
         return _of("torchdata.nodes", name)(*given, **options)
@@ -112,7 +117,7 @@ def _nodes() -> Iterator[Run]:
         ),
     }
     for name, make in makes.items():
-        yield _loads(f"nodes.{name}", lambda make=make: node("Loader", make()))
+        yield _loads(f"nodes.{name}", partial(_loader_of, make))
 
 
 def _metric(name: str, make: Callable[[], Any], *given: Callable[[], torch.Tensor]) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,10 @@ _EPOCHS: dict[str, Callable[[Any, torch.Generator], DataLoader[Any]]] = {
 }
 
 
+def _epochs(make: Callable[[Any, torch.Generator], DataLoader[Any]]) -> Parts:
+    return {"loader": Epochs(make)}
+
+
 def _next(name: str, make: Callable[[], Any]) -> Run:
     return Run(name, lambda: {"loader": make()}, lambda parts: next(parts["loader"]))
 
@@ -193,6 +198,4 @@ def rows() -> Iterator[Run]:
     yield Run("random generators", lambda: {"rng": Generators()}, lambda parts: parts["rng"].draw())
     yield Run("the state of torch", lambda: {"rng": {"torch": torch.get_rng_state()}}, _random_of_torch)
     for name, make in _EPOCHS.items():
-        yield Run(
-            f"DataLoader, {name}", lambda make=make: {"loader": Epochs(make)}, lambda parts: parts["loader"].batches()
-        )
+        yield Run(f"DataLoader, {name}", partial(_epochs, make), lambda parts: parts["loader"].batches())

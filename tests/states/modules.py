@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,15 @@ def _whole(high: int, *shape: int) -> Batch:
     return lambda: (torch.randint(high, shape),)
 
 
+def _channels_last() -> Any:
+    made: Any = nn.Conv2d(2, 4, 3)
+    return made.to(memory_format=torch.channels_last)
+
+
+def _buffer_of(dtype: torch.dtype) -> Any:
+    return Buffers(a=torch.randn(16).mul(9).relu().to(dtype))
+
+
 _LAYERS: dict[str, tuple[Callable[[], Any], Batch]] = {
     "Linear": (lambda: nn.Linear(4, 3), _plain(5, 4)),
     "Linear without bias": (lambda: nn.Linear(4, 3, bias=False), _plain(5, 4)),
@@ -75,7 +85,7 @@ _LAYERS: dict[str, tuple[Callable[[], Any], Batch]] = {
     "Conv1d": (lambda: nn.Conv1d(2, 3, 3), _plain(2, 2, 6)),
     "Conv2d": (lambda: nn.Conv2d(2, 4, 3, groups=2), _plain(2, 2, 5, 5)),
     "Conv2d, channels last": (
-        lambda: nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last),
+        _channels_last,
         _plain(2, 2, 5, 5),
     ),
     "Conv3d": (lambda: nn.Conv3d(1, 2, 2), _plain(1, 1, 3, 3, 3)),
@@ -240,6 +250,4 @@ def rows() -> Iterator[Run]:
     for dtype in _DTYPES:
         if dtype in (torch.uint16, torch.uint32):  # they cannot add
             continue
-        yield _run(
-            f"a buffer of {dtype}", lambda dtype=dtype: Buffers(a=torch.randn(16).mul(9).relu().to(dtype)), _plain(2)
-        )
+        yield _run(f"a buffer of {dtype}", partial(_buffer_of, dtype), _plain(2))

@@ -129,12 +129,12 @@ class OwnState(nn.Module):
         self.layer = nn.Linear(4, 3)
         self.count = 0
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         return {"layer": self.layer.state_dict(), "count": self.count}
 
-    def load_state_dict(self, state: Any, *args: Any, **options: Any) -> Any:
-        self.count = state["count"]
-        return self.layer.load_state_dict(state["layer"])
+    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+        self.count = state_dict["count"]
+        return self.layer.load_state_dict(state_dict["layer"])
 
     def forward(self, batch: torch.Tensor) -> Any:
         self.count += 1

@@ -12,7 +12,15 @@ from tests.states.table import Parts, Run
 
 _DECAY = {"weight_decay": 0.1}
 _UP = {"maximize": True}
-_ADAM = [{}, {"amsgrad": True}, {"betas": (0.8, 0.9)}, {"eps": 1e-4}, _DECAY, _UP, {"amsgrad": True, **_UP}]
+_ADAM: list[dict[str, Any]] = [
+    {},
+    {"amsgrad": True},
+    {"betas": (0.8, 0.9)},
+    {"eps": 1e-4},
+    _DECAY,
+    _UP,
+    {"amsgrad": True, **_UP},
+]
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "Adadelta": [{}, {"rho": 0.8}, _DECAY, _UP],
     "Adafactor": [{}, {"beta2_decay": -0.5}, {"d": 2.0}, _DECAY, _UP],

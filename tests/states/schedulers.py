@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class Halving:
 def _run(name: str, make: MakeScheduler, *, momentum: bool = True, **options: Any) -> Run:
     def parts() -> Parts:
         made = model()
-        kind = torch.optim.SGD if momentum else torch.optim.AdamW
+        kind: Any = torch.optim.SGD if momentum else torch.optim.AdamW
         optimizer: Any = kind(made.parameters(), lr=0.1, **({"momentum": 0.9} if momentum else {}), **options)
         return {"model": made, "optimizer": optimizer, "scheduler": make(optimizer)}
 
@@ -148,11 +149,15 @@ def _kept_by_hand() -> Run:
     return Run("an average in a dict of tensors", parts, step)
 
 
+def _with(kind: Any, options: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+    return kind(optimizer, **options)
+
+
 def rows() -> Iterator[Run]:
     """Yield the rows."""
     for kind, every in _OF:
         for options in every:
-            make: MakeScheduler = lambda o, kind=kind, options=options: kind(o, **options)  # noqa: E731
+            make: MakeScheduler = partial(_with, kind, options)
             yield _run(f"{kind.__name__}({_options(options)})", make)
     for options in _PLATEAU:
         yield _plateau(**options)

@@ -16,6 +16,7 @@ import types
 import uuid
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -234,8 +235,10 @@ _TENSORS: dict[str, Callable[[], Any]] = {
     "a parameter": lambda: torch.nn.Parameter(torch.ones(2)),
     "a buffer": lambda: torch.nn.Buffer(torch.ones(2)),
     "sparse, COO": lambda: torch.eye(2).to_sparse(),
-    "sparse, COO, not coalesced": lambda: torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,)),
-    "sparse, COO, with dense dimensions": lambda: torch.sparse_coo_tensor([[0, 1]], torch.rand(2, 3), (4, 3)),
+    "sparse, COO, not coalesced": lambda: torch.sparse_coo_tensor(torch.tensor([[0, 0]]), [1.0, 2.0], (2,)),
+    "sparse, COO, with dense dimensions": lambda: torch.sparse_coo_tensor(
+        torch.tensor([[0, 1]]), torch.rand(2, 3), (4, 3)
+    ),
     "sparse, CSR": lambda: torch.eye(2).to_sparse_csr(),
     "tied tensors": _tied,
 }
@@ -343,7 +346,7 @@ _REFUSED: list[Refused] = [
     ),
     Refused(
         "a masked array",
-        lambda: np.ma.array([1, 2], mask=[0, 1]),
+        lambda: np.ma.array([1, 2], mask=[False, True]),
         "[value.data, value.mask]",
         lambda back: np.ma.array(back[0], mask=back[1]),
         hint="store value.data and value.mask",
@@ -370,6 +373,9 @@ class Zone(dt.tzinfo):
     def utcoffset(self, when: dt.datetime | None) -> dt.timedelta:
         return dt.timedelta(hours=1)
 
+    def tzname(self, when: dt.datetime | None) -> str:
+        return "own"
+
     def dst(self, when: dt.datetime | None) -> dt.timedelta:
         return dt.timedelta(0)
 
@@ -385,6 +391,10 @@ def _array_of(name: str) -> np.ndarray[Any, Any]:
     return np.arange(3).astype(dtype)
 
 
+def _scalar_of(name: str) -> Any:
+    return _array_of(name)[1]
+
+
 def rows() -> Iterator[Row]:
     """Yield the rows."""
     for name, make in {**_PLAIN, **_TENSORS, **_KEPT_BY_THEIR_CLASS}.items():
@@ -395,10 +405,10 @@ def rows() -> Iterator[Row]:
         yield Value(name, make, back)
     for name in _DTYPES:
         if hasattr(torch, name):
-            yield Value(f"a tensor of {name}", lambda name=name: _tensor_of(name))
-            yield Value(f"torch.{name} as a dtype", lambda name=name: getattr(torch, name))
+            yield Value(f"a tensor of {name}", partial(_tensor_of, name))
+            yield Value(f"torch.{name} as a dtype", partial(getattr, torch, name))
     for name in _NUMPY:
-        yield Value(f"an array of {name}", lambda name=name: _array_of(name), lambda value: value)
+        yield Value(f"an array of {name}", partial(_array_of, name), lambda value: value)
         if np.dtype(name).kind != "S":
-            yield Value(f"a NumPy scalar of {name}", lambda name=name: _array_of(name)[1])
+            yield Value(f"a NumPy scalar of {name}", partial(_scalar_of, name))
     yield from _REFUSED
