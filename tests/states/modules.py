@@ -186,7 +186,7 @@ _CHANGED: dict[str, tuple[Callable[[], Any], Batch]] = {
     "orthogonal, cayley": (lambda: parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="cayley"), _plain(5, 4)),
     "weight_norm of the hooks": (lambda: nn.utils.weight_norm(nn.Linear(4, 3)), _plain(5, 4)),
     "spectral_norm of the hooks": (lambda: nn.utils.spectral_norm(nn.Linear(4, 3)), _plain(5, 4)),
-    "a parametrization of one's own": (_symmetric, _plain(5, 4)),
+    "a parametrization of its own": (_symmetric, _plain(5, 4)),
     "pruned by size": (_pruned(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)), _plain(5, 4)),
     "pruned by chance": (_pruned(lambda layer: prune.random_unstructured(layer, "weight", 0.5)), _plain(5, 4)),
     "pruned by rows": (_pruned(lambda layer: prune.ln_structured(layer, "weight", 0.5, n=2, dim=0)), _plain(5, 4)),

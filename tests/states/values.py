@@ -297,7 +297,7 @@ def _generator() -> torch.Generator:
 _REFUSED: list[Refused] = [
     Refused("a time of day", lambda: dt.time(12, 30), "value.isoformat()", dt.time.fromisoformat),
     Refused(
-        "a datetime of a zone of one's own",
+        "a datetime of a zone of its own",
         lambda: dt.datetime(2026, 1, 1, tzinfo=Zone()),
         "value.astimezone(datetime.timezone.utc)",
         using={"datetime": dt},
