@@ -18,6 +18,7 @@ GPU_PYTHON ?= 3.12
 VENV := .venv
 PEERS := build/peers
 TRL := build/trl
+STATES := build/states
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -30,7 +31,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl states measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -136,6 +137,17 @@ $(TRL)/.installed: $(STAMP)
 	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(TRL)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(TRL)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt trl==1.16.0
+	@touch $@
+
+states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own
+	$(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
+
+# Its own, since few projects have all of these; without what they need in turn, so that torch stays as it is in .venv.
+$(STATES)/.installed: $(STAMP) tests/states/requirements.txt
+	$(BIN)/python -m venv --clear $(STATES)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(STATES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(STATES)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r tests/states/requirements.txt
 	@touch $@
 
 measures: $(STAMP) ## The measuring tests alone, one after another

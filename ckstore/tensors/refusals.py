@@ -124,17 +124,17 @@ def _hint(value: object) -> str:
     kind = type(value)
     for attribute, instead in _HINTS_BY_ATTRIBUTE:
         if hasattr(kind, attribute):
-            return f"allow its class: {_how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
+            return f"allow its class: {how_to_allow(kind)}; or {instead}" if is_made_of_fields(kind) else instead
     if hasattr(type(value), "__array__"):
         return "store numpy.asarray(value)"
     if callable(getattr(value, "state_dict", None)):
         return "it has state_dict but not load_state_dict: add that, or store value.state_dict()"
     if is_made_of_fields(kind):
-        return f"allow its class: {_how_to_allow(kind)}"
+        return f"allow its class: {how_to_allow(kind)}"
     return "store what it consists of, or give its class state_dict and load_state_dict"
 
 
-def _how_to_allow(kind: type) -> str:
+def how_to_allow(kind: type) -> str:
     """Return the line by which a program allows a class."""
     line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
     is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__

@@ -64,9 +64,9 @@ def state_of(value: Stateful, path: str) -> object:
 
 def hand_over(target: Any, state: object, path: str) -> None:
     """Call `load_state_dict` of an object."""
-    hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
     if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
         state = state.state_dict()  # type: ignore[attr-defined]
+    hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
     with naming_refusals(target, path, hint):
         result = target.load_state_dict(state)
         left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]

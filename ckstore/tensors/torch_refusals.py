@@ -7,6 +7,7 @@ from typing import NoReturn
 import torch
 
 from ckstore.errors import CannotStore
+from ckstore.tensors.refusals import how_to_allow
 
 _BY_CLASS = {
     "DTensor": "save it with ckstore.integrations.dcp, or store value.full_tensor()",
@@ -37,7 +38,7 @@ def _reason(tensor: torch.Tensor) -> tuple[str, str]:
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         hint = _BY_CLASS.get(kind.__name__, "store the plain tensors that it is made of")
         if kind.__name__ not in _BY_CLASS and hasattr(kind, "__tensor_flatten__"):
-            hint = f"allow its class: ckstore.add_safe_globals([{kind.__name__}])"
+            hint = f"allow its class: {how_to_allow(kind)}"
         return f"{kind.__module__}.{kind.__qualname__}, a subclass of torch.Tensor,", hint
     if tensor.is_nested:
         return "a nested tensor", _BY_CLASS["NestedTensor"]

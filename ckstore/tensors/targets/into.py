@@ -217,6 +217,8 @@ class _Walk:
         how = into_parts.plan_parts(self.comparison, target, node, path)
         if how is None or how is into_parts.How.FILLED:
             return None
+        if how is into_parts.How.COPIED:
+            self.comparison.new(node)
         return lambda leaf: torch_targets.as_parameter_of(target, build_with(node, leaf, self.comparison.leaves))
 
     def _dict(self, target: dict[Any, Any], node: Node, path: str) -> Make | None:

@@ -46,7 +46,7 @@ class _Module:
         self.path = path
         self.node = node
         self.found: Found = comparison.found_in(node, path, rename_all=True)
-        apart = {key for key, (_, item) in self.found.items() if _is_made_of_parts(item)}
+        apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
         self.parts = parts_of(module, self.found, apart)
         self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)
         self.loaded: set[str] = set()
@@ -78,11 +78,11 @@ class _Module:
         if (place is None and loader is None) or not self.comparison.wants(item, name):
             return
         name = join_key(self.path, key)
-        if loader is not None:
+        if place is not None and self._is_apart(place.value, item) and not (loader is not None and loader.whole):
+            self._take_parts(key, place.value, name, item)
+        elif loader is not None:
             if place is None or self._may_take(place.value, name, item):
                 self.attempt.handed[loader.prefix][key] = item
-        elif place is not None and _is_made_of_parts(item):
-            self._take_parts(key, place.value, name, item)
         elif place is not None and place.value.is_meta:
             self._take_meta(key, place.value, name, item)
         elif place is not None:
@@ -154,7 +154,7 @@ class _Module:
         if value.is_meta and not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
             return False
-        if not (is_ordinary(value) or torch_targets.can_copy(value) or _copies_sparse(value, item)):
+        if not is_ordinary(value) and not torch_targets.can_copy(value):
             found = f"{torch_targets.describe_unfilled(value)} in the target"
             self.comparison.mismatch(name, "a plain tensor with memory", found)
             return False
@@ -203,6 +203,10 @@ class _Module:
             self._memories.setdefault(_memory(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1])
 
+    @staticmethod
+    def _is_apart(value: torch.Tensor, item: Node) -> bool:
+        return isinstance(item, list) and item[0] == "parts" and not torch.nn.parameter.is_lazy(value)
+
     def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         from ckstore.tensors.targets.into_parts import How, plan_parts
 
@@ -211,8 +215,11 @@ class _Module:
         how = plan_parts(self.comparison, value, item, name)
         if how is not None:
             self._memories.setdefault(_memory(value), (name, item))
+        loader = self.parts.loader_of(key)
         if how is How.FILLED:
             self.loaded.add(key)
+        elif how is How.COPIED and loader is not None:
+            self.attempt.handed[loader.prefix][key] = item
         elif how is How.ASSIGNED:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
@@ -237,6 +244,11 @@ class _Module:
         return True
 
 
+def _is_wrapper(item: Node) -> bool:
+    """Whether a tensor is one of a class that wraps others, not a sparse one."""
+    return isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
+
+
 def _memory(value: torch.Tensor) -> object:
     """Return what is equal for tensors that are one: the same elements of the same memory."""
     if torch.nn.parameter.is_lazy(value) or value.is_meta or not value.numel() or hasattr(value, "__tensor_flatten__"):
@@ -245,16 +257,6 @@ def _memory(value: torch.Tensor) -> object:
         return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own
         return id(value)
-
-
-def _is_made_of_parts(item: Node) -> bool:
-    """Whether a node is a tensor subclass that is compared by its parts; torch copies sparse ones by itself."""
-    return isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
-
-
-def _copies_sparse(value: torch.Tensor, item: Node) -> bool:
-    """Whether a sparse tensor copies by itself from the one of a node."""
-    return isinstance(item, list) and item[0] == "parts" and value.layout is getattr(torch, item[2], None)
 
 
 def _above(key: str) -> Iterator[str]:

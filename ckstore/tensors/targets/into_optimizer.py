@@ -8,6 +8,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.restore import build_with
@@ -171,7 +173,7 @@ class _Optimizer:
         """
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
-        if leaf.kind != "torch" or parameter is None:
+        if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # a lazy one gets its shape as it is loaded
             return True
         own = live.get(leaf.name)
         if self._is_torchs and last in _LIKE_THE_PARAMETER:

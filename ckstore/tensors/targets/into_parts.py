@@ -31,7 +31,7 @@ class How(Enum):
     FILLED = auto()
     """They are bound to those that it has."""
     COPIED = auto()
-    """A new tensor is made of them, from which it copies by itself."""
+    """A new tensor is made of them, from which it copies by itself; who asks plans for it."""
     ASSIGNED = auto()
     """A new tensor is made of them that takes its place."""
 
@@ -48,7 +48,6 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
             comparison.filling.bind(live, index)
         return How.FILLED
     elif node[2] in SPARSE_KINDS and not on_meta and target.layout is getattr(torch, node[2]):
-        comparison.new(node)
         return How.COPIED
     elif comparison.terms.assign:
         comparison.new(node)

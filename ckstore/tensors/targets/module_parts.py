@@ -53,7 +53,7 @@ class Parts:
         places: Key -> where its value goes; also of what is in a loader.
         loaders: Prefix -> loader, in the order of torch; none lies in one that loads all below it.
         shared: The `id` of tensors that loaders load.
-        apart: As in `parts_of`.
+        apart: Keys whose tensors are given as what they are made of.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
@@ -75,9 +75,12 @@ class Parts:
 
 
 def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> Parts:
-    """Return the parts of a module into which a state with the keys `found` is to be loaded. Calls none of its code.
+    """Return the parts of a module into which a state is to be loaded. Calls none of its code.
 
-    `apart`: those of tensors that are compared by the parts which they are made of, and need no loader.
+    Args:
+        module: The module.
+        found: The keys of the state.
+        apart: Those whose tensors are given as what they are made of, which needs no loader.
     """
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
@@ -92,7 +95,7 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
     # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
     parts.shared = {id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None}
     if any(id(place.value) in parts.shared and parts.loader_of(key) is None for key, place in parts.places.items()):
-        parts = Parts(shared=parts.shared, apart=apart)
+        parts = Parts(apart=apart, shared=parts.shared)
         _visit(parts, module, "", by_prefix)
     return parts
 
@@ -115,7 +118,7 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
     own = _places(part, prefix)
     parts.places |= own
     if not inside and _is_checkpoint_wrapper(part):
-        wrapped = Parts(shared=parts.shared, apart=parts.apart)
+        wrapped = Parts(shared=parts.shared)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
         if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
             parts.places |= wrapped.places
@@ -156,8 +159,11 @@ def _loads_all_below(part: Any) -> bool:
 
 def _loads_its_own(part: Any, own: dict[str, Place], found: set[str], apart: Collection[str]) -> bool:
     """Whether torch does more for a part than to copy values to plain tensors."""
-    given = [key for key in own if key in found and key not in apart]
-    if has_extra_state(part) or not all(is_ordinary(own[key].value) for key in given):
+    plain = (
+        is_ordinary(place.value) or (key in apart and not torch.nn.parameter.is_lazy(place.value))
+        for key, place in own.items()
+    )
+    if has_extra_state(part) or not all(plain):
         return True
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
 

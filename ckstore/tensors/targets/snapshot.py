@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.tensors.targets.module_parts import has_extra_state
-from ckstore.tensors.torch_parts import take_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,14 +50,8 @@ class Snapshot:
 
 def kept_bytes(part: Any, *, whole: bool) -> int:
     """Return the memory that a snapshot takes."""
-    return sum(_nbytes(tensor) for tensor in _tensors(part, whole=whole).values() if _has_values(tensor))
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    apart = take_apart(tensor)  # a sparse one has no size of its own
-    return tensor.values().nbytes if apart is None else sum(one.nbytes for one in apart.tensors.values())
+    kept = filter(_has_values, _tensors(part, whole=whole).values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)  # of a sparse one more than it has
 
 
 def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:

@@ -133,7 +133,7 @@ def test_weights_that_are_one_stay_one_and_are_told_apart_by_nothing_else() -> N
     target[2].weight = first.weight  # type: ignore[index]
     saved = Saved({"model": source})
 
-    assert saved.plan({"model": target}).differences.missing == [r"model.2\.bias"]
+    assert saved.load_into({"model": target}).differences.missing == [r"model.2\.bias"]
 
 
 def test_a_sparse_tensor_of_a_module_is_copied() -> None:
