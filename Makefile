@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# Not of OpenMP's variable, which nproc obeys.
+WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc)
 SOAK_S ?= 60
 ODD ?= all
 BENCH ?=
@@ -67,9 +68,9 @@ test: $(STAMP) system-packages ## Lint, and beside it every test but the long cr
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m tests.tools.second_try -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
 
-shares: $(STAMP) ## Write which share of the latest whole `make test` each room took into CONTRIBUTING.md
+shares: $(STAMP) ## Write which share of the processor each room took in the latest whole `make test` into CONTRIBUTING.md
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
 
 lint: $(STAMP) ## ruff, mypy and the import contracts

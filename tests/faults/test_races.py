@@ -19,7 +19,7 @@ import pytest
 from tests.faults.acts import ACTS
 from tests.faults.harness import Faults, split, spread
 from tests.faults.neighbour import ABOVE, HERE, PLACES, Neighbour
-from tests.support.coverage import covered, daily_seed, lane_seed
+from tests.support.coverage import covered, lane_seed, sample_seed
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
@@ -33,10 +33,10 @@ def test_a_directory_that_is_swapped_at_any_call_leads_nowhere(
 ) -> None:
     calls = faults.race(act, HERE, 0, back=False)["calls"]
     every, _ = split(calls)
-    daily, swapped, violations = daily_seed(), 0, []
-    seed = lane_seed() if daily is None else daily
+    sampled, swapped, violations = sample_seed(), 0, []
+    seed = lane_seed() if sampled is None else sampled
 
-    for at in every if daily is None else spread(every, _SAMPLE, seed):
+    for at in every if sampled is None else spread(every, _SAMPLE, seed):
         turn = at + seed
         for kind in (HERE, _OTHERS[turn % len(_OTHERS)]):
             answer = faults.race(act, kind, at, back=bool(turn % 2))

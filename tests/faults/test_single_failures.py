@@ -18,7 +18,7 @@ import pytest
 from tests.faults.harness import Faults, Tally, Whole, every_point, sample, split
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.shim import ALLOCATING, Family, Mode
-from tests.support.coverage import daily_seed
+from tests.support.coverage import sample_seed
 
 pytestmark = pytest.mark.crash
 
@@ -74,7 +74,7 @@ def test_a_call_that_fails_does_no_harm(faults: Faults, whole: Whole, scenario: 
     def run(error: int, at: int) -> dict[str, object]:
         return faults.case(scenario, how.mode, at, error=error, sticky=how.sticky, families=how.families)
 
-    seed = daily_seed()
+    seed = sample_seed()
     if seed is None and how.sticky:
         own, of_catalog = split(calls)
         for at in sorted([*own, *of_catalog[::_ONE_CATALOG_CALL_IN]])[:: how.one_in]:
