@@ -1,4 +1,4 @@
-"""A plugin of pytest: the processor time of each test, for the JUnit report and the end of the log (``-p tests.tools.processor``).
+"""A plugin of pytest: tell the processor time of each test (``-p tests.tools.processor``), in the JUnit report too.
 
 A test is charged with what its process and all that descend from it used meanwhile: wall time would charge it with
 the work of others, and with its sleep. Servers that several tests share are charged as they are used.
@@ -7,7 +7,7 @@ the work of others, and with its sleep. Servers that several tests share are cha
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,7 +19,7 @@ NAME = "processor_s"
 _SHOWN = 15
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _began = pytest.StashKey[float]()
-_files: Counter[str] = Counter()
+_files: defaultdict[str, float] = defaultdict(float)
 
 
 def used_s() -> float:
@@ -53,11 +53,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add a test to its file."""
     if report.when == "teardown":
-        _files[report.nodeid.partition("::")[0]] += dict(report.user_properties).get(NAME, 0)  # type: ignore[assignment]
+        _files[report.nodeid.partition("::")[0]] += sum(
+            float(str(s)) for name, s in report.user_properties if name == NAME
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the sum, and the files that took most."""
     terminalreporter.section(f"processor time: {sum(_files.values()):.0f} s, most of it in")
-    for file, seconds in _files.most_common(_SHOWN):
+    for file, seconds in sorted(_files.items(), key=lambda item: -item[1])[:_SHOWN]:
         terminalreporter.line(f"{seconds:7.1f} s  {file}")

@@ -2,8 +2,9 @@
 
 Usage: python -m tests.tools.shares REPORT PAGE
 
-REPORT is the JUnit report of a run of pytest with `tests.tools.processor`: build/tests.xml, from `make test`. Of PAGE only what
-stands between the two markers is replaced. Shares, not seconds: those of another machine differ, these hardly do.
+REPORT is the JUnit report of a run of pytest with `tests.tools.processor`, such as build/tests.xml, which `make test`
+writes. Of PAGE only what stands between the two markers is replaced. Shares, not seconds: those of another machine
+differ, these hardly do.
 """
 
 from __future__ import annotations
