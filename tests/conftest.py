@@ -24,6 +24,8 @@ from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 from tests.support.memory import memory_folder  # noqa: E402
 from tests.support.own_processes import own_processes  # noqa: E402
+from tests.support.requirements import require_c_compiler  # noqa: E402
+from tests.support.warm_bin import warm_bin  # noqa: E402
 
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -209,6 +211,14 @@ def read_once() -> None:
     """For a test in which a read changes what the next one finds: on read-only views (make odd) there are two."""
     if os.environ.get("CKSTORE_ODD") == "read-only":
         pytest.skip("what is read changes by being read, and here everything is read twice")
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    """A folder with a `python` and a `ckstore` that start in hundredths of a second, torch imported."""
+    require_c_compiler()
+    with warm_bin("torch", "ckstore", "ckstore_cli.app") as folder:
+        yield folder
 
 
 @pytest.fixture
