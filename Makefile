@@ -91,7 +91,7 @@ docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	@mkdir -p build && rm -f build/crash.jsonl
-	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or whole" \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
@@ -141,7 +141,7 @@ $(TRL)/.installed: $(STAMP)
 	@touch $@
 
 states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own
-	$(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
+	CKSTORE_CRASH=full $(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
 
 # Its own, since few projects have all of these; without what they need in turn, so that torch stays as it is in .venv.
 $(STATES)/.installed: $(STAMP) tests/states/requirements.txt

@@ -23,12 +23,12 @@ from tests.support.requirements import CRASH_FULL
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600 if CRASH_FULL else 900)]
 
 _KILLS: tuple[tuple[Mode, bool, int], ...] = (
-    ("kill-before", False, 3),
-    ("kill-after", False, 2),
-    ("kill-before", True, 2),
-    ("kill-after", True, 2),
+    ("kill-before", False, 2),
+    ("kill-after", False, 1),
+    ("kill-before", True, 1),
+    ("kill-after", True, 1),
 )
-_SHORT = {"changing": 3, "disk gone": 2}
+_SHORT = {"changing": 2, "disk gone": 1}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.support.coverage import sample_seed
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = {"kill-before": 8, "kill-after": 4}
+_SAMPLE = {"kill-before": 4, "kill-after": 2}
 
 
 @pytest.mark.parametrize("mode", ["kill-before", "kill-after"])

@@ -210,7 +210,7 @@ def test_any_history_leaves_what_a_dict_would_and_counts_that_agree(
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    drawn = lane_seed(short=0) + part
+    drawn = lane_seed() + part
     machine = seed(drawn)(Histories)
     run_state_machine_as_test(machine, settings=profile)
     with capfd.disabled():

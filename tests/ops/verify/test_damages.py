@@ -343,7 +343,7 @@ def one_case(template: Path, seed: int, kinds: Counter[str]) -> list[str]:
 
 @pytest.mark.crash
 def test_any_harm_to_any_file_is_found_and_healed(template: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    seed = lane_seed(short=1)
+    seed = lane_seed()
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
     number = 0
