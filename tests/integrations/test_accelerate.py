@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,11 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit_for_bit(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
     words = [
-        sys.executable,
+        warm / "python",
         "-m",
         "tests.integrations.tiny_accelerate",
         str(store.path),

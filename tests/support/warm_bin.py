@@ -34,11 +34,12 @@ _SOURCE = Path(__file__).with_suffix(".c")
 _NUMBER = struct.Struct("=i")
 _START_TIMEOUT_S = 120
 _MODULES_BYTES = 1 << 20
+_LEARNED = {"accelerate", "lightning", "peft", "transformers"}
 
 
 @contextmanager
 def warm_bin(*modules: str) -> Iterator[Path]:
-    """Yield the folder. What is imported beforehand are `modules`, and what forks import of the same packages."""
+    """Yield the folder. Imported beforehand are `modules`, and of their packages and a few others what forks import."""
     with tempfile.TemporaryDirectory(prefix="ckstore-warm-") as name:
         folder = Path(name)
         program = ["cc", "-O1", f'-DSOCKET="{folder}/socket"', "-o", folder / "python", _SOURCE]
@@ -183,10 +184,11 @@ class Server:
         self._selector.register(handle, selectors.EVENT_READ, ended)
 
     def _learn(self) -> None:
-        """Import what the fork has imported, of packages that are here: the next one has it."""
+        """Import what the fork has imported, of packages that are here or take seconds: the next one has it."""
         told = os.pread(self._modules, _MODULES_BYTES, 0).partition(b"\n")[0].decode().split()
         for name in sorted(set(told) - sys.modules.keys()):
-            if name.partition(".")[0] in sys.modules:
+            package = name.partition(".")[0]
+            if package in sys.modules or package in _LEARNED:
                 with suppress(ImportError):
                     importlib.import_module(name)
 
