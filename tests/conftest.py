@@ -24,6 +24,7 @@ from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 from tests.support.memory import memory_folder  # noqa: E402
 from tests.support.own_processes import own_processes  # noqa: E402
+from tests.support.representing import representatives_of  # noqa: E402
 from tests.support.requirements import CRASH_FULL, require_c_compiler  # noqa: E402
 from tests.support.warm_bin import warm_bin  # noqa: E402
 
@@ -84,9 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     So none of them begins last.
     """
     if not CRASH_FULL and not any("::" in argument for argument in config.args):
-        left_out = [item for item in items if item.get_closest_marker("whole") is not None]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("whole") is None]
+        representing = representatives_of(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in representing])
+        items[:] = [item for item in items if item in representing]
     workers = int(getattr(config, "workerinput", {"workercount": 1})["workercount"])
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
     others = [item for item in items if item.get_closest_marker("slow") is None]

@@ -15,7 +15,6 @@ from tests.faults.harness import Faults, Tally, sample, split
 from tests.faults.shim import EVERY_CALL
 from tests.faults.signals import HANDLERS, SIGNALLED, Handler
 from tests.support.coverage import covered, sample_seed
-from tests.support.requirements import crossed
 
 pytestmark = pytest.mark.crash
 
@@ -23,7 +22,9 @@ _SAMPLE = 4
 _ONE_CATALOG_CALL_IN = 4
 
 
-@pytest.mark.parametrize("scenario, handler", crossed([*SIGNALLED], HANDLERS))
+@pytest.mark.crossed
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("scenario", SIGNALLED)
 def test_a_signal_at_any_call_hangs_and_leaves_nothing(
     faults: Faults, capfd: pytest.CaptureFixture[str], scenario: str, handler: Handler
 ) -> None:

@@ -19,7 +19,6 @@ from tests.faults.harness import Faults, Tally, Whole, every_point, sample, spli
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.shim import ALLOCATING, Family, Mode
 from tests.support.coverage import sample_seed
-from tests.support.requirements import crossed
 
 pytestmark = pytest.mark.crash
 
@@ -65,7 +64,9 @@ NOTHING_TO_HIT = {("checkout", "reading")}
 """A checkout reads in the store, and is hit where it writes."""
 
 
-@pytest.mark.parametrize("scenario, way", crossed([*SCENARIOS], [*WAYS]))
+@pytest.mark.crossed
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_call_that_fails_does_no_harm(faults: Faults, whole: Whole, scenario: str, way: str) -> None:
     how = WAYS[way]
     calls = faults.calls(scenario, how.families)

@@ -216,6 +216,7 @@ def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_
         CkstoreCheckpointIO(other).load_checkpoint(path)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("refused", ["marker", "folder"])
 def test_what_a_marker_that_cannot_be_read_may_name_is_kept(

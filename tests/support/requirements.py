@@ -8,13 +8,11 @@ failure. A GPU is the one exception: ckstore builds and passes without.
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 IN_CI = os.environ.get("CKSTORE_CI", "") not in ("", "0")
 """Whether a test that cannot run here is a failure."""
@@ -37,19 +35,6 @@ def representatives(cases: Iterable[Any], *kept: Any) -> list[Any]:
     values = [case if isinstance(case, tuple) else (case,) for case in every]
     return [
         pytest.param(*value, marks=() if case in kept else _WHOLE) for case, value in zip(every, values, strict=True)
-    ]
-
-
-def crossed(*axes: Sequence[Any]) -> list[ParameterSet]:
-    """Return every combination for `parametrize`; in `make test` run so many that each value of each axis occurs.
-
-    One axis varies fastest, as with a decorator for each axis, the last first. The others run in `make crash`.
-    """
-    longest = max(map(len, axes))
-    kept = {tuple(at % len(axis) for axis in axes) for at in range(longest)}
-    return [
-        pytest.param(*(axis[i] for axis, i in zip(axes, at, strict=True)), marks=() if at in kept else _WHOLE)
-        for at in product(*(range(len(axis)) for axis in axes))
     ]
 
 

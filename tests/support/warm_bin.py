@@ -42,7 +42,7 @@ def warm_bin(*modules: str) -> Iterator[Path]:
     """Yield the folder. Imported beforehand are `modules`, and of their packages and a few others what forks import."""
     with tempfile.TemporaryDirectory(prefix="ckstore-warm-") as name:
         folder = Path(name)
-        program = ["cc", "-O1", f'-DSOCKET="{folder}/socket"', "-o", folder / "python", _SOURCE]
+        program: list[str | Path] = ["cc", "-O1", f'-DSOCKET="{folder}/socket"', "-o", folder / "python", _SOURCE]
         subprocess.run(program, check=True, timeout=_START_TIMEOUT_S)
         for other in ("python3", "ckstore"):
             (folder / other).symlink_to("python")
@@ -72,9 +72,9 @@ def _become(words: list[str], descriptors: list[int]) -> None:
     for fd, number in zip(descriptors, (0, 1, 2), strict=False):
         os.dup2(fd, number)
     # New ones: those of the warm process took note of what kinds of files theirs are.
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 - to its end
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - to its end
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)  # noqa: SIM115
     os.fchdir(descriptors[3])
     for fd in descriptors:
         os.close(fd)

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.support.requirements import crossed, representatives
+from tests.support.representing import representatives_of
+from tests.support.requirements import representatives
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = "tests/faults/test_signal_points.py"
 ONE = "test_a_signal_at_any_call_hangs_and_leaves_nothing[replace-exit]"
 
 
-def kept(parameters: list[object]) -> list[object]:
-    return [one.values for one in parameters if not one.marks]  # type: ignore[attr-defined]
+class Item:
+    """A test as pytest collects it: its name, marks, and the name of its value of each parameter."""
+
+    def __init__(self, name: str, *marks: str, ids: tuple[str, ...] = ()) -> None:
+        self.nodeid = f"{name}[{'-'.join(ids)}]"
+        self.callspec = SimpleNamespace(_idlist=ids)
+        self._marks = marks
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self._marks else None
 
 
-def test_each_value_of_each_axis_has_a_representative_and_every_combination_is_there() -> None:
-    every = crossed("abcd", [1, 2], ["x"])
+def test_of_a_crossed_test_a_diagonal_is_kept_in_which_each_value_occurs() -> None:
+    matrix = [Item("a", "crossed", ids=ids) for ids in itertools.product("pqrs", "xy", "1")]
+    others = [Item("b"), Item("c", ids=("p",)), Item("d", "whole"), Item("e", "crossed", ids=("p", "x"))]
 
-    assert [one.values for one in every] == [(letter, number, "x") for letter in "abcd" for number in (1, 2)]
-    assert kept([*every]) == [("a", 1, "x"), ("b", 2, "x"), ("c", 1, "x"), ("d", 2, "x")]
+    kept = representatives_of([*matrix, *others])  # type: ignore[arg-type]
+
+    assert [one.nodeid for one in matrix if one in kept] == ["a[p-x-1]", "a[q-y-1]", "a[r-x-1]", "a[s-y-1]"]
+    assert [one in kept for one in others] == [True, True, False, True]
 
 
 def test_representatives_are_those_that_are_named() -> None:
     every = representatives(["a", ("b", 2), "c"], "c", ("b", 2))
 
     assert [one.values for one in every] == [("a",), ("b", 2), ("c",)]
-    assert kept(every) == [("b", 2), ("c",)]
+    assert [one.values for one in every if not one.marks] == [("b", 2), ("c",)]
     with pytest.raises(AssertionError, match="are not all among"):
         representatives(["a"], "b")
 

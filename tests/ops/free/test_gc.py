@@ -32,7 +32,7 @@ from tests.support.descriptors import open_below
 from tests.support.examples import examples
 from tests.support.holding import holding
 from tests.support.meanwhile import run_with
-from tests.support.requirements import CRASH_FULL, crossed
+from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes
 
 MIB = 2**20
@@ -433,7 +433,9 @@ def copied(origin: Path, target: Path) -> Store:
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.parametrize("before, with_holder", crossed([True, False], [False, True]))
+@pytest.mark.crossed
+@pytest.mark.parametrize("with_holder", [False, True])
+@pytest.mark.parametrize("before", [True, False])
 def test_a_gc_that_is_killed_at_any_change_is_continued(tmp_path: Path, before: bool, with_holder: bool) -> None:
     origin = prepared(tmp_path)
     killed = 0
@@ -488,7 +490,9 @@ SEAM = [
 
 @pytest.mark.slow
 @pytest.mark.crash
-@pytest.mark.parametrize("what, before", crossed(["save", "killed save"], [True, False]))
+@pytest.mark.crossed
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("what", ["save", "killed save"])
 def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: Path, before: bool, what: str) -> None:
     """The same bytes that gc is about to free are saved again, by another process, at each of its steps."""
     origin = prepared(tmp_path)
