@@ -1,6 +1,6 @@
 """One flipped bit in any file of a store: no wrong byte, no wrong decision, no save that cannot be loaded.
 
-``CKSTORE_CRASH=full`` flips more than 5,000 bits, else some 100; the counts and the seed are printed.
+``CKSTORE_CRASH=full`` flips more than 5,000 bits, else some 60; the counts and the seed are printed.
 """
 
 from __future__ import annotations
