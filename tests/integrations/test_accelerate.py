@@ -37,16 +37,15 @@ def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bi
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
-    words = [
-        warm / "python",
-        "-m",
-        "tests.integrations.tiny_accelerate",
-        str(store.path),
-        str(tmp_path / "two"),
-        "",
-        "2",
-    ]
-    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    program = [warm / "python", "-m", "tests.integrations.tiny_accelerate"]
+    killed = subprocess.run(
+        [*program, store.path, tmp_path / "two", "", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [0, 1]
     (largest, *_) = sorted(

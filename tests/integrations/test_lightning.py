@@ -39,8 +39,15 @@ def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
-    words = [warm / "python", "-m", "tests.integrations.tiny_lightning", store.path, tmp_path / "two", "", "6"]
-    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    program = [warm / "python", "-m", "tests.integrations.tiny_lightning"]
+    killed = subprocess.run(
+        [*program, store.path, tmp_path / "two", "", "6"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [2, 4]
     assert len(list((tmp_path / "two" / "ckpt").glob("*.ckpt"))) == 2

@@ -53,7 +53,7 @@ def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit_with_one_checkpoint
 ) -> None:
     store = Store.init(tmp_path / "store")
     store.config.retention = RetentionPolicy(keep_last=1)
-    words = [warm / "python", "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
+    words = [str(warm / "python"), "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
     killed = subprocess.run(
         [*words, "", "4", saves],
         cwd=ROOT,
