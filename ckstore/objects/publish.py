@@ -179,8 +179,7 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     if found.is_closed:
         raise StepExists(
             found.problem,
-            hint="choose another step, or let root give that checkpoint to the owner of the store (chown -R)",
-            command_hint="choose another --step, or let root give that checkpoint to the owner of the store (chown -R)",
+            hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
         )
     if found.is_another:
         raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
@@ -207,10 +206,8 @@ def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
     msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
     raise StepExists(
         msg,
-        hint="choose another step, or if_exists='replace' to put this one in its place; 'keep' leaves the other, and "
+        hint="choose another step=, or if_exists='replace' to put this one in its place; keep leaves the other, and "
         "saves nothing",
-        command_hint="choose another --step, or --if-exists replace to put this one in its place; keep leaves the "
-        "other, and saves nothing",
     )
 
 
@@ -229,5 +226,6 @@ def _sync(parents: Sequence[Held]) -> None:
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {directory.inside} could not be made durable: {reason}"
-            hint = "the step may or may not be there after a restart of the machine; open the store again"
-            raise UnknownOutcome(msg, hint=hint) from error
+            raise UnknownOutcome(
+                msg, hint="the step may or may not be there after a restart of the machine; open the store again"
+            ) from error

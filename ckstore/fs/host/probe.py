@@ -67,9 +67,7 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
-            msg,
-            hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it",
-            command_hint="keep the whole store on one filesystem, without symlinks; commands that only read still work",
+            msg, hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it"
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
@@ -157,9 +155,7 @@ def _try_case(there: Inside) -> None:
         )
         where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
         hint = f"use a directory that distinguishes case: {where}; "
-        raise UnsafePlace(
-            msg, hint=f"{hint}readonly=True still reads it", command_hint=f"{hint}commands that only read still work"
-        )
+        raise UnsafePlace(msg, hint=f"{hint}readonly=True still reads it")
 
 
 def _try(what: str, where: Inside, do: Callable[[], None]) -> None:

@@ -100,5 +100,5 @@ def read_settings(root: Path) -> StoreSettings:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"there is no store at {root}"
-        raise StoreNotFound(msg, hint="make one: Store.init(path)", command_hint="make one: ckstore init") from error
+        raise StoreNotFound(msg, hint="make one: Store.init(path)") from error
     return read(data, parse_settings, str(path))

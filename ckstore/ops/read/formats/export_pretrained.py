@@ -115,7 +115,7 @@ def _of_files(
     form, other = forms
     if select is not None:
         msg = f"{directory.manifest.run}@{directory.manifest.step} was committed from files: select names no part of it"
-        raise BadInput(msg, hint="leave select out", command_hint="leave --select out")
+        raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)
     (first, *more) = chosen.weights
@@ -135,15 +135,14 @@ def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: in
     large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
     if most_bytes != MAX_SHARD_BYTES and large:
         msg = f"{large[0]} has more than {most_bytes} bytes, and weights that were committed in several files stay so"
-        raise BadInput(msg, hint="leave max_shard_bytes out", command_hint="leave --max-shard out")
+        raise BadInput(msg, hint="leave max_shard_bytes= out")
 
 
 def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find."""
     if plan.metadata:
         msg = f"{form.call} takes quantized tensors only from a directory that the library itself has written"
-        hint = "export as safetensors, which torchao's own loader reads, or as torch"
-        raise BadInput(msg, hint=hint)
+        raise BadInput(msg, hint="export as safetensors, which torchao's own loader reads, or as torch")
     others = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values + plan.values.attributes]
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
@@ -154,11 +153,7 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
         return
     msg = f"{form.call} reads the state dict of a model"
     msg += ", and there is no tensor" if what is None else f", and {plain(what) or 'the state'} is not a tensor of one"
-    raise BadInput(
-        msg,
-        hint="select the state dict: select='model' for example",
-        command_hint="select the state dict: --select model for example",
-    )
+    raise BadInput(msg, hint="select the state dict: select='model' for example")
 
 
 def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
@@ -184,13 +179,11 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
     for one in plan.added:
         if one.name in paths:
             msg = f"{one.path} cannot be added: {name} has a {one.name} already"
-            raise BadInput(msg, hint="leave it out of add", command_hint="leave it out of --add")
+            raise BadInput(msg, hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(
-            msg,
-            hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it",
-            command_hint=f"--add PATH puts it beside the weights: that of {form.config}, or a directory with it",
+            msg, hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it"
         )
 
 
