@@ -8,8 +8,9 @@ which a power cut may undo. What only writers need is imported when a process wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
@@ -18,16 +19,30 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, step_of
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
-    from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.info import CheckpointInfo, Published, Stamp
-    from ckstore.model.settings.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
 
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
+
+
+def _asked(
+    query: Callable[Concatenate[sqlite3.Connection, P], Answer],
+) -> Callable[Concatenate[Catalog, P], Answer]:
+    """Return the method that asks a question of the catalog in a connection of its own."""
+
+    @wraps(query)
+    def method(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        with reading(self.path) as connection:
+            return query(connection, *args, **kwargs)
+
+    return method
 
 
 class Catalog:
@@ -148,10 +163,21 @@ class Catalog:
 
     # -------------------------------------------------------------------------------------- reading
 
-    def owner(self) -> str:
-        """Return the uuid of the store whose catalog it is; empty if that was not noted."""
-        with reading(self.path) as connection:
-            return queries.owner(connection)
+    owner = _asked(queries.owner)
+    places_of_id = _asked(queries.places_of_id)
+    counts = _asked(queries.counts)
+    chosen = _asked(queries.chosen)
+    count_and_sequence = _asked(queries.count_and_sequence)
+    find_pieces = _asked(queries.find_pieces)
+    best_shares = _asked(queries.best_shares)
+    readings_of_newest = _asked(queries.readings_of_newest)
+    readings = _asked(queries.readings)
+    oldest_reading = _asked(queries.oldest_reading)
+    blobs_of = _asked(queries.blobs_of)
+    unused = _asked(queries.unused)
+    pack_uses = _asked(space.pack_uses)
+    without_use = _asked(space.without_use)
+    dead_pack_bytes = _asked(space.dead_pack_bytes)
 
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
@@ -204,26 +230,11 @@ class Catalog:
             places = [place for place in first if place not in left_out]
             return Proposal(queries.listing(connection, places=places), unknown, gone)
 
-    def places_of_id(self, manifest_id: str) -> list[CheckpointKey]:
-        """Return (run, step) of the checkpoints with this whole id."""
-        with reading(self.path) as connection:
-            return queries.places_of_id(connection, manifest_id)
-
     def outline(self, *, rows: bool = True) -> Outline:
         """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else Listing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
-
-    def counts(self) -> dict[str, int]:
-        """Return how many checkpoints each run has."""
-        with reading(self.path) as connection:
-            return queries.counts(connection)
-
-    def chosen(self, run: str, *, newest: int, off_every: int) -> Listing:
-        """As `orders`, in no order: the newest so many of a run, and all whose step `off_every` does not divide."""
-        with reading(self.path) as connection:
-            return queries.chosen(connection, run, newest, off_every)
 
     def infos(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None, durable: bool = True
@@ -278,68 +289,6 @@ class Catalog:
         if len({info.key for info in found}) < len(found):  # SQLite goes by an index that knows one
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return found
-
-    def count_and_sequence(self) -> tuple[int, int]:
-        """Return how many checkpoints there are, and their greatest sequence number, 0 if there is none."""
-        with reading(self.path) as connection:
-            return queries.count_and_sequence(connection)
-
-    def find_pieces(self, digests: Collection[str]) -> dict[str, PieceLocation]:
-        """Return where pieces are, alone or in packs. A hint: the blob may be gone since."""
-        with reading(self.path) as connection:
-            return queries.find_pieces(connection, digests)
-
-    def best_shares(self, blob_digests: Collection[str]) -> dict[str, int]:
-        """Return for each blob the most bytes of it that any single checkpoint uses; 0 if none."""
-        with reading(self.path) as connection:
-            return queries.best_shares(connection, blob_digests)
-
-    def readings_of_newest(self, run: str) -> list[Reading]:
-        """Return the last readings of the blobs of the newest checkpoint of `run`; of all runs, if it has none."""
-        with reading(self.path) as connection:
-            return queries.readings_of_newest(connection, run)
-
-    def readings(self, digests: Collection[str]) -> list[Reading]:
-        """Return the last readings of blobs; those that are not known are left out."""
-        with reading(self.path) as connection:
-            return queries.readings(connection, digests)
-
-    def oldest_reading(self, place: CheckpointKey | None, *, now_ns: int) -> tuple[int, int, int | None]:
-        """Return how many blobs a checkpoint uses, of how many no reading is known, and when the oldest reading was.
-
-        Args:
-            place: Run and step; None: of the blobs that any checkpoint uses.
-            now_ns: A later reading is none.
-        """
-        with reading(self.path) as connection:
-            return queries.oldest_reading(connection, place, now_ns)
-
-    def blobs_of(self, run: str, step: int) -> set[tuple[str, int]]:
-        """Return (digest, size) of the blobs that a checkpoint uses; none if it has no rows."""
-        with reading(self.path) as connection:
-            return queries.blobs_of(connection, run, step)
-
-    def pack_uses(self) -> list[tuple[CheckpointKey, str, int, int]]:
-        """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
-        from ckstore.catalog import space
-
-        with reading(self.path) as connection:
-            return space.pack_uses(connection)
-
-    def unused(self, limit: int | None = None) -> list[tuple[str, int]]:
-        """Return (digest, size) of blobs that no checkpoint uses, at most `limit` of them."""
-        with reading(self.path) as connection:
-            return queries.unused(connection, limit)
-
-    def without_use(self, digests: Collection[str], *, without: Collection[CheckpointKey] = ()) -> set[str]:
-        """Return those of the blobs that no checkpoint uses; the checkpoints `without` (run, step) do not count."""
-        with reading(self.path) as connection:
-            return space.without_use(connection, digests, without)
-
-    def dead_pack_bytes(self, without: Collection[CheckpointKey] = ()) -> int:
-        """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
-        with reading(self.path) as connection:
-            return space.dead_pack_bytes(connection, without)
 
     # --------------------------------------------------------------------------------------- upkeep
 

@@ -139,7 +139,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(checked(rows, forms.runs, forms.sizes))
 
 
-def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> Listing:
+def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> Listing:
     """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
@@ -305,11 +305,11 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 
 
 def oldest_reading(
-    connection: sqlite3.Connection, place: CheckpointKey | None, now_ns: int
+    connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
     """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
 
-    A reading after `now_ns` is none.
+    Readings after `now_ns` are ignored.
     """
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
@@ -332,7 +332,7 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
     return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
 
 
-def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str, int]]:
+def unused(connection: sqlite3.Connection, limit: int | None = None) -> list[tuple[str, int]]:
     """Return (digest, size) of blobs that no checkpoint uses, at most `limit`.
 
     Only the candidates are looked at, so that it costs what there is to free.

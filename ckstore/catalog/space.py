@@ -53,7 +53,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 
 
 def without_use(
-    connection: sqlite3.Connection, digests: Collection[str], without: Collection[CheckpointKey]
+    connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
     """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
     listed = _numbers(connection, without)
