@@ -21,7 +21,7 @@ from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
 from ckstore.objects.pieces import Part, PieceReader, blob_of
 from ckstore.ops.call_threads import for_each
-from ckstore.ops.read.destination import outside_store
+from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.errors import BadInput
-from ckstore.ops.read.destination import outside_store
 from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
+from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
