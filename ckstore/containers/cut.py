@@ -14,6 +14,7 @@ from ckstore.containers.torch_zip import Span, archive_name, name_tensors, name_
 from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
 from ckstore.containers.zip_directory import looks_like_zip, read_records
 from ckstore.model.document import shown
+from ckstore.model.manifest.dtypes import DTYPES
 
 __all__ = ["Cut", "FileTensor", "RandomAccess", "cut"]
 
@@ -22,27 +23,7 @@ _SUFFIXES = {
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
     "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
-_TORCH_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "I64": "int64",
-    "U64": "uint64",
-    "F64": "float64",
-}
+_TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors and one.torch}
 
 
 def cut(file: RandomAccess, name: str) -> Cut:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.containers.values import refuse
-from ckstore.model.manifest.leaf_records import MAX_SIZE, TORCH_ITEMSIZE, elements
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
 KEY_ELEMENTS_MOST = 64
 """So many values may be in a tuple that is a key, at all depths together."""

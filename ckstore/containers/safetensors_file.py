@@ -16,21 +16,14 @@ from typing import NoReturn
 
 from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, refuse
 from ckstore.model.document import shown
+from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements
 
 MAX_HEADER_BYTES = 100_000_000
 """What the library reads."""
 
 _LENGTH_BYTES = 8
-_BITS = {
-    4: "F4",
-    6: "F6_E2M3 F6_E3M2",
-    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
-    16: "I16 U16 F16 BF16",
-    32: "I32 U32 F32",
-    64: "C64 I64 U64 F64",
-}
-DTYPE_BITS = {name: bits for bits, names in _BITS.items() for name in names.split()}
+DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}
 """All dtypes of safetensors 0.8."""
 
 _SPACE = rb"[ \t\n\r]*"

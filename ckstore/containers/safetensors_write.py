@@ -11,38 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.dtypes import DTYPES
 
 MAX_HEADER_BYTES = 100_000_000
 """What the library reads."""
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
-# In the order of the library, which puts the last of these first: so every tensor is aligned to its own size.
-_DTYPES = (
-    ("BOOL", "bool", "|b1"),
-    ("F4", "float4_e2m1fn_x2", ""),
-    ("U8", "uint8", "|u1"),
-    ("I8", "int8", "|i1"),
-    ("F8_E5M2", "float8_e5m2", ""),
-    ("F8_E4M3", "float8_e4m3fn", ""),
-    ("F8_E8M0", "float8_e8m0fnu", ""),
-    ("F8_E4M3FNUZ", "float8_e4m3fnuz", ""),
-    ("F8_E5M2FNUZ", "float8_e5m2fnuz", ""),
-    ("I16", "int16", "<i2"),
-    ("U16", "uint16", "<u2"),
-    ("F16", "float16", "<f2"),
-    ("BF16", "bfloat16", ""),
-    ("I32", "int32", "<i4"),
-    ("U32", "uint32", "<u4"),
-    ("F32", "float32", "<f4"),
-    ("C64", "complex64", "<c8"),
-    ("F64", "float64", "<f8"),
-    ("I64", "int64", "<i8"),
-    ("U64", "uint64", "<u8"),
-)
-_RANK = {name: rank for rank, (name, _, _) in enumerate(_DTYPES)}
-_OF_TORCH = {torch: name for name, torch, _ in _DTYPES}
-_OF_NUMPY = {numpy: name for name, _, numpy in _DTYPES if numpy}
+_RANK = {one.safetensors: rank for rank, one in enumerate(DTYPES)}
+_OF_TORCH = {one.torch: one.safetensors for one in DTYPES if one.torch and one.safetensors}
+_OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 
 
 @dataclass(frozen=True, slots=True)

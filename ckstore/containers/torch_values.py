@@ -20,23 +20,10 @@ from ckstore.containers.pickle_values import (
 )
 from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
 from ckstore.containers.values import MAX_DIMENSIONS
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import DTYPES, TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import is_python_value
 
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexDoubleStorage": "complex128",
-    "ComplexFloatStorage": "complex64",
-}
+_STORAGES = {one.storage: one.torch for one in DTYPES if one.storage}
 _UNTYPED = (Global("torch.storage", "UntypedStorage"), Global("torch", "UntypedStorage"))
 _PLAIN_CLASSES = {
     Global("torch", "Tensor"),

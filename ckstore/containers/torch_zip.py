@@ -11,7 +11,7 @@ from ckstore.containers.pickle_values import Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
 from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH
 
 MAX_TEXT = 4096

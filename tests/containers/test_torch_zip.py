@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from tests.containers.files import bytes_in_torch, bytes_of, cut_checked, pickle_file, torch_file
 from tests.support.states import states, tensor_over
 

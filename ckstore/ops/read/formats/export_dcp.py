@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import cut_shards
 from ckstore.errors import BadInput
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
