@@ -78,6 +78,7 @@ def is_directory(where: Where) -> bool:
 def may_write(where: Where) -> bool:
     """Whether this user may make names in a directory."""
     with at(where) as (parent, name):
+        # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
         return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
 
 
@@ -128,6 +129,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
             place = folder / name
             if not stat.S_ISDIR(about.st_mode):
                 yield place, about
+            # Anyone who may write to a store could nest directories without end.
             elif len(place.parts) - len(top.parts) < MOST_LEVELS:
                 waiting.append(place)
             elif too_deep is not None:
@@ -159,6 +161,7 @@ def free_space(path: str | os.PathLike[str]) -> FreeSpace:
         total_bytes=found.f_blocks * block,
         free_bytes=found.f_bavail * block,
         unused_bytes=found.f_bfree * block,
+        # btrfs and many network filesystems report 0 inodes in all, which means no limit and not a full disk.
         free_inodes=found.f_favail if found.f_files else None,
         total_inodes=found.f_files,
     )

@@ -40,6 +40,7 @@ def _first_difference(file: direct.UncachedFile, data: memoryview) -> int | None
     """Return where a read, of up to a few MiB, first gave other bytes than `data`; None: the file is `data`."""
     at = 0
     buffer = buffers.aligned_buffer(direct.BUFFER_BYTES)
+    # One byte further than was written: a file that is too long is wrong as well.
     while part := file.read(at, len(data) + 1, buffer):
         # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
         if bytearray(part) != data[at : at + len(part)]:

@@ -65,11 +65,13 @@ class Entry:
         """
         try:
             with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+                # On the open descriptor, not by name: the file that is read is the one that is compared.
                 if not _same(self, os.fstat(fd)):
                     raise changed(self.path)
                 done = 0
                 while done < len(out):
                     count = os.preadv(fd, [out[done:]], offset + done)
+                    # Shorter than it was: a program truncated it between the look and the read.
                     if count == 0:
                         raise changed(self.path)
                     done += count
@@ -147,6 +149,7 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
         CannotStore: There is something that is neither a file, nor a directory, nor a symlink; or directories are
             nested too deep.
     """
+    # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
     waiting = _entries_of(where, path)
     while waiting:
         entry = waiting.pop()
@@ -161,6 +164,7 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
 def _entries_of(where: Inside, path: str) -> list[Entry]:
     """Return what is in a directory, the last name first."""
     with files.opened_directory(where) as fd:
+        # Reversed, since the stack gives the last one first: so manifests of equal folders are equal.
         names = sorted(os.listdir(fd), reverse=True)
         return [_entry(where / name, f"{path}/{name}" if path else name, name, fd) for name in names]
 

@@ -39,6 +39,7 @@ def note_once(folder: str, name: str) -> bool:
         return True
     try:
         make_private(cache / folder)
+        # O_EXCL decides between two processes: one of them makes it, and only that one says the notice.
         os.close(os.open(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         return False
@@ -66,6 +67,7 @@ def _nearest(folder: Path) -> Path | None:
 
 
 def _may_be_made_in(there: Path) -> bool:
+    # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
     return os.stat(there).st_uid == os.geteuid() and os.access(there, os.W_OK | os.X_OK)
 
 
@@ -75,6 +77,8 @@ def _is_ours(folder: Path) -> bool:
         status = os.stat(folder, follow_symlinks=False)
     except FileNotFoundError:
         return True
+    # Anyone may make names in /tmp, so a folder there could be a trap: it counts only if no other user can write to
+    # it.
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
 
@@ -82,6 +86,7 @@ def _is_ours(folder: Path) -> bool:
 def make_private(folder: Path) -> None:
     """Make a directory, and its parents that are missing, for this user alone; others stay as they are."""
     missing = []
+    # Each level on its own, since os.makedirs gives the mode to the last one only.
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent

@@ -19,6 +19,7 @@ TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
 
 _OWN_PREFIX = "try-"
+# Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _TRIES = 20
 _UNABLE = (
     errno.EXDEV,
@@ -31,6 +32,7 @@ _UNABLE = (
 )
 """Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
 
+# Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.
 _able: set[tuple[int, int, int]] = set()
 
 
@@ -73,6 +75,7 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
+    # Once a process: the trial costs a dozen system calls, and a filesystem does not change below a mount.
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)
@@ -99,9 +102,12 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
             made.append(path)
         _try_case(first)
         _try_between(staging, name, own, others, made)
+        # Last: links and case decide whether the store works at all, an exchange only how a checkpoint is replaced
+        # (docs/adr/0011).
         return _can_exchange(first, second)
     finally:
         try:
+            # Names before the directory: rmdir takes an empty directory only.
             for path in made:
                 with suppress(FileNotFoundError):  # gc takes what lies in trash
                     links.unlink(path)
@@ -137,9 +143,11 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         made.append(there)
         _try_case(there)
         statx.refresh(first)  # the cache of a network filesystem may have the count of before
+        # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
         if peek.status(first).st_nlink < 2:
             msg = f"{staging.top}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
+        # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
         back = own / directory.name
         try:
             _try(f"rename from {directory.name}/ into", staging, partial(links.rename, there, back))
