@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside, Where
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
+# The longest head, with a blake3 digest, has less than 100 bytes.
 _HEAD_BYTES = 256
 
 
@@ -75,6 +76,7 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
     if (manifest.run, manifest.step) != (run, step):
         problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
         return Found(None, problem, is_another=True)
+    # By the descriptor of the lock: the path may lead to another checkpoint by now.
     problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
     if problem:
         return Found(None, f"{directory.path}: {problem}", content=manifest.content)
@@ -101,6 +103,7 @@ def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecor
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
             return blobs.why_absent(blob.digest, blob.nbytes, None), ()
+        # A look, not a read: opening a checkpoint of a thousand blobs must not read them.
         if blobs.looks_untouched(status, blob.nbytes):
             continue
         if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
@@ -126,6 +129,7 @@ def why_not_own(dir_fd: int) -> str:
     except FileNotFoundError:  # then each blob is missing, if it has any
         return ""
     if stat.S_ISDIR(found.st_mode):
+        # A mounted filesystem has no hardlinks of the store, so what is there protects nothing (rule N).
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
@@ -173,6 +177,7 @@ class CheckpointDirectory:
             FileNotFoundError, NotADirectoryError: There is no such directory.
             DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
         """
+        # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
         try:
             return cls.locked(path, lock, hash_prefix)
@@ -186,6 +191,7 @@ class CheckpointDirectory:
         where = f"{path}/{MANIFEST}"
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
+            # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
@@ -226,6 +232,7 @@ class CheckpointDirectory:
         Raises:
             MissingBlob: It is not there; the message names `what`, which needs it.
         """
+        # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
@@ -237,6 +244,7 @@ class CheckpointDirectory:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._absent(blob, None, what) from error
         if whole and blobs.presence(status, blob.nbytes) is not Presence.WHOLE:
+            # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
             os.close(fd)
             raise self._absent(blob, status, what)
         return fd

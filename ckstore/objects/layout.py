@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
+# A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
 
@@ -107,11 +108,13 @@ class Layout:
         """
         for name in self.runs() if run is None else [run]:
             steps = self.steps(name)
+            # Asked of the whole run at once: one descriptor, and one call a checkpoint.
             closed = self.closed(name, steps)
             yield from ((name, int(step), inode) for step, inode in steps.items() if step not in closed)
 
     def closed(self, run: str, steps: Iterable[str]) -> set[str]:
         """Return the checkpoints of a run that this user may not look into, and take note of them."""
+        # Root may look into everything, so nothing has to be asked.
         if os.geteuid() == 0 or not (steps := [*steps]):
             return set()
         try:
@@ -214,6 +217,7 @@ class Layout:
 
     def run_stamp(self, run: str) -> RunStamp | None:
         """Return when and how a run last changed; None: that is not to be had, or may be old, as from other hosts."""
+        # This host may still have the attributes of before another host's change.
         if self.shared:
             return None
         try:
@@ -243,6 +247,8 @@ class Layout:
             except FileNotFoundError:  # it was taken away meanwhile
                 continue
             except OSError as error:
+                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
+                # deletions.
                 if error.errno != errno.EINVAL:
                     raise
                 found[name] = None
@@ -303,6 +309,7 @@ class OpenRuns:
 
     def _run(self, run: str) -> Held | None:
         if run not in self._open:
+            # All at once: runs are walked in order, so one that is closed is not asked for again.
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
             try:
@@ -344,6 +351,7 @@ def _owner(place: Inside) -> int | None:
 
 def _may_enter(name: str, dir_fd: int) -> bool:
     """Whether this user may list a directory and reach what is in it; what went meanwhile counts as one."""
+    # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
     if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
         return True
     return not peek.exists(name, dir_fd=dir_fd)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 Inode = tuple[int, int]
+# Each try loses only if gc takes the canonical name, or a save makes one, in the same moment.
 _TRIES = 20
 
 
@@ -84,6 +85,7 @@ class Relinker:
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:
+            # All of one checkpoint, then one fsync of its directory: an fsync for each name would take hours.
             changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
             if not changed:
                 return
@@ -119,6 +121,7 @@ class Relinker:
     def _find_right(self, blob: BlobRecord, name: Inside) -> Inode | None:
         """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
         canonical = self._layout.blob(blob.digest)
+        # The canonical one first: if it is right, most names have it already and stay.
         found = self._verify(canonical, blob)
         if found is None:
             found = self._verify(name, blob)
@@ -129,6 +132,7 @@ class Relinker:
 
     def _verify(self, path: Inside, blob: BlobRecord) -> Inode | None:
         status = peek.find(path)
+        # Each damaged file is read once, however many checkpoints have it.
         if status is None or _inode(status) in self._wrong:
             return None
         try:
@@ -154,6 +158,8 @@ class Relinker:
                 return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
+                    # Exchanged, not renamed over: the damaged file keeps a name in staging, and goes only when gc may
+                    # free it (rules T, K).
                     self._swap(fresh, canonical)
                 except FileNotFoundError:  # gc was faster
                     continue
@@ -186,6 +192,8 @@ class Relinker:
             links.exchange(fresh, name)
         except UnsafePlace:  # a rename over it does the same, if it has another name by then
             old = self._staging / f"new-{next(self._serial)}"
+            # A second name first: a rename over the last one would free a file that a reader has open on another
+            # host.
             links.link(name, old)
             links.rename(fresh, name)
             return old

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckstore.fs import links
 from ckstore.fs.host.mounts import examine
+from ckstore.fs.inside import open_descriptor
 
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
 _PRIVATE = 0o700
@@ -40,7 +41,7 @@ def note_once(folder: str, name: str) -> bool:
     try:
         make_private(cache / folder)
         # O_EXCL decides between two processes: one of them makes it, and only that one says the notice.
-        os.close(os.open(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.close(open_descriptor(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         return False
     except OSError:  # a full disk, a home that cannot be written

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
+# The name alone says run, step and successor: after a crash there is nothing else to go by.
 _OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")
 
 
@@ -60,16 +61,22 @@ def replace(
         UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
     """
     target = layout.checkpoint(*key)
+    # Twelve digits of the new one's name: the process that finds it knows which staging was to follow.
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
     _forget_begun(layout, key)
+    # The new one must have its name for certain before the old one leaves its place (law G1).
+    # The lock is asked for again after the fsync, which may have waited for the server, right before the rename.
     files.sync_directory(layout.staging)
     lock.check()
+    # From the first rename to the second nothing is at the place. staging/ is synced before the run (law N4): a power
+    # cut between the two could else leave the old checkpoint without any name.
     try:
         links.rename(target, old)
         files.sync_directory(layout.staging)
         files.sync_directory(target.parent)
         rename_opened(opened, new, target)
     except BaseException as error:
+        # Any exception, Ctrl-C too: a gap that stays makes readers wait ten seconds.
         _go_back(layout, old, target, error)
         raise
     return old
@@ -96,6 +103,7 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
     Raises:
         UnknownOutcome: That cannot be told.
     """
+    # The one error that says for certain that nothing was renamed.
     if error.errno in links.ALREADY_THERE:
         return False
     try:
@@ -125,6 +133,7 @@ def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) 
         UnknownOutcome: That did not work either.
     """
     try:
+        # This host may remember a name that the rename took away.
         statx.refresh(layout.staging)
         if not peek.exists(old):
             return
@@ -178,6 +187,7 @@ def complete(layout: Layout, gap: Gap) -> bool:
     from ckstore.objects.checkpoints import look  # who only lists needs no more than names
 
     target = layout.checkpoint(*gap.key)
+    # Looked at again under the lock: the save that left the gap may have filled it.
     if peek.exists(target):
         return True
     for parent in (layout.staging, target.parent):  # the process that died may have come no further than the rename
@@ -185,10 +195,12 @@ def complete(layout: Layout, gap: Gap) -> bool:
     for new in gap.new:
         if not peek.is_directory(new):
             continue
+        # A living save holds a shared lock on its staging: then the gap is its own to fill.
         lock = locks.try_exclusive(new)
         if lock is None:
             return False
         with lock:
+            # Forwards only if it is whole: else the old one is the only checkpoint there is.
             if look(layout, *gap.key, lock=lock).published is not None:
                 links.rename(new, target)
                 _make_durable(layout, target)
