@@ -76,9 +76,12 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # One transaction for all: each costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for run, step in targets:
+                # Looked at inside the transaction: of two callers, the one that looked last writes last.
                 found = look(run, step)
+                # The bound on steps is for a file; a checkpoint with many pieces needs more of them.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
                 rows.set_checkpoint(connection, run, step, found)
             if tags is not None:
@@ -100,6 +103,7 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # Most saves change no tag, and then no lock is taken and nothing is synced.
         if not callable(tags) and self._has_tags(tags):
             return
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -121,6 +125,7 @@ class Catalog:
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             removed = rows.remove_wrong(connection)
+            # A row that cannot be deleted lies on a damaged page: only a new file helps.
             if rows.wrong_ids(connection):
                 raise unavailable(self.path, "has damaged rows that cannot be removed", "damaged")
         return removed
@@ -192,14 +197,17 @@ class Catalog:
         unknown: set[CheckpointKey] = set()
         gone: set[CheckpointKey] = set()
         with reading(self.path) as connection:
+            # Runs of the catalog too: of one whose directory is gone all rows are to be reported.
             runs = {run} if run is not None else listed.keys() | queries.counts(connection).keys()
             for name in runs:
                 there, known = listed.get(name, {}), queries.inodes(connection, name)
+                # Equal dicts are compared in C: the usual run costs no loop.
                 if there != known:
                     names = (step for step, _ in there.items() - known.items())
                     unknown.update((name, step) for step in map(step_of, names) if step is not None)
                     gone.update((name, int(step)) for step in known.keys() - there.keys())
             left_out = unknown | gone
+            # So many more, since in the worst case all that is left out would have been the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
             return Proposal(queries.listing(connection, places=places), unknown, gone)
@@ -263,6 +271,7 @@ class Catalog:
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
+            # A row in full takes three times as long as its stamp: of few out of many the stamps are read first.
             if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
                 listing = queries.listing(connection, run, places=places)  # first which they are: a third of a row
                 same = [place for place, known in listing.stamps.items() if published.get(place) == known]

@@ -253,6 +253,7 @@ def check_tables(connection: sqlite3.Connection) -> None:
         NotOfItsForm: One is not of its form, or contradicts another.
     """
     for table, forms in TABLES.items():
+        # In batches: a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
         while rows := cursor.fetchmany(_BATCH):
             checked(rows, *forms.values())

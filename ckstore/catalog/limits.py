@@ -58,8 +58,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+# SQLite calls the counter after so many steps; more often would cost time, and the bound need not be exact.
 _CALL_STEPS = 1000
+# About a second: no catalog, however small, is called damaged by a join that was not foreseen.
 _LEAST_STEPS = 40_000_000
+# SQLite's whole test, the longest statement, takes a third of a step for each byte.
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
@@ -67,6 +70,8 @@ _ROW_BYTES = 4
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
 """Rows that are joined give a digest and a name again for each few bytes of a use."""
+# Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
+# filled it.
 _BATCH_MOST = 256
 _BATCH_TEXT_BYTES = 2**29
 
@@ -181,9 +186,12 @@ def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool =
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        # `transaction` does it after the commit: in the middle of a commit a full log would make a save wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        # EXTRA syncs the directory too: else a power cut could bring the journal back, which rolls an acknowledged
+        # commit back.
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
@@ -203,6 +211,7 @@ def why_strange(path: Path) -> str:
     Raises:
         FileNotFoundError: There is no catalog.
     """
+    # lstat for the file: a symlink there would have SQLite write to a file elsewhere.
     folder, database = path.parent.stat(), path.lstat()
     for suffix in ("", *SUFFIXES):
         try:
@@ -234,6 +243,7 @@ def _names_another(path: Path) -> bool:
     # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
+        # SQLite looks for the name at the end only, so only the end is looked at.
         return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
 
 

@@ -46,10 +46,12 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
     if found is not None and len(rows) == 1:
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
+        # The same already: a save that nothing changed writes no page.
         if right and tuple(said[len(stamp) :]) == _told(found):
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
+    # All rows of the place: a damaged index can let two of them in.
     for row in rows:
         _remove_checkpoint(connection, row[0])
     if found is not None:
@@ -158,6 +160,7 @@ def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
 
 def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
     connection.execute(
+        # Before the row goes, whose uses go with it: afterwards no row says which blobs lost their last use.
         "INSERT OR IGNORE INTO candidates (blob_id)"
         " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = ?1 AND NOT EXISTS ("
         "  SELECT 1 FROM uses AS other"
@@ -241,6 +244,7 @@ def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], seque
         for piece, (offset, length) in pack.pieces.items()
         if piece != pack.digest
     ]
+    # In the order of the primary key: pages are then filled one after another.
     rows.sort()
     # The newest checkpoint knows best: it may have moved a piece out of a pack that is mostly dead.
     connection.executemany(

@@ -43,8 +43,10 @@ _APPLIED = (
 
 def apply(database: Database, count: int | None = None) -> None:
     """Apply the steps that a catalog lacks; `count`: the first so many of all only."""
+    # Before sqlite-utils does it in its own words, which differ between versions; the schema is compared as text.
     for statement in _APPLIED:
         database.execute(statement)
+    # sqlite-utils stops before a step by its name; it has no count.
     later = [step.__name__ for step in STEPS[len(STEPS) if count is None else count :]]
     migrations().apply(database, stop_before=later)
 
