@@ -22,6 +22,7 @@ _SUFFIXES = {
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
     "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
+# Names of safetensors -> names of torch; what torch lacks (F6) stays bytes without a name.
 _TORCH_DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -53,6 +54,7 @@ def cut(file: RandomAccess, name: str) -> Cut:
         name: Its name. What the file is its first bytes say; the name decides whether it is worth a warning that
             the file is not that.
     """
+    # By the first bytes, never by the name: a .bin may be any of them.
     if looks_like_safetensors(file):
         kind, read = "safetensors", _cut_safetensors
     elif looks_like_zip(file):
@@ -87,6 +89,7 @@ def _segments(
     index: dict[tuple[int, int], int] = {}
     end = 0
     for start, stop in spans:
+        # A tensor without elements has no bytes, and a segment must have some.
         if start == stop:
             continue
         if end < start:
@@ -119,6 +122,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
 
 def _cut_zip(file: RandomAccess, name: str) -> Cut:
     records = read_records(file)
+    # Compressed records are not cut: equal tensors do not have equal bytes there.
     cuts = [record for record in records if record.stored and record.start < record.stop]
     segments, index = _segments(((record.start, record.stop) for record in cuts), file.nbytes)
     spans = {record.name: Span(record.start, record.stop, index[record.start, record.stop]) for record in cuts}

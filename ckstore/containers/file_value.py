@@ -93,5 +93,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
+        # As torch has it: of a tensor without elements the other strides stay those of sizes of 1.
         step *= max(size, 1)
     return tuple(reversed(strides))

@@ -170,6 +170,7 @@ def as_key(value: Any) -> Any:
 
 
 def _is_flat(value: tuple[Any, ...]) -> bool:
+    # Counted with a stack: a tuple nested a million deep would end Python's own hash with a crash.
     left = KEY_ELEMENTS_MOST
     stack: list[Any] = [value]
     while stack:
@@ -208,6 +209,7 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     at = 0
     name = ""
     while name != "STOP":
+        # Unlike pickletools.genops nothing is decoded here: a number of a million digits would take minutes.
         opcode = _CODES.get(data[at]) if at < len(data) else None
         if opcode is None:
             refuse("the pickle", "an opcode", f"{data[at : at + 1]!r} at byte {at}")
@@ -227,6 +229,7 @@ def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
     width = _LENGTHS.get(nbytes)
     if width is not None:
         return at + width, at + width + int.from_bytes(data[at : at + width], "little")
+    # Opcodes of protocol 0 end at a line end; GLOBAL and INST have two lines.
     stop = data.find(b"\n", at)
     if name in _PAIRS and stop >= 0:
         stop = data.find(b"\n", stop + 1)

@@ -34,6 +34,7 @@ DTYPE_BITS = {name: bits for bits, names in _BITS.items() for name in names.spli
 """All dtypes of safetensors 0.8."""
 
 _SPACE = rb"[ \t\n\r]*"
+# At most 19 digits: making a number of more takes time by the square of their count.
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
 _MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
 _QUOTE_PATTERN = re.compile(_SPACE + rb'"')
@@ -61,6 +62,7 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
     if file.nbytes <= _LENGTH_BYTES:
         return False
     head = file.read(0, _LENGTH_BYTES + 1)
+    # Nine bytes decide, so that a file that is something else costs one read.
     return head[_LENGTH_BYTES:] == b"{" and _header_bytes(head) <= min(MAX_HEADER_BYTES, file.nbytes - _LENGTH_BYTES)
 
 
@@ -75,6 +77,7 @@ def read_entries(file: RandomAccess) -> list[Entry]:
         _Header(file.read(_LENGTH_BYTES, length)).entries(start), key=lambda entry: (entry.start, entry.stop)
     )
     for entry in entries:
+        # A gap could hide bytes, an overlap would give one byte to two tensors: the library refuses both.
         if entry.start != start:
             refuse(f"data_offsets of {shown(entry.name)}", f"a start at byte {start} of the file", entry.start)
         start = entry.stop
@@ -125,6 +128,7 @@ class _Header:
         if bits is None:
             self._refuse("a dtype of safetensors 0.8", shown(dtype))
         count = elements(shape)
+        # In bits, since F4 and F6 have no whole bytes.
         if count is None or len(offsets) != 2 or count * bits != 8 * (offsets[1] - offsets[0]):
             self._refuse(f"start and end of {shown(shape)} times {dtype}", f"data_offsets {shown(offsets)}")
         return Entry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
@@ -137,9 +141,11 @@ class _Header:
             return
         while True:
             name = self._string()
+            # Parsers differ in which of two members counts: two programs could read such a file as two models.
             if name in seen:
                 self._refuse("each name once", f"{shown(name)} twice")
             seen.add(name)
+            # A header of 100 MB has room for millions of names, which would take gigabytes.
             if len(seen) > MAX_TENSORS:
                 self._refuse(f"at most {MAX_TENSORS} names", "more")
             self._expect(b":")
