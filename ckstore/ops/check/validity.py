@@ -94,6 +94,7 @@ def _glance(path: Inside, run: str, step: int, seen: ManifestCache | None) -> Gl
 
 
 def _manifest_in(fd: int, path: Inside, seen: ManifestCache | None) -> tuple[Manifest, str]:
+    # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
     stamp = file_stamp(fd)
     known = None if seen is None else seen.recall(stamp)
     if known is not None:

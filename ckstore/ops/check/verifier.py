@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.ops.context import Context
 
+# Results are taken in between, so that progress is shown and memory stays small.
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
@@ -80,6 +81,7 @@ class Verifier:
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(context.threads)
+        # A buffer for each thread: 4 MiB in huge pages is too much to make for each blob.
         self._local = threading.local()
         self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
@@ -126,6 +128,7 @@ class Verifier:
     def _checkpoint(self, run: str, step: int, only: Container[Unit] | None) -> tuple[VerifyOrder, list[Damage]] | None:
         path = self._context.layout.checkpoint(run, step)
         try:
+            # For the whole checkpoint: no save replaces it and no delete takes it apart while it is judged.
             lock = locks.lock_shared(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -133,6 +136,7 @@ class Verifier:
             self.locked[run, step] = error
             return None
         with lock:
+            # Before the first read: a mark that comes meanwhile is of damage that this reading may have missed.
             mark = marks.identity(lock.fd)
             order: VerifyOrder = (1, step, run, "")
             try:
@@ -201,6 +205,7 @@ class Verifier:
         if unit is None:
             self.missing.add(blob.digest)
             return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
+        # A blob that a hundred checkpoints share is read once; each asks only for pieces that it alone names.
         new = unit not in self._seen
         problem, known = self._seen.get(unit, ("", {}))
         unknown = pieces - known.keys()
@@ -218,6 +223,7 @@ class Verifier:
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:
             self.bad.add(unit)
+            # A later piece of it was wrong: bad stays bad, whatever is found right afterwards.
             self.good.discard(unit)
         elif unit not in self.bad:
             self.good.add(unit)

@@ -42,6 +42,7 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     except OSError as error:
         why = f"the settings cannot be read: {describe_os_error(error)}"
     told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
+    # The careful answer: what is shared and not known to be would lose data of other hosts.
     return replace(place, told=True), (f"{why}, {told}",)
 
 
@@ -77,6 +78,7 @@ def why_of_several_users(root: Path) -> str:
         status = os.stat(root)
     except FileNotFoundError:
         return ""
+    # Root too: a user could swap the files beside root's catalog, and SQLite trusts those.
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -85,6 +87,7 @@ def why_of_several_users(root: Path) -> str:
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
+    # Only the parent is resolved: the file itself must not be a symlink.
     path = wanted.parent.resolve() / wanted.name
     if not wanted.name or path.is_dir():
         msg = f"catalog_path must name the file of a database, got the directory {path}"
@@ -105,11 +108,13 @@ def _default(why: str, uuid: str) -> Path:
             "on shared filesystems, or writable by others, or not writable by this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
+    # By the uuid and not the path: a store that was moved keeps its index, and two stores never share one.
     return folder / uuid / _NAME
 
 
 def _refuse_shared(path: Path) -> None:
     there = next(folder for folder in path.parents if folder.is_dir())
+    # By the filesystem: a trial with SQLite's locks on one host says nothing of another.
     found = examine(there)
     if found.shared:
         msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"

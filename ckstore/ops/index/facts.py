@@ -48,6 +48,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
+        # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
         stamp = file_stamp(fd)
         facts = context.manifest_cache.recall_facts(stamp)
         if facts is None:
@@ -56,6 +57,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
 
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
+                # Not the leaves: that takes a fifth of the time for 5,000 tensors (docs/adr/0002).
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
@@ -94,6 +96,7 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
         rows, _, _ = context.catalog.current({place: context.layout.stamp(*place)}, seek=True)
     except CatalogUnavailable:  # then no row says anything
         return
+    # Only then: a reader must not take the catalog's lock for a row that is right.
     if rows and not same_facts(rows[0], facts):
         write_again(context, [place])
 

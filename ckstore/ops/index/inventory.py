@@ -75,6 +75,7 @@ class StoreInventory:
                 self.orphans[path.name] = status.st_size
                 continue
             lost.discard(path.name)
+            # + 1: the canonical name. A name outside the store makes it negative, and is no copy.
             copies = max(0, use.count + 1 - status.st_nlink)
             self.copy_count += copies
             self.copy_bytes += copies * use.nbytes
@@ -85,6 +86,7 @@ class StoreInventory:
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
+            # By checkpoint: each is locked once for all names that it can give.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
             len(restore_names(self.layout, self.layout.checkpoint(*place), lost)) for place, lost in by_place.items()

@@ -73,6 +73,7 @@ def propose(
         found = context.catalog.propose(listed, newest=newest, run=run)
     except CatalogUnavailable:
         return None
+    # A wrong row could hide that its checkpoint is the newest.
     if found.newest.wrong_count or len(found.unknown) > _MOST_UNKNOWN:
         return None
     published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}

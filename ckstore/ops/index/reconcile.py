@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 Seen = Callable[[str, int, "Found"], None]
 
+# A rebuild holds the lock for half a second at a time, so who waits so long waits for something else.
 TIMEOUT_S = 30.0
+# The transaction keeps its pages in memory until it ends.
 _BATCH_MOST = 256
+# Half a second: tags and pins of other processes wait for the same lock.
 _BATCH_S = 0.5
 
 
@@ -73,6 +76,7 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
     deadline = time.monotonic() + _BATCH_S
     for _ in range(_BATCH_MOST):
         yield waiting.popleft()
+        # After a checkpoint, not before: each batch does at least one, however slow the disk is.
         if not waiting or time.monotonic() > deadline:
             return
 
@@ -81,6 +85,7 @@ def runs_in_doubt(context: Context) -> set[str]:
     """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
+    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so nothing can be told by the count.
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 

@@ -68,6 +68,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     count = 0
     batch: list[Inside] = []
     for path in canonical_blobs(context.layout):
+        # In batches: each transaction holds the lock that tags and pins need.
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
@@ -78,6 +79,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
 def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
     if not paths:
         return 0
+    # Asked first: a blob that is in use needs no look at its file.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
     for digest, path in through_parents((path.name, path) for path in paths if path.name in without_use):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _PROBLEM = "rows"
+# Mending is a favour to later calls; the call under way does not wait for it.
 _MEND_TIMEOUT_S = 1.0
 
 
@@ -43,6 +44,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
         context.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
+        # With the stamp: a checkpoint that is saved there later has a row of its own, which counts.
         context.distrusted[place] = context.layout.stamp(*place)
     if context.readonly or context.writes_disabled_because:
         return

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
+# Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20
+# Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
 _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
@@ -63,11 +65,13 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
     for directory in layout.directories:
         links.make_directory(directory)
+    # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
         where = str(layout.settings)
         data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        # Whole and durable before it has its name (law D1): with store.json the store exists.
         files.create_file(fresh, data, mode=0o444)
         links.link(fresh, layout.settings)  # never over another
     finally:

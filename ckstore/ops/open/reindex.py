@@ -45,10 +45,13 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     layout = context.layout
     for directory in layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
+    # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
+    # Before the blobs are counted, so that the report has the link counts of afterwards.
     relinked = _relink(context, shown.blob_bytes) if relink else None
+    # Renamed aside under the lock of writers: no process writes to it any more, and a person can look at it.
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
@@ -56,6 +59,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         census.note(run, step, found)
         shown.manifest_of(run, step)
 
+    # In batches, so that saves of other processes go on meanwhile.
     reconcile_all(context, places, seen)
     census.look_at_blobs()
     restored_count = census.restore_names()
@@ -86,6 +90,7 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
     except BaseException:
         staging.lock.release()
         raise
+    # Only after everything went well: after an error the old files may be the only durable ones.
     reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))

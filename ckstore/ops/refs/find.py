@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
+# Each try loses only if the checkpoint is replaced or dropped between two calls.
 _OPEN_TRIES = 5
 
 
@@ -47,6 +48,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return newest_valid(context, str(parsed))
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
+    # From refs/ and not from the catalog, which may not have heard of a tag yet.
     tags = context.layout.tags()
     key = _key_of(context, parsed, tags)
     if key is not None and (there := infos(context, at=stamps(context, [key]))):
@@ -151,6 +153,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             directory = open_checked(context, context.layout.checkpoint(info.run, info.step))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
+        # Compared under the lock: from here on it cannot be replaced.
         if directory.manifest_id == info.id:
             return directory
         directory.close()  # replaced between finding and locking, or its row is wrong

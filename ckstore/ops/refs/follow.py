@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
 
+# Other hosts' names make no event of inotify, and close() of another thread has to be noticed.
 _LOOK_S = 1.0
 _ALL_S = 30.0
 """With inotify everything is looked at so often anyway."""
@@ -121,9 +122,11 @@ class Follower:
         """
         if self._watch is None and not self._context.shared:
             with suppress(FileNotFoundError, NotADirectoryError):  # no run yet
+                # Watched before the names are listed: what appears between the two makes an event.
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)
             names = None
         there = self._stamps(names)
+        # By stamp, so that a checkpoint that was replaced is given again.
         fresh = {place: stamp for place, stamp in there.items() if self._seen.get(place) != stamp}
         if not fresh:
             return
@@ -135,6 +138,7 @@ class Follower:
             with suppress(PermissionError):  # who may only read the checkpoints
                 files.sync_directory(parent)
         found = infos(self._context, at=fresh)
+        # A directory without a whole checkpoint, as in the middle of a restore: looked at again each time.
         self._torn = {str(step) for _, step in fresh.keys() - {info.key for info in found}}
         self._seen |= {info.key: fresh[info.key] for info in found}
         self._ready.extend(info for info in found if self._after is None or info.order > self._after.order)

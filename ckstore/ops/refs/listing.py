@@ -152,6 +152,7 @@ def misplaced(context: Context) -> list[CheckpointInfo]:
     return [info for info in infos(context) if info.out_of_order]
 
 
+# A living save fills its gap within milliseconds; one that takes longer was stopped.
 DEADLINE_S = 10.0
 _PAUSE_S = 0.005
 
@@ -167,6 +168,7 @@ def settle(context: Context) -> None:
         if _may_fill(context):
             _fill(context, waiting)
         known = {gap.old.name for gap in waiting}
+        # Only those of the beginning: a training that replaces all the time must not hold a list for ever.
         waiting = [gap for gap in _unsaid(context) if gap.old.name in known]
         if time.monotonic() > deadline:
             for gap in waiting:

@@ -31,6 +31,7 @@ def check_unprotected(
     Raises:
         Protected: It is.
     """
+    # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
     name = f"{key[0]}@{key[1]}"
     tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]

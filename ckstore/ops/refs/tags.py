@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
+# The tag is durable already; its row can wait for the next opening.
 _CATALOG_TIMEOUT_S = 5.0
 
 
@@ -31,6 +32,8 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(run, step), fresh)
+        # Renamed over the old one: at no moment does the tag name nothing, which would leave its checkpoint
+        # unprotected.
         links.rename(fresh, layout.refs / tag)
     except BaseException:  # what a signal handler raised, too
         with contextlib.suppress(OSError):  # the first error says what is wrong

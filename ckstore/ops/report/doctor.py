@@ -36,6 +36,7 @@ Findings = Iterator[DoctorFinding]
 def examine_all(context: Context) -> DoctorReport:
     """Look at everything; what cannot be looked at is a finding of its own."""
     findings: list[DoctorFinding] = []
+    # Each by itself: a directory that is closed to this user must not hide the other findings.
     for what, look in _LOOKS:
         try:
             findings += look(context)

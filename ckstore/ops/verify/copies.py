@@ -79,6 +79,7 @@ class Copies:
     def whole(self, wanted: Wanted) -> Right | None:
         """Return a right copy of a blob; None if there is none."""
         unread: list[OSError] = []
+        # The store's own copies first: they may be linked, and others have to be copied.
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
@@ -106,6 +107,7 @@ class Copies:
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
+            # The whole is compared, however right its pieces are: what lies between them belongs to the blob, too.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
@@ -192,6 +194,7 @@ class _Tree:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
         manifests: list[Path] = []
+        # One walk for all questions: a source may be a whole disk.
         for path in files_below(self._root):
             if is_digest(path.name):
                 by_name.setdefault(path.name, []).append(path)
@@ -222,6 +225,7 @@ def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
         with suppress(PermissionError):  # another user's
             found = peek.find(path)
+            # One name for each inode: the others have the same bytes, and a blob may have a thousand.
             if found is not None and found.st_ino not in seen:
                 seen.add(found.st_ino)
                 yield path
@@ -233,6 +237,7 @@ def _check_source(path: Path) -> Path:
     except OSError as error:
         msg = f"{path} is not a directory that can be read: {error.strerror}"
         raise BadInput(msg, hint="give another store, or a directory with copies of checkpoints") from error
+    # Once: the user named it, and a symlink in it is followed here and nowhere below.
     return path.resolve()
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckstore.ops.check.verifier import Verifier
     from ckstore.ops.context import Context
 
+# Each look lists the whole store; saves that run meanwhile seldom touch one inode in all three.
 _LOOKS = 3
 _CATALOG_TIMEOUT_S = 10.0
 Inode = tuple[int, int]
@@ -64,6 +65,7 @@ class Names:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
+                # In quarantine a name is DIGEST.INODE, and counts as a link like any other.
                 made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
@@ -135,6 +137,7 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
         after = _link_counts(names)
         for inode in names:
+            # The count stood still while the names were listed, so both numbers are of one moment.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
@@ -190,6 +193,7 @@ def _wrong_name(
 ) -> str:
     if (status.st_dev, status.st_ino) in used:
         return ""
+    # Anyone who may write to the store can put a sparse file of terabytes there.
     if status.st_size > BLOB_MAX_BYTES:
         return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
     if mode == "full":

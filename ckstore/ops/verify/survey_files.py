@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _TIMEOUT_S = 10.0
+# The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").
 _MAX_BYTES = 16 * 2**20
 
 
@@ -74,6 +75,7 @@ def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
             continue
         row = rows.get((run, step))
         same = row is not None and same_facts(row, info) and listing.get((run, step)) == seen.stamp
+        # The uses too: gc frees by them what they do not name.
         if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
             found.append((run, step))
     return found

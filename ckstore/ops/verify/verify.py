@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import Repaired
 
 
+# A round goes through the checkpoints in their order; so much lets the disk read on, and keeps the oldest first.
 _ROUND_BYTES = 256 * 2**20
+# A verification of hours that is killed loses a minute of its notes.
 _FLUSH_S = 60.0
 """Run and step."""
 
@@ -114,6 +116,7 @@ class Verification:
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = Budget(options.budget_s)
+        # By copies, not by digests: two files with one digest can rot each for itself.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
@@ -140,6 +143,7 @@ class Verification:
             done = Repaired()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
+                # After the whole verification: where the right copy lies is known only then.
                 done = repair(
                     self._context,
                     self._damage(),
