@@ -195,22 +195,22 @@ class Catalog:
             run: They are all of this run; None: `listed` has all runs.
         """
         unknown: set[CheckpointKey] = set()
-        gone: set[CheckpointKey] = set()
+        missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:
             # Runs of the catalog too: of one whose directory is gone all rows are to be reported.
             runs = {run} if run is not None else listed.keys() | queries.counts(connection).keys()
             for name in runs:
-                there, known = listed.get(name, {}), queries.inodes(connection, name)
+                present, known = listed.get(name, {}), queries.inodes(connection, name)
                 # Equal dicts are compared in C: the usual run costs no loop.
-                if there != known:
-                    names = (step for step, _ in there.items() - known.items())
+                if present != known:
+                    names = (step for step, _ in present.items() - known.items())
                     unknown.update((name, step) for step in map(step_of, names) if step is not None)
-                    gone.update((name, int(step)) for step in known.keys() - there.keys())
-            left_out = unknown | gone
+                    missing.update((name, int(step)) for step in known.keys() - present.keys())
+            left_out = unknown | missing
             # So many more, since in the worst case all that is left out would have been the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
-            return Proposal(queries.listing(connection, places=places), unknown, gone)
+            return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def places_of_id(self, manifest_id: str) -> list[CheckpointKey]:
         """Return (run, step) of the checkpoints with this whole id."""
@@ -318,7 +318,7 @@ class Catalog:
 
         Args:
             place: Run and step; None: of the blobs that any checkpoint uses.
-            now_ns: A later reading is none.
+            now_ns: Later readings are ignored.
         """
         with reading(self.path) as connection:
             return queries.oldest_reading(connection, place, now_ns)

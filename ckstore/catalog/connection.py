@@ -221,7 +221,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     token = object()
     try:
         with _opening:
-            there = _identity(path)
+            identity = _identity(path)
             _refuse_strange(path)
             # In the same lock as the look: a child forked in between must know that the file was being opened.
             _open.add(token)
@@ -236,7 +236,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
         try:
             # Before any statement: reading the schema of a forged file may take for ever.
             connection.bound(_file_bytes(path))
-            if _identity(path) != there:
+            if _identity(path) != identity:
                 raise unavailable(path, "was replaced while it was being opened", "unreadable")
             # Before the first read, which maps the index of the log.
             if not mapped:
@@ -249,7 +249,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             connection.close()
         # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
         # written to a file that was removed is in no catalog.
-        if _identity(path) != there:
+        if _identity(path) != identity:
             raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
         _open.discard(token)

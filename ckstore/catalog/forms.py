@@ -257,9 +257,9 @@ def check_tables(connection: sqlite3.Connection) -> None:
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
         while rows := cursor.fetchmany(_BATCH):
             checked(rows, *forms.values())
-    for what, query in _STRAYS.items():
+    for problem, query in _STRAYS.items():
         if connection.execute(f"{query} LIMIT 1").fetchall():
-            raise NotOfItsForm(what)
+            raise NotOfItsForm(problem)
 
 
 _PLAIN = (

@@ -219,8 +219,8 @@ def why_strange(path: Path) -> str:
         except FileNotFoundError:
             continue
         owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
-        if why := _why_strange_file(found, folder, owners):
-            return f"{path.name}{suffix} {why}" if suffix else why
+        if problem := _why_strange_file(found, folder, owners):
+            return f"{path.name}{suffix} {problem}" if suffix else problem
         if suffix == "-journal" and found.st_size and _names_another(path):
             return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
     return ""

@@ -314,7 +314,7 @@ def oldest_reading(
 ) -> tuple[int, int, int | None]:
     """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
 
-    A reading after `now_ns` is none.
+    Readings after `now_ns` are ignored.
     """
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:

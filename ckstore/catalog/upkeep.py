@@ -183,15 +183,15 @@ def _move_aside(path: Path, kind: Aside) -> Path:
     never takes for part of the next one. A database without its log might look sound, and be half of a change.
     """
     try:
-        there = _numbers_aside(path, kind)
-        aside = path.with_name(f"{path.name}.{kind}-{max(there, default=0) + 1}")
+        numbers = _numbers_aside(path, kind)
+        aside = path.with_name(f"{path.name}.{kind}-{max(numbers, default=0) + 1}")
         for suffix in ("", *SUFFIXES):
             with contextlib.suppress(FileNotFoundError):
                 # Renamed, never removed: a person may want to look at what was damaged.
                 links.rename(f"{path}{suffix}", f"{aside}{suffix}")
         # Durable before a new one is made: a power cut must not bring the old log back beside the new database.
         files.sync_directory(path.parent)
-        for number in sorted(there, reverse=True)[SET_ASIDE_KEPT - 1 :]:
+        for number in sorted(numbers, reverse=True)[SET_ASIDE_KEPT - 1 :]:
             for suffix in ("", *SUFFIXES):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
@@ -207,5 +207,5 @@ def names_aside(path: Path, kind: Aside) -> list[str]:
 
 def _numbers_aside(path: Path, kind: Aside) -> set[int]:
     pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm|-journal)?")
-    matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())
+    matches = (pattern.fullmatch(entry.name) for entry in path.parent.iterdir())
     return {int(match[1]) for match in matches if match}

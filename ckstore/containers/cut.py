@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckstore.containers.safetensors_file import Entry, looks_like_safetensors, read_entries
+from ckstore.containers.safetensors_file import TensorEntry, looks_like_safetensors, read_entries
 from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
 from ckstore.containers.torch_zip import Span, archive_name, name_tensors, name_views
 from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
@@ -69,10 +69,12 @@ def cut(file: RandomAccess, name: str) -> Cut:
         return _opaque(file, name, kind, str(error))
 
 
-def _opaque(file: RandomAccess, name: str, kind: str, why: str) -> Cut:
+def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
     """Return one segment, with a warning if the file is named as one of `kind`."""
     claims = name.lower().endswith(_SUFFIXES[kind])
-    warnings = (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {why}",) if claims else ()
+    warnings = (
+        (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {reason}",) if claims else ()
+    )
     return Cut("", _segments((), file.nbytes)[0], (), warnings)
 
 
@@ -130,7 +132,7 @@ def _cut_zip(file: RandomAccess, name: str) -> Cut:
     if folder is None:
         return Cut("zip" if spans else "", segments, (), ())
     named = name_tensors(file, folder, spans)
-    return Cut("torch-zip", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+    return Cut("torch-zip", segments, tuple(named.tensors), _warnings(name, named.problems))
 
 
 def _cut_legacy(file: RandomAccess, name: str) -> Cut:
@@ -138,10 +140,14 @@ def _cut_legacy(file: RandomAccess, name: str) -> Cut:
     spans = {key: span for key, span in found.spans.items() if span[0] < span[1]}
     segments, index = _segments(sorted(spans.values()), file.nbytes)
     named = name_views(found.value, {key: Span(*span, index[span]) for key, span in spans.items()})
-    return Cut("torch-legacy", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+    return Cut("torch-legacy", segments, tuple(named.tensors), _warnings(name, named.problems))
 
 
-def torch_layout(entry: Entry) -> tuple[str, tuple[int, ...]] | None:
+def _warnings(name: str, problems: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{shown(name)}: {problem}" for problem in problems)
+
+
+def torch_layout(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
     """Return dtype and shape as torch has them, or None if it has no such tensor."""
     if entry.dtype == "F4":  # torch packs two along the last dimension
         if not entry.shape or entry.shape[-1] % 2:

@@ -245,6 +245,6 @@ def text_of(arg: bytes) -> str:
 
 
 def decimal_of(arg: bytes) -> int | None:
-    """Return a number that is written in digits; None for what is none, as 00 and 01, once False and True."""
+    """Return a number that is written in digits; None for other texts, as 00 and 01, once False and True."""
     digits = arg.rstrip(b"\n")
     return int(digits.rstrip(b"L")) if _DECIMAL_PATTERN.fullmatch(digits) else None

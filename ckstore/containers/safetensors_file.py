@@ -47,7 +47,7 @@ _END_PATTERN = re.compile(_SPACE + rb"\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor as the header says, checked: `start` and `stop` are bytes of the file."""
 
     name: str
@@ -66,7 +66,7 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
     return head[_LENGTH_BYTES:] == b"{" and _header_bytes(head) <= min(MAX_HEADER_BYTES, file.nbytes - _LENGTH_BYTES)
 
 
-def read_entries(file: RandomAccess) -> list[Entry]:
+def read_entries(file: RandomAccess) -> list[TensorEntry]:
     """Return the tensors of a file that looks like safetensors, in the order of their bytes.
 
     They cover everything after the header.
@@ -98,7 +98,7 @@ class _Header:
         self._at = 0
         self._tensor: str | None = None
 
-    def entries(self, data_start: int) -> Iterator[Entry]:
+    def entries(self, data_start: int) -> Iterator[TensorEntry]:
         """Yield the tensors in the order of the header, each checked for itself."""
         for name in self._members():
             if name == "__metadata__":
@@ -111,7 +111,7 @@ class _Header:
         if _END_PATTERN.match(self._data, self._at) is None:
             self._refuse("spaces after the object")
 
-    def _entry(self, name: str, data_start: int) -> Entry:
+    def _entry(self, name: str, data_start: int) -> TensorEntry:
         dtype = ""
         arrays: dict[str, tuple[int, ...]] = {}
         for key in self._members():
@@ -131,22 +131,22 @@ class _Header:
         # In bits, since F4 and F6 have no whole bytes.
         if count is None or len(offsets) != 2 or count * bits != 8 * (offsets[1] - offsets[0]):
             self._refuse(f"start and end of {shown(shape)} times {dtype}", f"data_offsets {shown(offsets)}")
-        return Entry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
+        return TensorEntry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
 
     def _members(self) -> Iterator[str]:
         """Yield the names in an object; the caller reads the value before the next name."""
         self._expect(b"{")
-        seen: set[str] = set()
+        names: set[str] = set()
         if self._next_is(b"}"):
             return
         while True:
             name = self._string()
             # Parsers differ in which of two members counts: two programs could read such a file as two models.
-            if name in seen:
+            if name in names:
                 self._refuse("each name once", f"{shown(name)} twice")
-            seen.add(name)
+            names.add(name)
             # A header of 100 MB has room for millions of names, which would take gigabytes.
-            if len(seen) > MAX_TENSORS:
+            if len(names) > MAX_TENSORS:
                 self._refuse(f"at most {MAX_TENSORS} names", "more")
             self._expect(b":")
             yield name
@@ -192,6 +192,6 @@ class _Header:
         return tuple(map(int, match[1].split(b","))) if match[1] else ()
 
     def _refuse(self, wanted: str, found: str = "") -> NoReturn:
-        what = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"
+        part = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"
         here = f"{self._data[self._at : self._at + 20]!r} at byte {_LENGTH_BYTES + self._at}"
-        refuse(what, wanted, found or here)
+        refuse(part, wanted, found or here)

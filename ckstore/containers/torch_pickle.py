@@ -198,8 +198,8 @@ class _Machine:
         if count > ODD_KEYS_MOST:
             refuse("the pickle", f"at most {ODD_KEYS_MOST} keys that are no strings or integers of 64 bits", "more")
 
-    def _replace(self, what: str) -> None:
-        self._stack[-1] = Unknown(what)
+    def _replace(self, description: str) -> None:
+        self._stack[-1] = Unknown(description)
 
     def _dict(self) -> None:
         made: dict[Any, Any] = {}

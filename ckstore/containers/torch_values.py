@@ -64,7 +64,7 @@ def storage_of(persistent_id: Any) -> Any:
     That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
     """
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
-        return Unknown("a persistent id that is none of a storage")
+        return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id
     if type(kind) is not Global or type(key) is not str or not _is_size(count):
         return Unknown("a storage with a persistent id that torch does not write")

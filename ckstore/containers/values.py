@@ -15,9 +15,9 @@ class Refused(ValueError):
     """The file is not what it looked like. Never leaves this room."""
 
 
-def refuse(what: str, wanted: str, found: object) -> NoReturn:
+def refuse(part: str, wanted: str, found: object) -> NoReturn:
     """Raise the error for content that is not as its format says."""
-    raise Refused(f"{what}: wanted {wanted}, found {found}")
+    raise Refused(f"{part}: wanted {wanted}, found {found}")
 
 
 class RandomAccess(Protocol):

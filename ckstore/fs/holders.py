@@ -190,7 +190,7 @@ def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
 
 
 def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
-    seen: set[tuple[int, int]] = set()
+    yielded: set[tuple[int, int]] = set()
     for line in _read(f"/proc/{pid}/maps").splitlines():
         # The path is the sixth field, and may have spaces in it.
         fields = line.split(None, 5)
@@ -208,8 +208,8 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
             device = os.makedev(int(major, 16), int(minor, 16))
         else:
             device, inode = status.st_dev, status.st_ino
-        if (device, inode) not in seen:
-            seen.add((device, inode))
+        if (device, inode) not in yielded:
+            yielded.add((device, inode))
             yield _Hold("mapping", target, device, inode, status)
 
 

@@ -32,13 +32,13 @@ CLOSED = -2
 
 
 class NotInStore(NotADirectoryError):
-    """What has the name of a directory of the store is none: a symlink, a file, or of another filesystem.
+    """The name of a directory of the store leads to something else: a symlink, a file, or of another filesystem.
 
     ``filename`` is its path, ``strerror`` says what it is instead.
     """
 
 
-class Holder(Protocol):
+class OpenDirectory(Protocol):
     """Has a directory open.
 
     Attributes:
@@ -63,7 +63,7 @@ class Inside:
     __slots__ = ("holder", "is_foreign", "parts", "top")
 
     def __init__(
-        self, top: str, parts: tuple[str, ...] = (), holder: Holder | None = None, *, is_foreign: bool = False
+        self, top: str, parts: tuple[str, ...] = (), holder: OpenDirectory | None = None, *, is_foreign: bool = False
     ) -> None:
         self.top = top
         self.parts = parts
@@ -289,7 +289,7 @@ def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -
     """Open the directory of that level on the way to a place, in the one above it, which is open.
 
     Raises:
-        NotInStore: It is none, or not on this device.
+        NotInStore: It is not a directory, or not on this device.
         OSError: It cannot be opened; the file name is its path.
     """
     try:
@@ -303,7 +303,7 @@ def open_below(fd: int, name: str, how: int, device: int | None) -> int:
     """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any.
 
     Raises:
-        NotInStore: It is none, or on another filesystem.
+        NotInStore: It is not a directory, or on another filesystem.
     """
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)

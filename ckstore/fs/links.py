@@ -114,10 +114,10 @@ def exchange(one: Where, other: Where) -> None:
         msg = "the C library has no renameat2, which exchanges two names"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
     with at(one) as (from_fd, old), at(other) as (to_fd, new):
-        here = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
-        there = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
+        first = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
+        second = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
         # At no moment is there nothing at either name: a list or load meanwhile finds one checkpoint or the other.
-        if renameat2(*here, *there, _RENAME_EXCHANGE) == 0:
+        if renameat2(*first, *second, _RENAME_EXCHANGE) == 0:
             return
         code = ctypes.get_errno()
     # NFS answers EINVAL, a kernel before 3.15 ENOSYS, FUSE either: the replacement takes two renames then

@@ -140,10 +140,10 @@ class LockFile:
         except FileNotFoundError:
             return False
         try:
-            there, mine = os.fstat(fd), os.fstat(self._fd)
+            current, mine = os.fstat(fd), os.fstat(self._fd)
         finally:
             os.close(fd)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino)
 
     def check(self) -> None:
         """Make sure that the lock was held all the time; nothing that needs it may be done without asking.
@@ -151,16 +151,16 @@ class LockFile:
         Raises:
             InUse: It was lost, or may have been.
         """
-        why = "another process has it now"
+        reason = "another process has it now"
         try:
             if self._asked():
                 # The lock may be ours again and not have been ours all the time: only the mark tells (docs/adr/0016).
                 if self._is_there() and self._read() == self._mark:
                     return
-                why = "another process had it meanwhile"
+                reason = "another process had it meanwhile"
         except (InUse, OSError) as error:
-            why = str(error)
-        msg = f"the lock on {self.path} was lost: {why}; nothing was changed"
+            reason = str(error)
+        msg = f"the lock on {self.path} was lost: {reason}; nothing was changed"
         raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
 
     def close(self) -> None:

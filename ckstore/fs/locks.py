@@ -116,14 +116,14 @@ class DirectoryLock:
         """
         try:
             with at(path) as (parent, name):
-                there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                current = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
         if self._inode is None:
             mine = os.fstat(self.fd)
             self._inode = mine.st_dev, mine.st_ino
         # Rule L: a directory that was renamed away and made again has another inode, and another lock.
-        return (there.st_dev, there.st_ino) == self._inode
+        return (current.st_dev, current.st_ino) == self._inode
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:

@@ -177,8 +177,8 @@ class NewTree:
             # The rename is in memory until its parent is synced (law N2).
             files.sync_name(self.destination)
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {why}"
+            reason = os.strerror(error.errno or 0)
+            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again once the disk works") from error
 
     @contextmanager

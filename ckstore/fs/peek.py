@@ -70,7 +70,7 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
 
 
 def is_directory(where: Where) -> bool:
-    """Whether there is a directory; a symlink to one is none."""
+    """Whether there is a directory; a symlink to one does not count."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
@@ -107,7 +107,7 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield everything below a directory that is none, with its status; what vanishes meanwhile is left out.
+    """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
 
     Nothing recurses, and one directory is open at a time. A store has at most five levels; what lies deeper than
     `MOST_LEVELS` is not of its making.

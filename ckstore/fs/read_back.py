@@ -31,9 +31,9 @@ def check_on_disk(path: Where, data: memoryview) -> None:
         raise _refused(f"{path} was written and made durable, but from byte {wrong} on the disk returns other bytes")
 
 
-def _refused(what: str) -> SaveFailed:
+def _refused(found: str) -> SaveFailed:
     hint = "do not trust this disk, its controller or memory; dmesg and the SMART values may say more"
-    return SaveFailed(f"{what}; nothing was published", hint=hint)
+    return SaveFailed(f"{found}; nothing was published", hint=hint)
 
 
 def _first_difference(file: direct.UncachedFile, data: memoryview) -> int | None:

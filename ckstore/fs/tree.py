@@ -156,8 +156,8 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
         yield entry
         if entry.kind == "directory":
             if entry.path.count("/") >= MOST_LEVELS:
-                why = f"directories there are nested more than {MOST_LEVELS} deep"
-                raise CannotStore(entry.path, why, hint="commit its content separately, or as an archive")
+                problem = f"directories there are nested more than {MOST_LEVELS} deep"
+                raise CannotStore(entry.path, problem, hint="commit its content separately, or as an archive")
             waiting += _entries_of(entry.where, entry.path)
 
 
@@ -170,7 +170,7 @@ def _entries_of(where: Inside, path: str) -> list[Entry]:
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield everything below a directory that is none; what cannot be listed is left out, and no symlink is followed.
+    """Yield all but the directories below a directory; what cannot be listed is left out, and no symlink is followed.
 
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
     """

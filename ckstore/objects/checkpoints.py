@@ -30,7 +30,7 @@ _HEAD_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Verdict:
     """What a directory of a checkpoint holds.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
     content: str = ""
 
 
-def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
+def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
     """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
 
     The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
@@ -58,30 +58,30 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
         if lock is not None:
             return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), run, step)
         if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
-            return Found(None)
+            return Verdict(None)
         with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):
-        return Found(None)
+        return Verdict(None)
     except PermissionError:
-        return Found(None, layout.pass_over(path), is_closed=True)
+        return Verdict(None, layout.pass_over(path), is_closed=True)
     except OtherHash as error:
-        return Found(None, str(error), is_another=True)
+        return Verdict(None, str(error), is_another=True)
     except DamagedBlob as error:
-        return Found(None, str(error))
+        return Verdict(None, str(error))
 
 
-def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
+def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
     manifest = directory.manifest
     if (manifest.run, manifest.step) != (run, step):
         problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
-        return Found(None, problem, is_another=True)
+        return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
     problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
     if problem:
-        return Found(None, f"{directory.path}: {problem}", content=manifest.content)
+        return Verdict(None, f"{directory.path}: {problem}", content=manifest.content)
     published = Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp)
-    return Found(published, content=manifest.content)
+    return Verdict(published, content=manifest.content)
 
 
 def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
@@ -133,8 +133,8 @@ def why_not_own(dir_fd: int) -> str:
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
-    what = "a symlink" if stat.S_ISLNK(found.st_mode) else "not a directory"
-    return f"{BLOBS}/ is {what}, and a checkpoint owns its blobs"
+    kind = "a symlink" if stat.S_ISLNK(found.st_mode) else "not a directory"
+    return f"{BLOBS}/ is {kind}, and a checkpoint owns its blobs"
 
 
 def _stamp_in(dir_fd: int) -> Stamp:
@@ -200,8 +200,8 @@ class CheckpointDirectory:
             manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
-        if why := why_not_own(lock.fd):
-            msg = f"{path}: {why}"
+        if problem := why_not_own(lock.fd):
+            msg = f"{path}: {problem}"
             raise DamagedBlob(msg)
         return cls(path, lock, stamp, manifest, manifest_id)
 

@@ -45,13 +45,13 @@ def relink_everywhere(
         path = layout.checkpoint(run, step)
         name = path / BLOBS / digest
         try:
-            there = _inode_of(name)
-            if there == inode or there in spare or (there is None and not _has_lost(path, digest)):
+            present = _inode_of(name)
+            if present == inode or present in spare or (present is None and not _has_lost(path, digest)):
                 continue
             with locks.lock_shared(path, timeout_s=_WAIT_S) as lock, marks.kept_unless_durable(lock):
                 # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
                 # else be lost.
-                if there is None and links.make_directory(name.parent):
+                if present is None and links.make_directory(name.parent):
                     files.sync_directory(path)
                 _replace(name, good, temporary())
                 # Before the mark goes (law H1): a power cut could bring the damaged file back, and then nothing would

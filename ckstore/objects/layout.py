@@ -264,7 +264,7 @@ class OpenRuns:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
-        self._seen: dict[CheckpointKey, frozenset[str]] = {}
+        self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
     def is_marked(self, run: str, step: int) -> bool:
         """Whether a checkpoint is marked as damaged."""
@@ -275,8 +275,8 @@ class OpenRuns:
         return self._has(run, step, ANNOTATIONS)
 
     def _has(self, run: str, step: int, name: str) -> bool:
-        if (run, step) in self._seen:
-            return name in self._seen[run, step]
+        if (run, step) in self._small_files:
+            return name in self._small_files[run, step]
         folder = self._run(run)
         return folder is not None and bool(folder.having(str(step), (name,)))
 
@@ -301,7 +301,7 @@ class OpenRuns:
         self._layout.closed(run, inodes.keys() - looked.keys())  # in order to say so
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         if in_full:
-            self._seen |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
+            self._small_files |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
         return {
             (run, int(step)): None if (manifest := looked.get(step, nothing)[0]) is None else Stamp.of(inode, manifest)
             for step, inode in inodes.items()

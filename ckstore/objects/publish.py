@@ -196,27 +196,27 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
         )
     if found.is_another:
         raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
-    there = found.published
-    if there is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
+    present = found.published
+    if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
-        whole = _stays(there.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in there.manifest.blobs
+        whole = _stays(present.manifest, manifest, if_there.rule) and all(
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.blobs
         )
         if whole:
-            return there, False
+            return present, False
     other_bytes = found.content != manifest.content
     if other_bytes and found.content:  # without a manifest it cannot be loaded, and this may be the same state again
         if_there.check_replaceable()
     return None, other_bytes
 
 
-def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
-    same = there.content == new.content
+def _stays(present: Manifest, new: Manifest, if_exists: Rule) -> bool:
+    same = present.content == new.content
     if if_exists == "replace":
-        return same and there.description == new.description
+        return same and present.description == new.description
     if (same and if_exists != "taken") or if_exists == "keep":
         return True
-    msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
+    msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {present.created}"
     raise StepExists(
         msg,
         hint="choose another step, or if_exists='replace' to put this one in its place; 'keep' leaves the other, and "

@@ -22,10 +22,10 @@ def cache_folder() -> Path | None:
     user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     """
     for folder in _candidates():
-        there = _nearest(folder)
-        if there is None or examine(there).shared:
+        existing = _nearest(folder)
+        if existing is None or examine(existing).shared:
             continue
-        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(there):
+        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(existing):
             return folder
     return None
 
@@ -67,9 +67,9 @@ def _nearest(folder: Path) -> Path | None:
         return None
 
 
-def _may_be_made_in(there: Path) -> bool:
+def _may_be_made_in(folder: Path) -> bool:
     # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
-    return os.stat(there).st_uid == os.geteuid() and os.access(there, os.W_OK | os.X_OK)
+    return os.stat(folder).st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -37,7 +37,7 @@ _able: set[tuple[int, int, int]] = set()
 
 
 def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
-    """Return which directories of a store are none, or lie on another filesystem than its root, one phrase each."""
+    """Return which directories of a store are something else, or on another filesystem than its root, each a phrase."""
     device = os.stat(root.path).st_dev
     found = []
     for directory in directories:
@@ -138,10 +138,10 @@ def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
 def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Inside], made: list[Inside]) -> None:
     first = own / "one"
     for directory in others:
-        there = directory / f".{name}"
-        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
-        made.append(there)
-        _try_case(there)
+        path = directory / f".{name}"
+        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, path))
+        made.append(path)
+        _try_case(path)
         statx.refresh(first)  # the cache of a network filesystem may have the count of before
         # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
         if peek.status(first).st_nlink < 2:
@@ -150,17 +150,17 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
         back = own / directory.name
         try:
-            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, there, back))
+            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, path, back))
         except FileNotFoundError:  # gc took it from trash
             continue
         made.append(back)
 
 
-def _try_case(there: Inside) -> None:
+def _try_case(path: Inside) -> None:
     """Raise if a name that is there is found by its upper case as well."""
-    if peek.exists(there.parent / there.name.upper()):
+    if peek.exists(path.parent / path.name.upper()):
         msg = (
-            f"{there.top}: in {there.parent.name}/ names that differ only in case are the same, so "
+            f"{path.top}: in {path.parent.name}/ names that differ only in case are the same, so "
             "runs or tags could be mixed up"
         )
         where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
@@ -170,7 +170,7 @@ def _try_case(there: Inside) -> None:
         )
 
 
-def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
+def _try(act: str, where: Inside, do: Callable[[], None]) -> None:
     try:
         do()
     except UnsafePlace:
@@ -178,7 +178,7 @@ def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
-        msg = f"{where.top}: cannot {what} {where.name}/: {error.strerror}"
+        msg = f"{where.top}: cannot {act} {where.name}/: {error.strerror}"
         raise UnsafePlace(
             msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         ) from error

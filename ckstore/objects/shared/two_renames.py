@@ -83,7 +83,7 @@ def replace(
 
 
 def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> None:
-    """Rename a directory that is open; an error that comes although it was done is none.
+    """Rename a directory that is open; an error although it was done is ignored.
 
     So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
 

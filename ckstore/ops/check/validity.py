@@ -49,15 +49,15 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
     """
     try:
-        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
+        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
     except (FileNotFoundError, NotADirectoryError):
         return "it is no longer there"
-    if seen.problem:
-        return seen.problem
-    if seen.manifest_id != info.id:
-        return f"it was replaced by one with the id {seen.manifest_id}"
-    if seen.touched:
-        return f"a program wrote into {_some([blob.digest for blob in seen.touched])}"
+    if glanced.problem:
+        return glanced.problem
+    if glanced.manifest_id != info.id:
+        return f"it was replaced by one with the id {glanced.manifest_id}"
+    if glanced.touched:
+        return f"a program wrote into {_some([blob.digest for blob in glanced.touched])}"
     return ""
 
 

@@ -112,14 +112,14 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     # The rows of a save may be undone by a power cut (docs/adr/0002), and only a start of the machine follows one.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
-    seen = context.directory_cache.look(context.layout)
-    if sum(len(one.published) for one in seen.values()) <= proposal.FEW:
+    runs = context.directory_cache.look(context.layout)
+    if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
         return None
-    found = context.catalog.propose({run: one.names for run, one in seen.items()}, newest=1)
+    found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
     newest = found.newest
     if newest.wrong_count or any(context.layout.stamp(*place) != stamp for place, stamp in newest.stamps.items()):
         return None
-    published = {place for one in seen.values() for place in found.unknown if place in one.published}
+    published = {place for one in runs.values() for place in found.unknown if place in one.published}
     return published | found.gone
 
 

@@ -15,7 +15,7 @@ from ckstore.objects.canonical_link import restore_names
 from ckstore.ops.index.scan_blobs import canonical_blobs
 
 if TYPE_CHECKING:
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.objects.layout import Layout
 
 
@@ -34,7 +34,7 @@ class StoreInventory:
 
     Attributes:
         places: Complete checkpoints, by run and step.
-        incomplete: Directories that are none.
+        incomplete: Directories that are not complete checkpoints.
         orphans: Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
         copy_count, copy_bytes: Names in checkpoints that are files of their own.
     """
@@ -48,7 +48,7 @@ class StoreInventory:
     _uses: dict[str, _Use] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)
 
-    def note(self, run: str, step: int, found: Found) -> None:
+    def note(self, run: str, step: int, found: Verdict) -> None:
         """Count what was found at one place."""
         if found.problem:
             self.incomplete.append(Incomplete(run, step, found.problem))

@@ -20,11 +20,11 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published, Stamp
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.ops.context import Context
 
 
-Seen = Callable[[str, int, "Found"], None]
+Note = Callable[[str, int, "Verdict"], None]
 
 # A rebuild holds the lock for half a second at a time, so who waits so long waits for something else.
 TIMEOUT_S = 30.0
@@ -34,7 +34,7 @@ _BATCH_MOST = 256
 _BATCH_S = 0.5
 
 
-def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
+def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
     """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
     A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
@@ -43,7 +43,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
     Args:
         context: The store.
         keys: Run and step of each.
-        seen: Called with what was found at each place; it must not use the catalog.
+        note: Called with what was found at each place; it must not use the catalog.
     """
     from ckstore.objects.checkpoints import look
 
@@ -51,8 +51,8 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
         found = look(context.layout, run, step)
         if found.problem and not found.is_closed:
             context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
-        if seen is not None:
-            seen(run, step, found)
+        if note is not None:
+            note(run, step, found)
         return found.published
 
     waiting = deque(keys)

@@ -81,10 +81,10 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    there = peek.names(layout.root)
-    foreign = sorted(name for name in there if name not in ours and not _FRESH.fullmatch(name))
+    present = peek.names(layout.root)
+    foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
     # What lies beside a store.json is of a store that another host made since we looked, and has opened.
-    if foreign and layout.settings.name not in there and not peek.exists(layout.settings):
+    if foreign and layout.settings.name not in present and not peek.exists(layout.settings):
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 

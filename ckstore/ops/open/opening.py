@@ -33,8 +33,8 @@ _NEW = "not made yet"
 def check_new(root: Path, catalog_path: Path | None) -> None:
     """Raise, before anything is made, if a new store at `root` could not have its catalog."""
     # The root may not exist yet: its filesystem is that of the nearest directory that does.
-    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    catalog = catalog_of(examine(there), root, _NEW, catalog_path)
+    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    catalog = catalog_of(examine(existing), root, _NEW, catalog_path)
     try:
         refuse_foreign(catalog)
     except BadInput:

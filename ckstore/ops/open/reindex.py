@@ -32,7 +32,7 @@ from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.ops.context import Context
 
 
@@ -55,12 +55,12 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
-    def seen(run: str, step: int, found: Found) -> None:
+    def note(run: str, step: int, found: Verdict) -> None:
         census.note(run, step, found)
         shown.manifest_of(run, step)
 
     # In batches, so that saves of other processes go on meanwhile.
-    reconcile_all(context, places, seen)
+    reconcile_all(context, places, note)
     census.look_at_blobs()
     restored_count = census.restore_names()
     for part in census.orphans_in_parts(CANDIDATES_BATCH):
@@ -159,7 +159,7 @@ def _report(
         if (run, step) not in census.places
     ]
     doubtful = doubtful_tags(context.layout).items()
-    problems += [f"{why}, so that nothing is dropped; {way_out(name)}" for name, why in doubtful]
+    problems += [f"{problem}, so that nothing is dropped; {way_out(name)}" for name, problem in doubtful]
     pin_count = 0
     try:
         pin_count = len(read_pins(context.layout))

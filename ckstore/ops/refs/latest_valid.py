@@ -88,9 +88,9 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         # Only newer ones: an old torn directory is no news for a training that goes on.
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
-            what = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
+            kinds = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
             context.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since newer checkpoints are {what}: {_listed(passed)}"
+                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
             warn(context.problems["latest-valid"])
         else:
@@ -199,13 +199,13 @@ def _incomplete(context: Context, run: str | None) -> list[Passed]:
         if (name, step) in listed:
             continue
         try:
-            seen = glance(context.layout.checkpoint(name, step), name, step)
+            glanced = glance(context.layout.checkpoint(name, step), name, step)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        manifest = seen.manifest
-        order = None if manifest is None else (manifest.sequence, manifest.created, seen.manifest_id)
-        if seen.problem:
-            found.append(Passed(f"{name}@{step}", seen.problem, order))
+        manifest = glanced.manifest
+        order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
+        if glanced.problem:
+            found.append(Passed(f"{name}@{step}", glanced.problem, order))
     return found
 
 
@@ -213,8 +213,8 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
     everything = passed + _incomplete(context, run)
     of_run = "" if run is None else f" of the run {run!r}"
     if not everything:
-        there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
-        return nothing_saved(f"latest-valid: {there}", run)
+        absence = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
+        return nothing_saved(f"latest-valid: {absence}", run)
     hint = "load one of them with select= or verify=False to rescue what can be read"
     command_hint = (
         "ckstore verify --repair heals what has a right copy; ckstore export REF DEST --select NAME rescues a part"

@@ -81,7 +81,7 @@ def infos_at(
 ) -> list[CheckpointInfo]:
     """As `infos`, of places that were listed; fewer than `newest` where some went since. `seek`: they are few."""
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
-    if newest is not None:  # what has no manifest is none of the newest, nor what went since it was listed
+    if newest is not None:  # without a manifest, or gone since it was listed: not of the newest
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if context.layout.stamp(info.run, info.step) is not None]
     found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]

@@ -40,8 +40,8 @@ def check_unprotected(
         raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", untag, replacing=replacing)
     pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
     if pins:
-        why = f"{name} is pinned: {'; '.join(map(str, pins))}"
-        raise _protected(why, "unpin it first", f"ckstore unpin {name}", replacing=replacing)
+        message = f"{name} is pinned: {'; '.join(map(str, pins))}"
+        raise _protected(message, "unpin it first", f"ckstore unpin {name}", replacing=replacing)
 
 
 def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Protected:

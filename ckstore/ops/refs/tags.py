@@ -72,12 +72,12 @@ def tags(context: Context) -> list[Tag]:
     """Return every tag by name, with what it names; warn of those that cannot be read."""
     from ckstore.ops.refs.listing import infos
 
-    there = {info.key: info.id for info in infos(context)}
+    ids = {info.key: info.id for info in infos(context)}
     found = context.layout.tags()
-    for name, why in doubtful_tags(context.layout).items():
+    for name, problem in doubtful_tags(context.layout).items():
         if name not in found:
-            warn(f"{why}, so that nothing is dropped; {way_out(name)}")
-    return [Tag(name, *target, there.get(target)) for name, target in sorted(found.items())]
+            warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
+    return [Tag(name, *target, ids.get(target)) for name, target in sorted(found.items())]
 
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:

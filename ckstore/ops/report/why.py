@@ -106,9 +106,9 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
         return digest == wanted if whole else digest.startswith(wanted)
 
     names: dict[int, list[str]] = {}
-    told = spellings(leaf.name for leaf in manifest.leaves)
+    spelled = spellings(leaf.name for leaf in manifest.leaves)
     for leaf in manifest.leaves:
-        names.setdefault(leaf.storage, []).append(told[leaf.name])
+        names.setdefault(leaf.storage, []).append(spelled[leaf.name])
     users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.blobs if fits(blob.digest)}
     for i, storage in enumerate(manifest.storages):
         for extent in storage.extents:

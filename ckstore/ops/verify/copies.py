@@ -218,7 +218,7 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
 
 def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
-    seen = set()
+    inodes = set()
     held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
     for folder in (layout.trash, layout.staging):
         held += [folder / name for name in names_in(folder)]
@@ -226,8 +226,8 @@ def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
         with suppress(PermissionError):  # another user's
             found = peek.find(path)
             # One name for each inode: the others have the same bytes, and a blob may have a thousand.
-            if found is not None and found.st_ino not in seen:
-                seen.add(found.st_ino)
+            if found is not None and found.st_ino not in inodes:
+                inodes.add(found.st_ino)
                 yield path
 
 

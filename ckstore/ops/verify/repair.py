@@ -190,7 +190,7 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
             return  # the manifest is right: something else is wrong with the directory
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    why = "no right manifest was found"
+    reason = "no right manifest was found"
     # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
     for manifest_id in _ids_of(context, run, step, path):
         try:
@@ -202,10 +202,10 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
                 _write_manifest(lock, data)
             done.repaired.append(Repair(manifest_id, len(data), source, 1))
         except (OSError, InUse) as error:
-            why = why_of(error)
+            reason = why_of(error)
         else:
             return
-    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {why}"))
+    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {reason}"))
 
 
 def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:

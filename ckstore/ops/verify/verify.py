@@ -224,10 +224,10 @@ class Verification:
         return rounds
 
     def _visit(self, checker: Verifier, key: CheckpointKey, only: Container[Unit] | None) -> None:
-        seen = checker.checkpoint(*key, only)
-        if seen is None:
+        checked = checker.checkpoint(*key, only)
+        if checked is None:
             return
-        place, damage = seen
+        place, damage = checked
         self._order[key] = place
         self._found[key] = damage
         if time.monotonic() - self._flushed_s > _FLUSH_S:
@@ -263,11 +263,11 @@ class Verification:
             return
         # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
         read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
-        there = {(unit[2], unit[1]) for unit in self._inventory.sizes}
+        present = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
 
         def keep(copy: Copy) -> bool:
-            return copy in there or not everything
+            return copy in present or not everything
 
         self._remembered = remember_checked(self._context.layout, read, keep)
         right = {unit[2] for unit in checker.good} - {unit[2] for unit in checker.bad}
