@@ -1,9 +1,9 @@
 """The catalog: an index in SQLite over the directories of a store.
 
-The directories are the truth. What the catalog says can be behind, and it can be away; every caller
+The directories are the truth. The catalog can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
 takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
-which a power cut may undo. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
+which a power cut may undo. Modules for writers are imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Catalog:
             targets: (run, step) of each.
             look: Reads one directory; None: no complete checkpoint is there. It is called inside
                 the transaction, so that of two callers the one who looked last writes last. It must
-                not use the catalog. What it raises ends the transaction and passes on.
+                not use the catalog. Its errors end the transaction and pass on.
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
             readings: As `record_readings` takes them.

@@ -142,7 +142,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         with contextlib.suppress(sqlite3.Error):  # closing does it too; the first error is the news
             connection.execute("ROLLBACK")
         raise
-    # What was committed is durable in the WAL. A reader who keeps it, or a full disk, must not make
+    # The commit is durable in the WAL. A reader who keeps it, or a full disk, must not make
     # a failure of that: the next writer truncates it.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")

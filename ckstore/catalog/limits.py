@@ -4,7 +4,7 @@ Statements have bounds on steps, rows, bytes and features of SQLite.
 
 Pages that point to one another in a ring, or many to one, make a small file look like an endless one. An honest one has
 each row once, so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes.
-What goes beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
+Anything beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
 470,000.
 
 Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a busy machine is no damage. A million take
@@ -31,8 +31,9 @@ deletes files.
 
 A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
 that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
-never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
-would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
+never writes one: it attaches no second database. The rule is wider than that attack: files that this store's own
+protocol would not have left are not opened at all. It is damage; the set is put aside whole and rebuilt from the
+directories.
 
 Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
 private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their

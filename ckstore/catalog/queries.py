@@ -1,6 +1,6 @@
 """Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
 
-What is returned has the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
+Answers have the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
 """
 
 from __future__ import annotations

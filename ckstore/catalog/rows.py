@@ -63,7 +63,7 @@ def remove_wrong(connection: sqlite3.Connection) -> int:
     wrong = wrong_ids(connection)
     for checkpoint_id in wrong:
         _remove_checkpoint(connection, checkpoint_id)
-    # What belonged to a row whose number has changed must not become part of the next row with that number.
+    # The uses of a row whose number has changed must not become those of the next row with that number.
     stray = "FROM uses WHERE checkpoint_id NOT IN (SELECT id FROM checkpoints)"
     connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id {stray}")
     connection.execute(f"DELETE {stray}")

@@ -143,7 +143,7 @@ def _is_current(path: Path) -> bool:
 def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
-    # What is left of a catalog that was removed must not be taken for part of the new one.
+    # The log of a catalog that was removed must not become part of the new one.
     if any(os.path.lexists(f"{path}{suffix}") for suffix in SUFFIXES):
         _move_aside(path, "old")
     try:

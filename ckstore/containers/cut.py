@@ -22,7 +22,7 @@ _SUFFIXES = {
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
     "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
-# Names of safetensors -> names of torch; what torch lacks (F6) stays bytes without a name.
+# Names of safetensors -> names of torch; types that torch lacks (F6) stay bytes without a name.
 _TORCH_DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -50,9 +50,9 @@ def cut(file: RandomAccess, name: str) -> Cut:
     """Return where `file` is cut and which tensors it holds.
 
     Args:
-        file: Must not change meanwhile; what its `read` raises is passed on, and nothing else is raised.
-        name: Its name. What the file is its first bytes say; the name decides whether it is worth a warning that
-            the file is not that.
+        file: Must not change meanwhile; errors of its `read` pass on, and nothing else is raised.
+        name: Its name. The first bytes say which container the file is; the name decides whether it is worth a warning
+            that the file is not that.
     """
     # By the first bytes, never by the name: a .bin may be any of them.
     if looks_like_safetensors(file):

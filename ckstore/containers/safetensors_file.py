@@ -1,9 +1,9 @@
 """The header of a safetensors file, read with less trust than the library has; no tensor data is read.
 
-What is accepted here the library accepts, and reads alike. The other way round some files are refused that say a
-thing twice or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a
-million digits or an array of a million sizes is refused where it begins, so that what a header costs is bounded by
-its length. Source: https://github.com/huggingface/safetensors, "Format".
+The library accepts every file that is accepted here, and reads it alike. It accepts more: files that say a thing twice,
+or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a million digits
+or an array of a million sizes is refused where it begins, so that what a header costs is bounded by its length. Source:
+https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations

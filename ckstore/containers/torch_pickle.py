@@ -81,7 +81,7 @@ def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -
 
     `storages` gets what it says of each storage that it names.
     """
-    # What calls may copy follows the length of the pickle: a small one must not make gigabytes by memo entries.
+    # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0
     for count, (name, arg, end) in enumerate(opcodes(data)):
@@ -264,7 +264,7 @@ class _Machine:
         elif type(into) is OrderedDict and set_attributes(into, state):
             return
         elif type(into) is not Unknown:
-            # What else has a state is changed by it in ways that only its class knows.
+            # Any other object is changed by its state in ways that only its class knows.
             self._replace(f"an object with a state of its own, on top of {name_of(into)},")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], None]]] = {

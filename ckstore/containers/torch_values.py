@@ -1,6 +1,7 @@
 """What the functions that torch.save names in a pickle would make, as plain values; none of them is looked up.
 
-What does not fit gives None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch 2.13.
+Arguments that do not fit give None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch
+2.13.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
     nbytes = min(file.nbytes, _END.size + _MAX_COMMENT_BYTES)
     tail = file.read(file.nbytes - nbytes, nbytes)
     at = tail.rfind(_END_MAGIC)
-    # A comment may hold the magic as well: what counts is that the comment ends with the file.
+    # A comment may hold the magic as well: the right one is followed by a comment that ends with the file.
     while at >= 0 and not (at + _END.size <= nbytes and _comment_bytes(tail, at) == nbytes - at - _END.size):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:

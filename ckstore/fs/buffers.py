@@ -32,7 +32,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def prefer_huge_pages(memory: memoryview) -> None:
-    """Ask the kernel for huge pages below fresh, writable memory; what it has touched already stays as it is."""
+    """Ask the kernel for huge pages below fresh, writable memory; pages that were touched already stay as they are."""
     import ctypes
 
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

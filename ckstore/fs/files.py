@@ -32,7 +32,7 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # One write of Linux takes at most 2 GiB; in parts of this size a signal or an error is seen between two of them.
 _WRITE_MOST_BYTES = 16 * 2**20
-# What is smaller costs no memory worth guarding, and the guard takes two more system calls.
+# A smaller file costs no memory worth guarding, and the guard takes two more system calls.
 _SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache: there is little to gain."""
@@ -45,11 +45,11 @@ NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 _NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
 """Errors that say nothing about what is in a file; with those of a server that is gone, or has lost the handle."""
-# What kernels and filesystems answer that do not know O_TMPFILE; EISDIR is that of one before 3.11.
+# Answers of kernels and filesystems that do not know O_TMPFILE; EISDIR is from before 3.11.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _TRIED_FILES = 3
 """A transaction of the catalog makes a log and its index, a document one file."""
-# What open says of a symlink, of a socket, and of a device without a driver.
+# Errors of open for a symlink, a socket, and a device without a driver.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
@@ -171,7 +171,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
     """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
 
-    Of several parts each is written before the next one is asked for; what asking raises is raised, too. The name is
+    Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
     durable after `sync_directory` of its parent.
 
     Raises:
@@ -194,7 +194,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written.
 
     So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and no
-    other file loses its own (docs/adr/0006-direct-io.md). What is left, as after a short write, goes through the cache:
+    other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the cache:
     on the same descriptor, whose fsync covers both.
 
     Raises:
@@ -218,7 +218,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     except OSError as error:
         if error.errno not in CANNOT_DIRECT:
             raise
-    # What is left is no whole block, and needs the cache.
+    # The rest is no whole block, and needs the cache.
     fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return done
 

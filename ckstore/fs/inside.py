@@ -191,8 +191,8 @@ def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None =
         with at(where, dir_fd) as (parent, name):
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
             if flags & os.O_CREAT and parent is not None:
-                # Before others see the file used: what root makes here would else stay root's, in a store of another
-                # user.
+                # Before others see the file used: a file that root makes here would else stay root's, in a store of
+                # another user.
                 give_to_owner_of(parent, fd)
     except BaseException:
         if fd >= 0:

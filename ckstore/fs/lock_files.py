@@ -31,7 +31,7 @@ _POLL_MOST_S = 0.1
 # Each try loses only if the file was replaced in the same moment; a hundred of those in a row are a broken
 # filesystem.
 _TRIES = 100
-# As private or as shared as the folder: who may write to the store may lock it.
+# As private or as shared as the folder: a user who may write to the store may lock it.
 _OWNER = 0o600
 _OTHERS = 0o666
 _MARK_BYTES = 32

@@ -82,7 +82,7 @@ class DirectoryLock:
         """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile.
 
         Raises:
-            InUse: It was: what needs the lock must not be done.
+            InUse: It was lost: do nothing that needs it.
         """
         if self.far is not None:
             self.far.check()

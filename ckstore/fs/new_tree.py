@@ -2,7 +2,7 @@
 
 Everything below it is reached by descriptors and without following a symlink, so that no process that changes names
 meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed when the
-same user builds for the same destination again. What other users left, or put there, is no matter: it is not touched,
+same user builds for the same destination again. Names of other users there do not matter: they are not touched,
 and names are drawn until one is free.
 """
 
@@ -277,7 +277,7 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
 def _remove_dead(destination: Path) -> None:
     """Remove what killed builders of this user left for the same destination.
 
-    What cannot be removed takes space and is in no one's way, so it is no reason to fail.
+    A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
 
     Raises:
         FileNotFoundError, NotADirectoryError: The parent is not a directory.
@@ -293,7 +293,7 @@ def _remove_dead(destination: Path) -> None:
 
 
 def _remove_if_dead(path: Path) -> None:
-    # The builder holds a shared lock as long as it lives: who gets this one knows that it died.
+    # The builder holds a shared lock as long as it lives: the process that gets this one knows that it died.
     with locks.lock_exclusive(path, timeout_s=0.0) as lock:
         if _is_ours(lock):
             _remove(path, lock)
@@ -302,7 +302,7 @@ def _remove_if_dead(path: Path) -> None:
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
     """Remove the locked tree, in which a directory may have lost its permissions already.
 
-    What others may have put at `path` meanwhile goes only if it is an empty directory. What failed is tried once more:
+    If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once more:
     on a shared filesystem one call in the middle may find a stale handle.
     """
     try:
@@ -314,7 +314,7 @@ def _remove(path: Path, lock: locks.DirectoryLock) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Remove everything in an open directory. What is deeper is moved up first: no depth is too much."""
+    """Remove everything in an open directory. Deeper directories are moved up first: no depth is too much."""
     while names := os.listdir(fd):
         for name in names:
             if not _opened_up(name, fd):

@@ -30,7 +30,7 @@ _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EN
 class Watch:
     """Watches a directory of this host for new names; a context manager.
 
-    What other hosts do in it on a shared filesystem is not seen.
+    It does not see the changes that other hosts make on a shared filesystem.
     """
 
     def __init__(self, fd: int) -> None:

@@ -109,8 +109,8 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
     """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
 
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; what lies deeper than
-    `MOST_LEVELS` is not of its making.
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; it makes nothing deeper than
+    `MOST_LEVELS`.
 
     Args:
         top: The directory.
@@ -137,7 +137,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
 
 
 def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
-    """Return what is in a directory, with its status; what vanishes meanwhile is left out, nothing if it is gone."""
+    """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
     listed = []
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         for entry in found:

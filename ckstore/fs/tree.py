@@ -1,4 +1,4 @@
-"""Look at files outside the store: what a directory holds, and whether it is still the same.
+"""Look at files outside the store: list a directory, and see whether it is still the same.
 
 This is the one way into a folder of another program, which may be hostile: every step below the path that the user
 named goes by a descriptor and follows no symlink (`ckstore.fs.inside`), and only regular files are read.
@@ -170,7 +170,7 @@ def _entries_of(where: Inside, path: str) -> list[Entry]:
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield all but the directories below a directory; what cannot be listed is left out, and no symlink is followed.
+    """Yield all but the directories below a directory; skip directories that cannot be listed, and follow no symlink.
 
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
     """

@@ -145,7 +145,7 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     try:
         # Durable before it is read: right bytes in dirty pages could still fail to reach the disk (law D2).
         os.fsync(file.fd)
-    except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
+    except OSError as error:  # the bytes may be in memory only, and a second fsync would not tell
         if error.errno in files.NOT_OF_THE_FILE:
             raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"

@@ -108,8 +108,8 @@ def clear(fd: int) -> bool:
 def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
 
-    What is right is durable then, read-only, and has the fixed time; what is wrong loses that time, so that no save
-    relies on it. What the page cache has of it is dropped first: a copy may be right in memory only.
+    A right one is durable then, read-only, and has the fixed time; a wrong one loses that time, so that no save relies
+    on it. Its pages in the cache are dropped first: a copy may be right in memory only.
 
     Raises:
         FileNotFoundError: There is no such file.

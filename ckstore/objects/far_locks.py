@@ -16,7 +16,7 @@ from ckstore.fs.lock_files import LockFile, service_failed
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
-# A run is locked for some system calls only; who needs longer has stopped or died with its server.
+# A run is locked for some system calls only; a process that needs longer has stopped, or its server has.
 _DEFAULT_S = 10.0
 _STORE = "store"
 _TRASH = "trash"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside
 
-# Who holds it for longer is taking the checkpoint apart; a save must not wait for that.
+# A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
 _WAIT_S = 2.0
 
 

@@ -122,7 +122,7 @@ class Layout:
                 found = {step for step in steps if not _may_enter(step, folder.fd)}
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except PermissionError:  # the run itself; who listed it took note
+        except PermissionError:  # the run itself; the list of it took note
             return {*steps}
         for step in found:
             self.pass_over(self.checkpoint(run, int(step)))
@@ -227,7 +227,7 @@ class Layout:
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return what every tag points to; what is not a tag, or cannot be read as one, is left aside."""
+        """Return what every tag points to; entries that are not tags, or cannot be read, are left aside."""
         return {
             name: (found.run, found.step)
             for name, text in self.tag_texts().items()
@@ -350,7 +350,7 @@ def _owner(place: Inside) -> int | None:
 
 
 def _may_enter(name: str, dir_fd: int) -> bool:
-    """Whether this user may list a directory and reach what is in it; what went meanwhile counts as one."""
+    """Whether this user may list a directory and reach what is in it; one that went meanwhile counts as such."""
     # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
     if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
         return True

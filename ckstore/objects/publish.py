@@ -186,7 +186,7 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     Raises:
         StepExists: There is another checkpoint, which is whole, or one that was moved there.
     """
-    # Judged again under the lock: what the save saw at its beginning may have been replaced since.
+    # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)
     if found.is_closed:
         raise StepExists(

@@ -4,7 +4,8 @@ Only the file that all names will share has to be right, so only that one is rea
 damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
 so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
 go to trash with it, and are freed there once no process has them open (rules T and K of the design). Dying at any line
-leaves every name with one of its files: who sweeps the directory first makes all names durable (`trash.sweep_staging`).
+leaves every name with one of its files: the process that sweeps the directory first makes all names durable
+(`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Relinker:
 
     Args:
         layout: The store.
-        staging: A directory of the caller in ``staging/``, locked by the caller: what is exchanged ends up there.
+        staging: A directory of the caller in ``staging/``, locked by the caller: the exchanged files end up there.
         report: Called with the bytes that were read so far.
     """
 
@@ -208,7 +209,7 @@ class Relinker:
         except FileNotFoundError:
             return None
         found = peek.status(fresh)
-        # A number alone may be that of another file by now; what was found right has the fixed time.
+        # A number alone may be that of another file by now; a file that was found right has the fixed time.
         if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:
             return fresh
         links.unlink(fresh)

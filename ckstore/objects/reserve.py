@@ -121,7 +121,7 @@ def _give_up(layout: Layout) -> None:
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
 
-    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit. The quota of a
+    The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
     btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     """
     begun_s = time.monotonic()

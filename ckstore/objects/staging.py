@@ -315,7 +315,7 @@ class Staging:
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
-        # What a retry of the save claimed and does not need would keep bytes alive in the checkpoint.
+        # A claim of an earlier try that is not needed now would keep bytes alive in the checkpoint.
         for name in peek.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
@@ -343,7 +343,7 @@ class Staging:
         if fresh != path:
             links.rename(fresh, path)
         self.stamp = Stamp.of(self.inode, peek.status(path))
-        # The innermost directory first: what the outer one makes durable is whole (law N1).
+        # The innermost directory first: then the outer one gives a name to something whole (law N1).
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

@@ -107,7 +107,7 @@ def _own_bytes(path: Inside, status: os.stat_result) -> int:
     """Return the sizes of the files that have no other name, as deep as a store ever has them."""
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size if status.st_nlink == 1 else 0
-    # What has another name is in a checkpoint, and freeing this one gives nothing.
+    # A file with another name is in a checkpoint, and freeing this name gives nothing.
     return sum(inner.st_size for _, inner in peek.walk(path) if inner.st_nlink == 1)
 
 

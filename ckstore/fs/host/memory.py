@@ -43,8 +43,7 @@ class Left(NamedTuple):
 def left() -> Left | None:
     """Return what is available before the kernel has to kill a process, under the tightest limit; None: it says none.
 
-    What the page cache has and swap count as free of the machine, and the page cache of each control group that has a
-    limit.
+    Page cache and swap count as free, of the machine and of each control group that has a limit.
     """
     return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 

@@ -73,7 +73,7 @@ def _may_be_made_in(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether no other user can put files into a folder below a temporary one; what does not exist yet is made so."""
+    """Whether no other user can put files into a folder below a temporary one; a missing folder is made so."""
     try:
         status = os.stat(folder, follow_symlinks=False)
     except FileNotFoundError:

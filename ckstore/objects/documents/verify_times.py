@@ -36,7 +36,7 @@ def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[C
     """
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
-            # Read under the lock: what another verification has added meanwhile is kept.
+            # Read under the lock: the notes of another verification are kept.
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)

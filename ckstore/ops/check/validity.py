@@ -1,6 +1,6 @@
 """Whether a checkpoint is valid: complete, its blobs untouched by size and time, and not marked as damaged.
 
-That is a cheap look: the manifest is read, no data is. What reads and verifications found damaged they mark.
+That is a cheap look: the manifest is read, no data is. Reads and verifications mark the damage that they find.
 """
 
 from __future__ import annotations

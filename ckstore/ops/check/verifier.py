@@ -116,8 +116,8 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; what is missing or
-        has another size is still found, and a mark stays; of a mapping the copies with the least values are read first.
+        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; missing blobs and
+        other sizes are still found, and a mark stays; of a mapping the copies with the least values are read first.
         """
         try:
             return self._checkpoint(run, step, only)

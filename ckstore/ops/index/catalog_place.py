@@ -42,7 +42,7 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     except OSError as error:
         reason = f"the settings cannot be read: {describe_os_error(error)}"
     consequence = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
-    # The careful answer: what is shared and not known to be would lose data of other hosts.
+    # The careful answer: a shared store that counts as local would lose data of other hosts.
     return replace(place, told=True), (f"{reason}, {consequence}",)
 
 

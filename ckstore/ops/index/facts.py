@@ -1,6 +1,6 @@
 """What the manifests say: read before anything is dropped, called the newest, or put in order (rule D of the design).
 
-The catalog proposes. Each row has a checksum, which finds what has rotted; what an act relies on is read from its
+The catalog proposes. Each row has a checksum, which finds rot; the facts that an act relies on are read from the
 manifest anyway, once a process, since a row can also be written by another program.
 """
 
@@ -40,7 +40,7 @@ _OF_MANIFEST = (
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     """Return what the manifest at a place (run, step) says.
 
-    What was added to the checkpoint since, and its tags, are not in it.
+    Annotations and tags are not in it.
 
     Raises:
         FileNotFoundError, NotADirectoryError: The checkpoint is gone.
@@ -84,7 +84,7 @@ def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple
         info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
-    if context.problems:  # what was wrong with them is gone with them
+    if context.problems:  # a problem with annotations ends with them
         context.problems.pop(annotation_problem(info), None)
     return info
 

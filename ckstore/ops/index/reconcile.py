@@ -61,7 +61,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock."""
+    """Make the rows of one checkpoint equal to its directory; a row that is right already takes no lock."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
@@ -98,7 +98,7 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
     """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
 
-    None: the catalog does not say it. What it says is at each place is there.
+    None: the catalog does not say it. Each place has the checkpoint that it names.
     """
     if context.catalog_is_private:
         return None

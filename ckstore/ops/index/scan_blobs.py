@@ -2,7 +2,7 @@
 
 A name that was removed and not made durable may be there again after the machine starts, when the catalog has
 forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is
-rebuilt. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
+rebuilt. The cost grows with the store (about a second for 100,000 blobs), hence not at every opening.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def canonical_blobs(layout: Layout) -> Iterator[Inside]:
         folder = layout.blobs / fan
         if peek.is_directory(folder):
             names: list[str] = []
-            with suppress(PermissionError):  # another user's, who sees to it
+            with suppress(PermissionError):  # another user's: their opening lists it
                 names = names_in(folder)
             yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 

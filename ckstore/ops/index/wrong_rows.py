@@ -32,7 +32,7 @@ def remove(context: Context) -> list[str]:
 def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
     """Write the rows of checkpoints again from their directories, and warn, once for an open store.
 
-    What does not work now is left for the next opening.
+    A failure is left for the next opening.
 
     Args:
         context: The store.

@@ -54,7 +54,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
         _make(layout, settings)
     except OSError:  # another host made it meanwhile, and may have filled the disk
         if peek.exists(layout.settings):
-            return False  # who opens it makes its names durable, as the one who made it may have died
+            return False  # opening it makes its names durable, as its maker may have died
         raise
     files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
     files.sync_name(layout.path)
@@ -83,7 +83,7 @@ def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
     present = peek.names(layout.root)
     foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
-    # What lies beside a store.json is of a store that another host made since we looked, and has opened.
+    # Files beside a store.json are of a store that another host made since we looked, and has opened.
     if foreign and layout.settings.name not in present and not peek.exists(layout.settings):
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")

@@ -42,7 +42,7 @@ def recover(context: Context) -> list[str]:
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
         # Before the sweep: a half-done replacement needs both of its stagings.
         fill_dead(context)
-        trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+        trash.sweep_staging(layout)  # gc makes the move durable before it takes them apart (rule F)
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
@@ -57,7 +57,7 @@ def recover(context: Context) -> list[str]:
         from ckstore.ops.free.reclaim import give_back  # a tenth of the time of opening in a new process
 
         give_back(context)
-    # Last: what the sweep has freed counts as room.
+    # Last: the space that the sweep has freed counts as room.
     reserve.fill(layout)
     create.remove_leftovers(layout)
     for note in said:

@@ -72,7 +72,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; what is left over goes to trash, and is freed as far as no process has it open.
+    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open.
 
     Raises:
         OSError: The system refused; what was done before is done, and the store is as sound as it was. The old files

@@ -34,7 +34,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None
-        # Under both locks: what was found before them may have been replaced.
+        # Under both locks: the checkpoint that was found before may have been replaced.
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
         for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):

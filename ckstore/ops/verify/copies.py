@@ -3,8 +3,8 @@
 Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
 its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
 
-What cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is raised
-by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
+A file that cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is
+raised by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Right:
 
 
 class Copies:
-    """Looks for right bytes; what it has to walk it walks once.
+    """Looks for right bytes; it walks each directory once.
 
     Args:
         context: The store.
@@ -83,7 +83,7 @@ class Copies:
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
-            if data is not None:  # what a program wrote into may not be durable: it is written again
+            if data is not None:  # a touched copy may not be durable: it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
@@ -107,7 +107,7 @@ class Copies:
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
-            # The whole is compared, however right its pieces are: what lies between them belongs to the blob, too.
+            # The whole is compared, however right its pieces are: the bytes between them belong to the blob, too.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
@@ -160,7 +160,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory outside the store, walked once: no symlink is followed, what cannot be read is left out."""
+    """A directory outside the store, walked once: follows no symlink and skips files that cannot be read."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

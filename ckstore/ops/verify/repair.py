@@ -157,7 +157,7 @@ def _repair_blob(
     # Every copy is read, not only the one that was found damaged: errors of a disk seldom come alone.
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # What is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
+    # A file that is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
     # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)

@@ -1,7 +1,6 @@
 """Look at a store as a whole without reading blobs: times, links, names, what is unused, the catalog, small files.
 
-What can be set right without data is: canonical names that were lost get back, the catalog is made equal to the
-directories.
+It repairs what needs no data: lost canonical names, and rows of the catalog.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Names:
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
 
-    What is only at a canonical name is read in a full verification: the next save of those bytes would link it.
+    A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
     """
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because

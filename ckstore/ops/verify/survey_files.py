@@ -52,7 +52,7 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         elif problems:
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
-            catch_up(context)  # what others have published and not entered yet is not an error
+            catch_up(context)  # a checkpoint that another process has not entered yet is no error
         stale = _differing(context, checker)
         if stale and may_write:
             _write_again(context, stale)

@@ -206,7 +206,7 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Manifests, what is missing or has another size, and the other holders of what turned out to be damaged.
+        # Manifests, missing blobs, other sizes, and the other checkpoints that have the copies found damaged.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
@@ -303,7 +303,7 @@ class Verification:
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
-        """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
+        """Look once more at the damaged checkpoints; `checker` reads new copies only.
 
         After a full verification a mark goes when the whole checkpoint was found right.
         """
