@@ -38,7 +38,7 @@ from ckstore.model.document import shown
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
 """What torch.save writes for more than a hundred thousand tensors."""
-# LONG1 has at most so many; the text of a longer one would take time by the square of its length.
+# The most that LONG1 has; the text of a longer one would take time by the square of its length.
 INT_BYTES_MOST = 255
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}

@@ -176,7 +176,7 @@ def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
 
     Raises:
         FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; what is there must not be used.
+        OSError: It could not be written or made durable; do not use the file that is there.
     """
     with opened(path, _CREATE, BLOB_MODE) as fd:
         for part in (data,) if isinstance(data, memoryview) else data:
@@ -230,7 +230,7 @@ def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = Non
 
     Raises:
         FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; what is there must not be used.
+        OSError: It could not be written or made durable; do not use the file that is there.
     """
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))

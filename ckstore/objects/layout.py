@@ -216,7 +216,7 @@ class Layout:
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
-        """Return when and how a run last changed; None: that is not to be had, or may be old, as from other hosts."""
+        """Return when and how a run last changed; None: it is not available, or may be old, as from other hosts."""
         # This host may still have the attributes of before another host's change.
         if self.shared:
             return None

@@ -238,7 +238,7 @@ class Staging:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
     def take(self, digest: str, good: Inside) -> None:
-        """Stage a copy that is known to be good, by a link or, where there can be none, by copying it."""
+        """Stage a copy that is known to be good, by a link or, where a link is not possible, by copying it."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
             self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))

@@ -1,8 +1,8 @@
 """The schema of the catalog, as steps that are only ever added.
 
 A step that was released is never edited: a change is a new step at the end of `STEPS`. Each is a
-function of an open `sqlite_utils.Database`; it runs in a transaction that is not its own, so it
-uses no `executescript`, which would commit. The number in its name is what `PRAGMA user_version` is after it.
+function of an open `sqlite_utils.Database`; it runs in the transaction of its caller, so it uses no `executescript`,
+which would commit. The number in its name is what `PRAGMA user_version` is after it.
 
 This package imports nothing of ckstore, and sqlite-utils only to apply steps: a reader that wants
 to know `VERSION` starts without it.

@@ -36,7 +36,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Look at the filesystem of the directory `path`, and at most so many layers of it."""
+    """Look at the filesystem of the directory `path`, and at no more than this number of layers of it."""
     mount = _mount_of(path)
     device = _device(mount)
     return PlaceFacts(

@@ -2,8 +2,8 @@
 
 Their locks and open files are not seen from here. So what is dropped, and a blob without a use, first lies in
 ``trash/``, where no save finds it, and is unlinked only after the grace: by then no reader that was open has need of
-it, no host believes an old name, and a link that one made has come to the count. The time is told by the filesystem's
-own clock, since those of hosts differ.
+it, no host believes an old name, and a link that one made has come to the count. The filesystem's own clock gives the
+time, since those of hosts differ.
 """
 
 from __future__ import annotations

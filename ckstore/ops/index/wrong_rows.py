@@ -1,4 +1,4 @@
-"""Rows of the catalog that turned out to be wrong: they are written again from the directories, and that is said once.
+"""Rows of the catalog that turned out to be wrong: they are written again from the directories, with one warning.
 
 The catalog is an index. A row in which a bit has flipped does not fit its checksum; one that says something else than
 its manifest was written by another program. Neither decides anything: see `ckstore.ops.index.facts`.

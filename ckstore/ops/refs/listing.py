@@ -1,7 +1,8 @@
 """List checkpoints. The directories are the truth; the catalog only saves reading manifests.
 
 Before that, gaps are waited for: places that are empty for a moment, since a filesystem without an exchange of names
-replaces in two steps. Who meets one completes it if no living process has it open, else waits at most `DEADLINE_S`.
+replaces in two steps. A process that meets one completes it if no living process has it open, else waits at most
+`DEADLINE_S`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
 
 
 def _touched(names: Names) -> Iterator[StoreFinding]:
-    """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
+    """Blobs of another time; a wrong size is damage, and reported with its checkpoint."""
     for digest in sorted(names.touched):
         message = f"a program wrote into blob {digest}, or copied it without its modification time"
         yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
