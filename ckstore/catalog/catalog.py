@@ -1,9 +1,9 @@
 """The catalog: an index in SQLite over the directories of a store.
 
-The directories are the truth. What the catalog says can be behind, and it can be away; every caller
+The directories are the truth. The catalog can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
 takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
-which a power cut may undo. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
+which a power cut may undo. Modules for writers are imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Catalog:
             targets: (run, step) of each.
             look: Reads one directory; None: no complete checkpoint is there. It is called inside
                 the transaction, so that of two callers the one who looked last writes last. It must
-                not use the catalog. What it raises ends the transaction and passes on.
+                not use the catalog. Its errors end the transaction and pass on.
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
             readings: As `record_readings` takes them.
@@ -91,9 +91,12 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # One transaction for all: each costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for run, step in targets:
+                # Looked at inside the transaction: of two callers, the one that looked last writes last.
                 found = look(run, step)
+                # The bound on steps is for a file; a checkpoint with many pieces needs more of them.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
                 rows.set_checkpoint(connection, run, step, found)
             if tags is not None:
@@ -115,6 +118,7 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # Most saves change no tag, and then no lock is taken and nothing is synced.
         if not callable(tags) and self._has_tags(tags):
             return
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -136,6 +140,7 @@ class Catalog:
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             removed = rows.remove_wrong(connection)
+            # A row that cannot be deleted lies on a damaged page: only a new file helps.
             if rows.wrong_ids(connection):
                 raise unavailable(self.path, "has damaged rows that cannot be removed", "damaged")
         return removed
@@ -216,19 +221,22 @@ class Catalog:
             run: They are all of this run; None: `listed` has all runs.
         """
         unknown: set[CheckpointKey] = set()
-        gone: set[CheckpointKey] = set()
+        missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:
+            # Runs of the catalog too: of one whose directory is gone all rows are to be reported.
             runs = {run} if run is not None else listed.keys() | queries.counts(connection).keys()
             for name in runs:
-                there, known = listed.get(name, {}), queries.inodes(connection, name)
-                if there != known:
-                    names = (step for step, _ in there.items() - known.items())
+                present, known = listed.get(name, {}), queries.inodes(connection, name)
+                # Equal dicts are compared in C: the usual run costs no loop.
+                if present != known:
+                    names = (step for step, _ in present.items() - known.items())
                     unknown.update((name, step) for step in map(step_of, names) if step is not None)
-                    gone.update((name, int(step)) for step in known.keys() - there.keys())
-            left_out = unknown | gone
+                    missing.update((name, int(step)) for step in known.keys() - present.keys())
+            left_out = unknown | missing
+            # So many more, since in the worst case all that is left out would have been the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
-            return Proposal(queries.listing(connection, places=places), unknown, gone)
+            return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def outline(self, *, rows: bool = True) -> Outline:
         """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
@@ -274,6 +282,7 @@ class Catalog:
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
+            # A row in full takes three times as long as its stamp: of few out of many the stamps are read first.
             if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
                 listing = queries.listing(connection, run, places=places)  # first which they are: a third of a row
                 same = [place for place, known in listing.stamps.items() if published.get(place) == known]

@@ -1,6 +1,6 @@
 """Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
 
-What is returned has the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
+Answers have the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def listing(
 
 def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
     """Return step -> inode number of the directory, of every row of a run: to be compared with a list of its names."""
+    # As text, since the directories are listed as names, and both are then compared in C.
     query = "SELECT CAST(step AS TEXT), dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
     return dict(connection.execute(query, (run,)).fetchall())
 
@@ -92,12 +93,14 @@ def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) 
         "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
     )
+    # By the index, which gives the newest without reading all rows.
     first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
     ((*last, written_ns, later),) = connection.execute(
         "SELECT run, step, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
         " WHERE ?1 IS NULL OR run = ?1",
         (run, first[-1][2] if first else 0),
     ).fetchall()
+    # The table disagrees with the index: a bit has flipped in one of them, so both are asked.
     if later != len(first):
         first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
     places = [(of_run, step) for of_run, step, _ in first] + ([] if written_ns is None else [tuple(last)])
@@ -245,12 +248,14 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
         rows = connection.execute(query, part).fetchall()
         for piece, *where in checked(rows, forms.digests, forms.digests, *(forms.sizes,) * 3):
             location = PieceLocation(*where)
+            # Subtracted, not added: of two forged sizes the sum could pass 2^63.
             if location.offset > location.blob_nbytes - location.length:
                 msg = f"wanted a piece inside its blob, found {location}"
                 raise forms.NotOfItsForm(msg)
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):
+            # Last, so that a whole blob wins over a pack: it is never mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found
 

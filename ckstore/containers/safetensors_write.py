@@ -82,6 +82,7 @@ def can_be_name(name: str) -> bool:
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
     """Return where everything goes in a file with these tensors and this metadata, which is not empty."""
+    # The order of the library, so that the files are equal to the byte.
     order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)
@@ -92,6 +93,7 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
         at += tensor.nbytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (starts[i], at)}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # Padded to 8 bytes, so that each tensor is aligned to its own size in a mapped file.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         msg = f"the header of {len(tensors)} tensors has {len(text)} bytes, safetensors reads {MAX_HEADER_BYTES}"
@@ -109,6 +111,7 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
     current: list[int] = []
     current_bytes = 0
     for i, nbytes in enumerate(sizes):
+        # As huggingface_hub does: it gets a shard of its own, and the current shard goes on.
         if nbytes > most_bytes:
             shards.append([i])
             continue

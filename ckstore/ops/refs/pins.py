@@ -38,6 +38,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
         created=text_of_time(now),
         expires=None if until is None else text_of_time(until),
     )
+    # Locked for use, and durable first (law L2, rule F): a pin must not name what a power cut takes.
     with held(context, info):
         write_pin(context.layout, made)
     return made
