@@ -1,10 +1,8 @@
 """A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
 
-To free anything, the catalog has to be written and names have to be made in ``trash/``. A process that frees space on
-a full filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never
-does: its bytes would take the place of the reserve, and then nothing could be freed any more.
-
-Whether it is full is tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
+A process that frees space on a full filesystem gives the reserve up first and takes it back in the end. A save never
+does: its bytes would take the place of the reserve, and then nothing could be freed any more. Whether it is full is
+tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """Replace a checkpoint where the filesystem cannot exchange two names: by two renames, with a gap between them.
 
-The new checkpoint is whole and durable in ``staging/<id>``. Under the exclusive lock of the run
-
-1. the leftover of an earlier replacement of that place is renamed, so that it names no successor; ``staging/`` is made
-   durable, so that the new one has a name there for certain;
-2. the old one is renamed to ``staging/<run>@<step>.<12 digits of the id>.old``, which names the new one; ``staging/``
-   and the run are made durable;
-3. the new one is renamed to its place, and the parents are made durable (`ckstore.objects.publish`).
-
-Between 2 and 3 nothing is at the place. A process that finds such a *gap*, which no living process has open, completes
-it: forwards if the new one is whole, else back. With something at the place, the old one is a dead staging like any
-other.
+The steps, and why they come in this order, are in docs/protocol.md, "replace without an exchange". A process that finds
+a *gap*, which no living process has open, completes it: forwards if the new checkpoint is whole, else back. With
+something at the place, the old one is a dead staging like any other.
 """
 
 from __future__ import annotations

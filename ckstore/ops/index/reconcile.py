@@ -1,11 +1,7 @@
 """Enter checkpoints into the catalog, many in one transaction, few enough that no process waits long for its lock.
 
-And say where the catalog can be believed without a look at every checkpoint: the cost of a gc follows what it frees.
-
-A directory has one link from each of its subdirectories on ext4, XFS and others, so one ``stat`` says how many
-checkpoints a run has. Where that is what the catalog counts, no process has published or dropped anything unnoticed,
-unless both happened equally often: then what is believed is a hint as the catalog always is, which makes gc leave
-something for later, and never makes it take what is needed. Every opening compares their names and inode numbers.
+And say where the catalog can be believed without a look at every checkpoint: where the link count of a run's directory,
+which counts its subdirectories, is what the catalog counts (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations
