@@ -77,8 +77,8 @@ def kept_bytes(layout: Layout) -> int:
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
     """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
 
-    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block is told
-    whether it was full, which the next one can be told instead of trying again.
+    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
+    whether it was full, and can pass that to the next one as `full`, which then tries nothing.
     """
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))

@@ -81,7 +81,7 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
     So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
 
     Raises:
-        UnknownOutcome: Whether it was done cannot be told.
+        UnknownOutcome: It may or may not have been done.
     """
     try:
         links.rename(source, target)
@@ -94,7 +94,7 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
     """Return whether an open directory is at `target`, after a call that should have put it there failed.
 
     Raises:
-        UnknownOutcome: That cannot be told.
+        UnknownOutcome: That is not known.
     """
     # The one error that says for certain that nothing was renamed.
     if error.errno in links.ALREADY_THERE:

@@ -78,10 +78,10 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
 
 
 def runs_in_doubt(context: Context) -> set[str]:
-    """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told."""
+    """Return the runs whose checkpoints must be compared one by one, since their number differs or is not known."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
-    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so nothing can be told by the count.
+    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so the count says nothing.
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 
