@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str, int, "Verdict"], None]
 
-# A rebuild holds the lock for half a second at a time, so who waits so long waits for something else.
+# A rebuild holds the lock for half a second at a time, so a process that waits longer waits for something else.
 TIMEOUT_S = 30.0
 # The transaction keeps its pages in memory until it ends.
 _BATCH_MOST = 256
