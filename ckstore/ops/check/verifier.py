@@ -172,7 +172,7 @@ class Verifier:
         manifest = directory.manifest
         damage = []
         if (manifest.run, manifest.step) != (run, step):
-            what = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
+            what = f"{directory.path}: its manifest says {manifest.name}"
             damage.append(Damage(run, step, (), "", what))
         return damage + self.blobs(directory, range(len(manifest.blobs)), only)
 
