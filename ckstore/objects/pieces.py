@@ -167,7 +167,7 @@ def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: s
     if found != extent.piece:
         blob = directory.manifest.blobs[extent.blob].digest
         msg = (
-            f"{what} of {directory.manifest.run}@{directory.manifest.step} is damaged: bytes {extent.offset} to "
+            f"{what} of {directory.manifest.name} is damaged: bytes {extent.offset} to "
             f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
         )
         hint = "an older checkpoint may be whole; saving the same bytes again heals it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from ckstore.model.words import headed
@@ -60,6 +61,12 @@ class Output:
     def headed(self, word: str, text: str, look: str) -> None:
         """Print a line that begins with a word in that look, if there is one."""
         self.line(headed(self.style(word, look), text))
+
+    def table(self, lines: Sequence[str]) -> None:
+        """Print the lines of a table, of which the first names the columns."""
+        self.line(self.style(lines[0], "dim"))
+        for line in lines[1:]:
+            self.line(line)
 
     def document(self, document: object, **given: object) -> None:
         """Print a report or a mapping as one line of JSON, with ``v`` before its own keys; see `to_json`."""

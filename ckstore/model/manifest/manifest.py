@@ -184,6 +184,11 @@ class Manifest:
     ranks: Ranks | None = None
 
     @property
+    def name(self) -> str:
+        """The full ref of the checkpoint, ``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    @property
     def requires(self) -> tuple[str, ...]:
         """What a reader must understand; `KNOWN_REQUIRES`."""
         return (SHARDS,) if any(map(_is_of_shards, self.storages)) else ()

@@ -39,8 +39,8 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
         else:
             changed.append(change)
     return Diff(
-        before=f"{before.run}@{before.step}",
-        after=f"{after.run}@{after.step}",
+        before=before.name,
+        after=after.name,
         added=tuple(_summary(after, leaf, told[name]) for name, leaf in new.items() if name not in old),
         removed=tuple(_summary(before, leaf, told[name]) for name, leaf in old.items() if name not in new),
         changed=tuple(changed),

@@ -86,7 +86,7 @@ def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> G
             return Glance(problem=error.message)
         problem, touched = judge_blobs(directory.inside, fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
-            problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
+            problem = f"{path}: its manifest says {manifest.name}"
         mark = marks.read_mark(fd)
         if mark is not None and not problem:
             problem = mark.entries[0].what if mark.entries else f"{path}/{MARK} says that it is damaged"

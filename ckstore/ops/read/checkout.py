@@ -112,7 +112,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
     if only is not None:
         wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
         if not wanted:
-            msg = f"{manifest.run}@{manifest.step} has no file that matches {', '.join(only)}"
+            msg = f"{manifest.name} has no file that matches {', '.join(only)}"
             raise NoSuchRef(msg, hint="store.files(ref) lists the files; * in a pattern also stands for slashes")
         for path in list(wanted):
             while path := parent_of(path):

@@ -31,7 +31,7 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
         return record
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     if not records:
         raise NoSuchFile(f"{name} is a saved state and has no files", hint="load or export it: store.load(ref)")
     what = "is a directory" if record is not None else "is not in it" if where is not None else "leads out of it"

@@ -42,7 +42,7 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for name, path, own_name, node in given:
         if name in found:
-            msg = f"{manifest.run}@{manifest.step} has two values that torch.distributed.checkpoint would name {name!r}"
+            msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
         found[name] = Found(path, own_name, node, _tensor(manifest, node))
     return found

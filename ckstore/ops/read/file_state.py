@@ -127,7 +127,7 @@ def _view(
     keep: Callable[[str], bool] | None,
     verify: bool,
 ) -> _FileView:
-    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    name = directory.manifest.name
     with directory.reporting_damage():
         stored = StoredFile(directory, find_file(directory.manifest, path), verify=verify)
         try:

@@ -106,7 +106,7 @@ def _source(
 def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
     """Return what selects the state of a rank, or of it what `keep` does."""
     manifest = directory.manifest
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
         msg = f"{name} was not saved by ranks with a state each"
         raise BadInput(msg, hint="leave rank= out")
@@ -154,7 +154,7 @@ def load_open(
     """Return the state of an open checkpoint; `max_bytes` as for `ckstore.Store.load`."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
-        msg = f"{manifest.run}@{manifest.step} holds files, but no tensors that are known by name"
+        msg = f"{manifest.name} holds files, but no tensors that are known by name"
         near = loadable(manifest, 1)
         hint = "ckstore checkout REF DEST writes the files"
         raise BadInput(msg, hint=f"file={near[0]!r} loads what that file holds; {hint}" if near else hint)
@@ -167,7 +167,7 @@ def load_open(
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
     if max_bytes is not None and nbytes > max_bytes:
-        msg = f"{manifest.run}@{manifest.step} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
+        msg = f"{manifest.name} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
         raise InsufficientSpace(msg, hint="load a part with select=, or raise max_bytes if you trust its maker")
     tally = Tally(nbytes, progress)
     if mmap:
@@ -188,7 +188,7 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
     if keep is None or callable(select):
         return
     if not any(keep(name) for name in value_names(directory.manifest.state, "", directory.manifest.leaves)):
-        msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} matches"
+        msg = f"{directory.manifest.name} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
 
 

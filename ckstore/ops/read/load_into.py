@@ -296,7 +296,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
         ("only in the checkpoint", told.unexpected),
     )
     lines = [line for what, names in kinds for line in listed(what, names)]
-    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    name = directory.manifest.name
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(

@@ -228,7 +228,7 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
         return
     found = left()
     if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
-        where = f"{directory.manifest.run}@{directory.manifest.step}"
+        where = directory.manifest.name
         msg = f"reading {where} takes {nbytes} bytes of memory, and {found}"
         hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)

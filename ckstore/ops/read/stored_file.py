@@ -69,7 +69,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     Raises:
         CannotLoad: It is a directory or a symlink.
     """
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
         if not manifest.files:

@@ -63,7 +63,7 @@ def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
     try:
         info = find(context, target)
     except (NoSuchRef, BadInput) as error:
-        msg = f"no pin has the name {what!r}, and it is not a checkpoint either: {error.message}"
+        msg = f"no pin has the name {target!r}, and it is not a checkpoint either: {error.message}"
         raise NoSuchRef(msg, hint="store.pins() lists the pins") from error
     names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]

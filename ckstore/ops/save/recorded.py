@@ -119,7 +119,7 @@ def recorded_sources(
     for leaf in order.captured.leaves:
         if leaf.storage in same_form and theirs.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0]):
             same_form.remove(leaf.storage)
-    base = f"{manifest.run}@{manifest.step}"
+    base = manifest.name
     sources = {}
     for index, (there, copied_step) in kept.storages.items():
         place, samples = order.places[index], in_hand.get(index, {})

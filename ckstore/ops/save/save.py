@@ -394,7 +394,7 @@ def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
     is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
     if is_lost and manifest.description.parent is None:
         yield (
-            f"{manifest.run}@{manifest.step} has no parent: a load before it failed when a part was in its target, "
+            f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
             "so what it continues is not known; parent= says it"
         )
 
@@ -433,7 +433,7 @@ def _write_tags(
 
 def _say_followed(context: Context, new: Published, tags: list[str], outcome: Outcome) -> list[str]:
     """Let the pins of a checkpoint that was replaced name the new one; return what the user should know."""
-    name = f"{new.manifest.run}@{new.manifest.step}"
+    name = new.manifest.name
     try:
         pins = pin_again(context, (new.manifest.run, new.manifest.step), new.manifest_id)
     except (CkstoreError, OSError) as error:
@@ -452,7 +452,7 @@ def _kept(there: Manifest) -> str:
 
 
 def _untagged(manifest: Manifest, tag: str, why: str) -> str:
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
 
 

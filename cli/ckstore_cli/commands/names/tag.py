@@ -77,7 +77,4 @@ def _list(frame: Frame, out: Output) -> None:
     if not found:
         out.note("no tags yet")
         return
-    head, *lines = columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<"))
