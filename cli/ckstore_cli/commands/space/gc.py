@@ -119,6 +119,7 @@ def _document(report: GcReport) -> dict[str, Any]:
             {"digest": one.digest, "nbytes": one.nbytes, "name_count": one.name_count}
             for one in report.linked_elsewhere
         ],
+        "differences": list(report.differences),
         "dead_pack_bytes": report.dead_pack_bytes,
         "catalog_bytes": report.catalog_bytes,
         "explanation": report.explanation,
