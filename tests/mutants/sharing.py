@@ -228,9 +228,9 @@ SHARING = [
     Mutant(
         "before a gc, what other users of a group dropped is looked at",
         "gc-by-own-catalog-alone",
-        "gc._collect",
-        "        elif thorough:",
-        "        elif False:",
+        "gc._make_current",
+        "    elif thorough:",
+        "    elif False:",
         "tests/ops/test_group.py::test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog",
         "assert",
     ),

@@ -9,7 +9,7 @@ from ckstore.model.brief import brief
 from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, first_of, printable
+from ckstore.model.words import counted, first_of, printable, some_of
 
 
 @brief()
@@ -99,7 +99,7 @@ class GcReport:
             kept, no checkpoint may go, or the catalog cannot be read.
         waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
         plan: What was carried out, or would be; made after the retention.
-        differences: Where it came out otherwise, and why, a sentence each. With a grace nothing is foreseen.
+        differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
     """
 
     freed_bytes: int = 0
@@ -206,8 +206,9 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     yield from first_of(linked) if table is None else linked
     if not (report.freed_count or report.held or report.linked_elsewhere):
         yield printable(report.explanation)
-    differences = [printable(f"not as planned: {one}") for one in report.differences]
-    yield from first_of(differences) if table is None else differences
+    if report.differences:
+        said = [some_of(report.differences, 1)] if table is None else report.differences
+        yield from (printable(f"not as planned: {one}") for one in said)
     if report.dead_pack_bytes:
         dead = f"{size_text(report.dead_pack_bytes)} in packs is unused"
         yield f"{dead}, and stays until the rest of its pack is unused too"

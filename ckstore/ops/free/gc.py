@@ -33,7 +33,7 @@ from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
-from ckstore.ops.free.gc_plan import differences, next_to_free, plan_gc
+from ckstore.ops.free.gc_plan import differences, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
@@ -116,10 +116,9 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
 def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport:
     layout = context.layout
     free_bytes = peek.free_space(layout.path).unused_bytes
-    with _start(context, grace) as collector, reserve.given_up(layout) as full:
+    with _start(context, grace) as collector, reserve.given_up(layout):
         _make_current(context, grace, settle=settle)
-        foreseen = settle and grace is None  # it cannot be foreseen what other hosts touch while it waits
-        plan = plan_gc(context, forecast=foreseen)
+        plan = plan_gc(context, forecast=settle)
         swept = carry_out(context, plan, collector, grace)
         done = collector.collected
         report = GcReport(
@@ -129,15 +128,18 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             linked_elsewhere=linked_elsewhere(context, done.linked),
             swept_stagings=len(swept),
             trash_left=tuple(trash.names_in(layout.trash)),
+            dead_pack_bytes=plan.dead_pack_bytes,
+            next_to_free=None if done.freed or done.held else plan.next_to_free,
             unseen_processes=collector.unseen_count,
+            waits_for_grace=grace is not None,
             plan=plan,
-            differences=differences(context, plan, done, swept) if foreseen else (),
+            # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
+            differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
     tell_passed_over(context)
-    if settle:
+    if settle:  # before the reserve is filled again, which takes what was freed
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
-        with reserve.given_up(layout, full=full):  # measured without it; the catalog is read once more
-            report = _completed(context, report, grown_bytes, grace)
+        report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))
     reserve.fill(layout)
     return report
 
@@ -218,19 +220,6 @@ def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
         if grown_bytes > most_bytes:
             most_bytes, grew_s = grown_bytes, time.monotonic()
     return grown_bytes
-
-
-def _completed(context: Context, report: GcReport, grown_bytes: int, grace: Grace | None) -> GcReport:
-    """Add what is measured afterwards."""
-    idle = not (report.freed_count or report.held or report.linked_elsewhere)
-    return replace(
-        report,
-        filesystem_freed_bytes=grown_bytes,
-        dead_pack_bytes=context.catalog.dead_pack_bytes(),
-        catalog_bytes=catalog_bytes(context),
-        next_to_free=next_to_free(context) if idle else None,
-        waits_for_grace=grace is not None,
-    )
 
 
 def catalog_bytes(context: Context) -> int:
