@@ -172,7 +172,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
         catch_up(context)
     # (c, d) Asked again: a save may use some by now, and others have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
-    unused = [blob for blob in context.catalog.unused() if blob[0] in asked]
+    unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
         collector.empty(names)

@@ -58,17 +58,19 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     """Add to the steps of a plan what they will free, and what they will not and why."""
     layout = context.layout
     going, judge = NameCount(), Judge(leases=not context.shared)
-    touched: set[str] = set()
-    for name in plan.trash:  # blobs that a gc condemned and left
-        if is_digest(digest := name.partition(".")[0]) and not peek.is_directory(layout.trash / name):
-            touched.add(digest)
-            going.add(digest, layout.trash / name)
     leaving = [layout.staging / name for name in plan.dead_stagings]
-    leaving += [layout.trash / name for name in plan.trash]
+    touched: set[str] = set()
+    for path in (layout.trash / name for name in plan.trash):
+        if peek.is_directory(path):
+            leaving.append(path)
+        elif is_digest(digest := path.name.partition(".")[0]):  # a gc condemned it, and left it
+            touched.add(digest)
+            going.add(digest, path)
     leaving += [layout.checkpoint(*key) for key in dropping]
     touched.update(digest for path in leaving for digest in going.add_checkpoint(path))
     unused = {*plan.unused}
-    unused |= context.catalog.without_use(touched - unused, without=dropping)
+    if touched:
+        unused |= context.catalog.without_use(touched - unused, without=dropping)
     for digest in unused:
         going.add(digest, layout.blob(digest))
     # A file goes when all names that it has are among those that go; the kernel's count says how many it has.
