@@ -238,7 +238,8 @@ class Collector:
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
-        if moved:  # before the first of them is unlinked: a power cut must not bring back the old name alone
+        # Before any of them is unlinked: after a power cut a name in blobs/ must not be of a blob that is gone.
+        if moved:
             files.sync_directory(self._trash)
         if self._grace is not None:  # they wait, and are looked at again then
             self._note_held(open_now, self._judge.look_for(open_now))

@@ -1,4 +1,4 @@
-"""Drop one checkpoint: rename it to trash, durably. Nothing is unlinked here; gc does that."""
+"""Drop one checkpoint: rename it to trash, durably; delete one by its ref, and give back what only it used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.objects import far_locks, trash
+from ckstore.objects import far_locks, reserve, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import gone
 from ckstore.ops.refs.protection import check_unprotected
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -38,6 +41,21 @@ class Dropped:
 
     digests: tuple[str, ...]
     catalogued: bool
+
+
+def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
+    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
+    info = find(context, ref)
+    if dry_run:
+        check_droppable(context, info)
+        return
+    context.check_writable()
+    with reserve.given_up(context.layout):
+        make_kept_durable(context, info.run)
+        dropped = drop(context, info)
+        if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
+            reclaim.give_back(context, dropped.digests)
+    warn_unfreed(context)
 
 
 def make_kept_durable(context: Context, run: str) -> None:
