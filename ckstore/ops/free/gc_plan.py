@@ -12,7 +12,7 @@ from ckstore.fs import locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
-from ckstore.model.reports.held import PlannedBlob, named
+from ckstore.model.reports.held import PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
@@ -111,14 +111,14 @@ def differences(context: Context, plan: GcPlan, done: Collected, swept: Collecti
     said += [f"trash/{name} stays: another process is in it, or it is another user's" for name in done.left]
     said += [f"{digest} was not freed: {_why_not(context, digest, done)}" for digest in sorted(planned - freed)]
     for digest in sorted(freed - planned):
-        was = f"open in {named([kept[digest]])}" if digest in kept else "in use under a name that is gone"
-        said.append(f"{digest} was freed: it was {was}, and is not any more")
+        was = kept[digest].reason if digest in kept else "in use under another name"
+        said.append(f"{digest} was freed, and was to stay: {was}")
     return tuple(said)
 
 
 def _why_not(context: Context, digest: str, done: Collected) -> str:
     if digest in done.held:
-        return str(done.held[digest]).partition(", kept: ")[2]
+        return done.held[digest].reason
     if not context.catalog.without_use({digest}):
         return "a checkpoint uses it again"
     canonical = peek.find(context.layout.blob(digest))

@@ -214,7 +214,7 @@ def test_a_blob_that_is_closed_after_the_plan_is_freed_and_that_is_said(
     report = dropped.gc()
 
     (said,) = report.differences
-    assert said.startswith(f"{blob.name} was freed: it was open in PID {os.getpid()} (")
+    assert said.startswith(f"{blob.name} was freed, and was to stay: open in PID {os.getpid()} (")
     assert report.freed_count == 1
 
 
