@@ -45,6 +45,7 @@ EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None
 """Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
 (run, step) that they were taken from; raises if it cannot."""
 
+# Savers wait for the catalog while a batch is written.
 _ENTER_BATCH = 1000
 
 
@@ -172,6 +173,7 @@ class Collector:
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
             lasts, others = _split(entries)
             self._free(lasts)
+            # Before any other name goes: a gc that dies between the two must still find these digests.
             self._enter([], trash.former_place(path.name))  # the process that dropped it may have died before it could
             self._enter_all(others)
             for entry in others:

@@ -47,6 +47,15 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
     return target
 
 
+def in_use(path: Inside) -> bool:
+    """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
+    lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+    if lock is None:
+        return peek.is_directory(path)
+    lock.release()
+    return False
+
+
 def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
     """Return the directories from which what has these names in ``trash/`` may have been renamed.
 

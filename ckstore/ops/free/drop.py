@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
+# What is not done in time the next opener does, so a delete need not wait for long.
 _CATALOG_TIMEOUT_S = 5.0
+# A saver has the run for as long as it takes to judge the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
 
 
@@ -83,19 +85,22 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         check_unprotected(context, info.key)
+        # Only now can no process put another checkpoint there: what was found by its ref may have been replaced.
         if id_at(path) != info.id:
             raise gone(info)
         run_lock.check()
         _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
         try:
+            # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None
-        run_lock.release()
+        run_lock.release()  # savers need not wait for the disk
+        # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
     context.directory_cache.changed(info.key, None, change)

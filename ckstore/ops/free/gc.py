@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
+# A failed save or a delete has the trash for milliseconds; another gc has it for longer, and is not waited for.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
+# XFS counts freed blocks as free within half a second; while free space still grows it is waited for a little longer.
 _SETTLE_S = 0.5
 _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs import locks, peek
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
@@ -20,7 +20,6 @@ from ckstore.ops.context import tags_by_checkpoint
 from ckstore.ops.free.external_links import linked_elsewhere
 
 if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
     from ckstore.objects.collector import Collected
     from ckstore.ops.context import Context
 
@@ -37,21 +36,11 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = (), *, forec
     layout = context.layout
     plan = GcPlan(
         dead_stagings=tuple(trash.dead_stagings(layout)),
-        trash=tuple(name for name in trash.names_in(layout.trash) if not _in_use(layout.trash / name)),
+        trash=tuple(name for name in trash.names_in(layout.trash) if not trash.in_use(layout.trash / name)),
         unused=tuple(digest for digest, _ in context.catalog.unused()),
         waits_for_grace=bool(context.shared),
     )
     return _foreseen(context, plan, dropping) if forecast else plan
-
-
-def _in_use(path: Inside) -> bool:
-    """Whether another process is in a directory of trash; of a file that is asked when its turn comes."""
-    if not peek.is_directory(path):
-        return False
-    lock = locks.try_exclusive(path)
-    if lock is not None:
-        lock.release()
-    return lock is None
 
 
 def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
