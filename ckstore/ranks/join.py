@@ -146,16 +146,16 @@ class Join:
 
         return with_leaves(state, add)
 
-    def names(self) -> set[str]:
-        """Return what the parts have."""
-        return {*self._tensors, *self._values}
-
-    def drop_blobs(self, used: set[int]) -> None:
-        """Forget the blobs that no storage uses."""
-        kept = sorted(used)
-        place = {old: new for new, old in enumerate(kept)}
-        self.blobs.records = [self.blobs.records[i] for i in kept]
+    def keep_used(self) -> None:
+        """Forget the blobs that no storage uses: those of a file that several ranks have."""
+        used = sorted({extent.blob for storage in self.storages for extent in storage.extents})
+        place = {old: new for new, old in enumerate(used)}
+        self.blobs.records = [self.blobs.records[i] for i in used]
         self.storages = [_in_whole(storage, place) for storage in self.storages]
+
+    def has(self, name: str) -> bool:
+        """Whether the parts have a tensor or a value of this name."""
+        return name in self._tensors or name in self._values
 
     def value(self, name: str, path: str) -> Node:
         """Return the node of a tensor or a value, which gets its place in the state."""
@@ -209,8 +209,14 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     return StorageRecord(nbytes, tuple(extent for _, extent in pieces), tiling)
 
 
-def state_of(join: Join, entries: Sequence[Entry]) -> Node:
-    """Return the tree of a state dict, from the places of its values in it."""
+def shards_of(entries: Sequence[Entry], join: Join, parts: Sequence[Manifest]) -> Node:
+    """Join the shards of all ranks; return the tree of a state dict, from the places of its values in it."""
+    for part in parts:
+        join.add(part)
+    missing = [entry.name for entry in entries if not join.has(entry.name)]
+    if missing:
+        msg = f"no rank saved {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}; nothing was published"
+        raise SaveFailed(msg)
     root: dict[str | int, Any] = {}
     for entry in entries:
         below = root
@@ -230,3 +236,16 @@ def _node(join: Join, tree: Any, path: str) -> Node:
             [None if item is None else _node(join, item, join_index(path, i)) for i, item in enumerate(items)],
         ]
     return ["dict", [[str(key), _node(join, item, join_key(path, str(key)))] for key, item in tree.items()]]
+
+
+def beside(join: Join, parts: Sequence[Manifest]) -> Node:
+    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same."""
+    with_files = any(part.files for part in parts)
+    if with_files:
+        with_state = [rank for rank, part in enumerate(parts) if not part.files]
+        if with_state:
+            ranks = ", ".join(map(str, with_state))
+            msg = f"of the ranks some commit files, and others save a state: rank {ranks}"
+            raise RankMismatch(msg, hint="let all ranks do the same")
+    take = join.files_of if with_files else join.whole
+    return ["dict", [pair for part in parts for pair in take(part)[1]]]

@@ -6,8 +6,6 @@ checked as every manifest is; what only the join needs is in its metadata.
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,9 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
@@ -35,37 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """A rank, and what it takes part in.
-
-    Attributes:
-        run, step: What is saved.
-        rank, world_size: Its number, and how many there are.
-        attempt: Names the try; the same on all ranks.
-        host, pid: Where it runs.
-    """
-
-    run: str
-    step: int
-    rank: int
-    world_size: int
-    attempt: str
-    host: str
-    pid: int
-
-    @classmethod
-    def here(cls, run: str, step: int, rank: int, *, world_size: int = 0, attempt: str = "") -> Who:
-        """Return this process as a rank."""
-        return cls(run, step, rank, world_size, attempt, socket.gethostname(), os.getpid())
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} ({self.host}, process {self.pid})"
+    from ckstore.ranks.work import RankWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +78,11 @@ class Content:
         captured: Its values.
         about: What the join is to know of them.
         cuts: Of how many sources each storage is made; None: of one.
-        progress: Called with the bytes of the part that are stored and those to be stored.
     """
 
     captured: Captured
     about: dict[str, Any]
     cuts: Sequence[int] | None = None
-    progress: Progress | None = None
 
 
 def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:
@@ -127,14 +96,31 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
     return Content(captured, {"shards": described, "values": list(values)}, cuts)
 
 
-def stage_part(context: Context, staging: Staging, who: Who, content: Content) -> None:
-    """Put what a rank saves into `staging` and seal it."""
+def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
+    """Put what a rank saves into a staging directory, seal it, and return it with its lock; a failure leaves nothing.
+
+    The lock is held until the parts were joined: what nobody locks is taken for dead, and swept.
+    """
+    who = work.who
+    work.doing("began to stage its part")
+    checks = save_checks_or_all(context.layout)
+    staging = Staging.create(context.layout, who.run, who.step, read_back=checks.read_back)
+    try:
+        _fill(context, staging, work, content)
+    except BaseException as error:
+        reclaim.discard(context, staging, error)
+        raise
+    return staging
+
+
+def _fill(context: Context, staging: Staging, work: RankWork, content: Content) -> None:
+    who = work.who
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
     nbytes = sum(source.nbytes for source in captured.sources)
     recheck = Recheck(context, staging, who.run, nbytes, save_checks_or_all(context.layout).recheck_share)
     stored = store_sources(
-        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=content.progress
+        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=work.staged_bytes
     )
     changed = captured.first_changed()
     if changed is not None:
@@ -144,11 +130,7 @@ def stage_part(context: Context, staging: Staging, who: Who, content: Content) -
     texts = StateTexts.of(captured.leaves, captured.state)
     about = {
         **content.about,
-        "rank": who.rank,
-        "world_size": who.world_size,
-        "attempt": who.attempt,
-        "host": who.host,
-        "pid": who.pid,
+        **who.document(world_size=who.world_size, attempt=who.attempt),
         "written": list(staging.written),
         "warnings": recheck.warnings(),
     }

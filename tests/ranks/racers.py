@@ -17,9 +17,9 @@ import numpy as np
 import ckstore
 from ckstore import Store
 from ckstore.objects import publish
-from ckstore.ranks import save as save_of_ranks
 from ckstore.ranks import work
-from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.by_files import FilesMeeting
+from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import GRACE_LEAST_S, RankWork
 
 
@@ -45,8 +45,8 @@ def stop_at(moment: str) -> ExitStack:
     if not moment:
         return patched
     place, name, before = {
-        "staged": (Meeting, "say_part", False),
-        "joining": (save_of_ranks, "link_parts", True),
+        "staged": (FilesMeeting, "say_part", False),
+        "joining": (Whole, "_link_parts", True),
         "publishing": (RankWork, "publishing", False),
         "renamed": (publish, "_sync", True),
     }[moment]
