@@ -130,7 +130,7 @@ class FilesMeeting(Meeting):
         self.say("fence")
         return self.hear("publishing")
 
-    def say_outcome(self, outcome: dict[str, Any]) -> None:
+    def say_outcome(self, outcome: Document) -> None:
         """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
 
         Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import RankMismatch
+from ckstore.ranks.who import named
 
 if TYPE_CHECKING:
-    from ckstore.ranks.part import Who
+    from collections.abc import Iterable
+
+    from ckstore.ranks.who import Document
+
+MEANT = ("run", "step", "store", "hash", "chunk_bytes")
+"""Where a rank saves, and what: all ranks must say the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meant:
-    """What a rank means to save, and where; all ranks must mean the same."""
-
-    run: str
-    step: int
-    store: str
-    hash: str
-    chunk_bytes: int
-    who: Who
-
-    def differs(self, other: Meant) -> str:
-        """Return what differs from `other`, for a message; empty if nothing does."""
-        names = ("run", "step", "store", "hash", "chunk_bytes")
-        differing = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(other, name)]
-        return ", ".join(differing)
-
-
-def check_agreement(meant: list[Meant]) -> None:
+def check_agreement(said: Iterable[Document]) -> None:
     """Raise if ranks do not mean the same checkpoint.
 
     Raises:
         RankMismatch: It names those that differ from most.
     """
-    if not meant:
+    groups: dict[tuple[object, ...], list[Document]] = {}
+    for document in said:
+        groups.setdefault(tuple(document[name] for name in MEANT), []).append(document)
+    if len(groups) <= 1:
         return
-    groups: dict[tuple[object, ...], list[Meant]] = {}
-    for one in meant:
-        groups.setdefault((one.run, one.step, one.store, one.hash, one.chunk_bytes), []).append(one)
-    if len(groups) == 1:
-        return
-    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0].who.rank))
-    said = "; ".join(f"{one.who} means {one.differs(most[0])}" for group in others for one in group)
-    wanted = ", ".join(str(one.who.rank) for one in most)
-    msg = f"the ranks do not mean the same checkpoint: {said}; rank {wanted} means {most[0].differs(others[0][0])}"
+    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
+    differing = "; ".join(
+        f"{named(one['rank'], one)} means {_differs(one, most[0])}" for group in others for one in group
+    )
+    wanted = ", ".join(str(one["rank"]) for one in most)
+    msg = (
+        f"the ranks do not mean the same checkpoint: {differing}; rank {wanted} means {_differs(most[0], others[0][0])}"
+    )
     raise RankMismatch(f"{msg}; nothing was staged", hint="take run and step from one source, never from a clock")
+
+
+def _differs(one: Document, other: Document) -> str:
+    return ", ".join(f"{name} {one[name]!r}" for name in MEANT if one[name] != other[name])
